@@ -1,0 +1,155 @@
+"""What an algorithm is: a client side, a server side, and what travels between them.
+
+Both sides are plain objects that hold hyper-parameters only; all that changes lives in `Client` and in the server's
+`State`, so either side can be checkpointed, moved to another process, or run alone on another machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tinyproto.core.messages import Message
+from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.streams import Streams
+from tinyproto.core.task import BatchPlan, FitResult, State, Task, TensorData, Trainer
+from tinyproto.models.split import SplitModel
+
+PrototypeSource = Literal["fresh", "running", "stale"]
+"""Where local prototypes come from: an eval-mode pass with the just-trained model (fresh) or with the model before
+training (stale), or the features seen while training (running)."""
+
+
+@dataclass(frozen=True)
+class FederationSpec:
+    """What all members of a federation agree on before it starts."""
+
+    num_classes: int
+    proto_dim: int
+    learning_rate: float
+
+
+class Round(NamedTuple):
+    """Where in the run we are; rounds count from 1."""
+
+    number: int
+    total: int
+
+
+@dataclass(frozen=True)
+class ClientInfo:
+    """What the server knows of a client, from its hello: sizes, never the sizes of its classes."""
+
+    id: int
+    train_samples: int
+    counted_samples: int  # n_i as the scaling counts it: training samples, or training and test
+    counted_classes: int  # K_i, counted over the same samples
+
+
+@dataclass
+class Client:
+    """One client: its network, its data, and what it remembers between rounds."""
+
+    id: int
+    architecture: Hashable  # equal for clients whose networks may be stacked
+    model: SplitModel
+    train: TensorData
+    test: TensorData
+    class_counts: Tensor  # (K,) int64: n_ij
+    local: Prototypes  # (K, d), none present before the first training
+    modules: nn.ModuleDict = field(default_factory=nn.ModuleDict)  # auxiliary networks
+    state: State = field(default_factory=dict)
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return len(self.class_counts)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the client's data and network are."""
+        return self.train.labels.device
+
+
+class Update(NamedTuple):
+    """One client's upload, as the server sees it."""
+
+    client: ClientInfo
+    message: Message
+
+
+class ClientSide(Protocol):
+    """What runs on a client."""
+
+    @property
+    def prototype_source(self) -> PrototypeSource:
+        """How this method wants `Client.local` computed."""
+        ...
+
+    def init(self, client: Client, streams: Streams) -> None:
+        """Give a new client whatever it has to remember."""
+        ...
+
+    def receive(self, client: Client, message: Message) -> Prototypes | None:
+        """Take in what the server sent; returns the global prototypes (K, d) to classify with, if the method has any."""
+        ...
+
+    def task(self, client: Client, plan: BatchPlan, seed: int) -> Task:
+        """The client's training of this round."""
+        ...
+
+    def update(self, client: Client, result: FitResult, round_: Round) -> Message:
+        """What the client sends after training."""
+        ...
+
+
+class ServerSide(Protocol):
+    """What runs on the server."""
+
+    def init(self, streams: Streams) -> State:
+        """The state before round 1."""
+        ...
+
+    def broadcast(self, state: State, client: ClientInfo) -> Message:
+        """What one client is sent."""
+        ...
+
+    def aggregate(
+        self, state: State, updates: Sequence[Update], trainer: Trainer, round_: Round, streams: Streams
+    ) -> State:
+        """The next state from the uploads of this round, which come in order of client id."""
+        ...
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """Both sides of a method, and what of it the outside has to know."""
+
+    name: str
+    client: ClientSide
+    server: ServerSide
+    table2_parameters: Callable[[Sequence[int]], int]  # Kᵢ of all clients → parameters per round by the paper's Table 2
+    row_width: int | None = None  # values per class row on the wire; None where no rows travel
+    tensor_names: frozenset[str] = frozenset()  # the named tensors that may travel
+    masks: Tensor | None = None  # (K, d) CPS masks, which never travel
+
+
+@dataclass(frozen=True)
+class AlgorithmSpec:
+    """How a config's entry becomes an algorithm: a frozen dataclass of hyper-parameters and a function of it."""
+
+    name: str
+    title: str
+    hyper: type[Any]
+    build: Callable[[Any, FederationSpec], Algorithm]
+
+
+def positive(**values: float) -> None:
+    """Refuse hyper-parameters that have to be above zero."""
+    for name, value in values.items():
+        if not value > 0:
+            raise ValueError(f"{name} must be above 0, not {value}")

@@ -1,0 +1,172 @@
+"""FedProto: clients are pulled towards the mean of everyone's class prototypes.
+
+Yue Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients", AAAI 2022; section 3 of the
+TinyProto paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tinyproto.algorithms.base import (
+    Algorithm,
+    AlgorithmSpec,
+    Client,
+    ClientInfo,
+    FederationSpec,
+    PrototypeSource,
+    Round,
+    Update,
+    positive,
+)
+from tinyproto.algorithms.transform import Dense, Transform, Upload
+from tinyproto.core.aggregate import keep_last
+from tinyproto.core.communication import prototype_parameters
+from tinyproto.core.losses import REGULARISERS, Distance
+from tinyproto.core.messages import Message
+from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.streams import Streams
+from tinyproto.core.task import Batch, BatchPlan, FitResult, Loss, ParamGroup, State, Step, Task, Trainer
+
+
+@dataclass(frozen=True)
+class FedProtoHyper:
+    """What a client of any prototype method can be told."""
+
+    proto_weight: float = 10.0  # λ
+    distance: Distance = "mse"
+    prototype_source: PrototypeSource = "fresh"
+
+    def __post_init__(self) -> None:
+        if self.proto_weight < 0:
+            raise ValueError(f"proto_weight must not be negative, not {self.proto_weight}")
+
+
+def prototype_loss(proto_weight: float, distance: Distance, observe: bool) -> Loss:
+    """L̃ = L + λ·R, eq. (5): cross-entropy and the pull towards the global prototypes in the context."""
+    regulariser = REGULARISERS[distance]
+
+    def step(modules: nn.ModuleDict, batch: Batch, context: Mapping[str, Tensor]) -> Step:
+        output = modules["model"](batch.inputs)
+        cross_entropy = functional.cross_entropy(output.logits, batch.labels)
+        pull = regulariser(output.features, batch.labels, Prototypes(context["values"], context["present"]))
+        return Step(
+            loss=cross_entropy + proto_weight * pull,
+            parts=torch.stack((cross_entropy.detach(), pull.detach())),
+            observed=output.features.detach() if observe else None,
+        )
+
+    return step
+
+
+class PrototypeClient:
+    """The client of FedProto, FedTGP and, with another transform, of both TinyProtos."""
+
+    def __init__(self, hyper: FedProtoHyper, federation: FederationSpec, transform: Transform) -> None:
+        self.prototype_source: PrototypeSource = hyper.prototype_source
+        self.transform = transform
+        self.federation = federation
+        self.loss = prototype_loss(hyper.proto_weight, hyper.distance, observe=hyper.prototype_source == "running")
+        self.key = ("prototype", hyper.proto_weight, hyper.distance, hyper.prototype_source)
+
+    def init(self, client: Client, streams: Streams) -> None:  # noqa: ARG002
+        """No global prototypes yet: round 1 has the same loss over none present."""
+        self._remember(client, self._none())
+
+    def receive(self, client: Client, message: Message) -> Prototypes | None:
+        """Reconstruct the global prototypes; they are the context of the loss and the candidates of inference."""
+        received = self._none() if message.rows is None else self.transform.reconstruct(message.rows)
+        self._remember(client, received)
+        return received.to(client.device)
+
+    def task(self, client: Client, plan: BatchPlan, seed: int) -> Task:
+        """Cross-entropy plus λ times the distance to the global prototypes."""
+        return Task(
+            name=f"client {client.id}",
+            key=(*self.key, client.architecture),
+            modules=nn.ModuleDict({"model": client.model}),
+            groups=[ParamGroup("model", self.federation.learning_rate)],
+            context=client.state,
+            loss=self.loss,
+            part_names=("cross_entropy", "regulariser"),
+            data=client.train,
+            plan=plan,
+            num_classes=client.num_classes,
+            seed=seed,
+        )
+
+    def update(self, client: Client, result: FitResult, round_: Round) -> Message:  # noqa: ARG002
+        """The local prototypes of the classes trained on."""
+        return Message(rows=self.transform.upload(client.local, client.class_counts))
+
+    def _none(self) -> Prototypes:
+        return Prototypes.absent(self.federation.num_classes, self.federation.proto_dim)
+
+    @staticmethod
+    def _remember(client: Client, received: Prototypes) -> None:
+        client.state["values"], client.state["present"] = received.to(client.device)
+
+
+class AveragingServer:
+    """Keeps one row per class: the merged uploads."""
+
+    def __init__(self, num_classes: int, transform: Transform) -> None:
+        self.num_classes = num_classes
+        self.transform = transform
+
+    def init(self, streams: Streams) -> State:  # noqa: ARG002
+        """No class present."""
+        return Prototypes.absent(self.num_classes, self.transform.width)._asdict()
+
+    def broadcast(self, state: State, client: ClientInfo) -> Message:  # noqa: ARG002
+        """All global rows there are, the same for every client."""
+        return broadcast_rows(state)
+
+    def aggregate(
+        self, state: State, updates: Sequence[Update], trainer: Trainer, round_: Round, streams: Streams  # noqa: ARG002
+    ) -> State:  # fmt: skip
+        """Merge the uploads; a class nobody sent keeps its last value."""
+        uploads = received_rows(updates)
+        return keep_last(self.transform.merge(uploads), stored_rows(state))._asdict() if uploads else state
+
+
+def stored_rows(state: State) -> Prototypes:
+    """The global rows in a prototype server's state."""
+    return Prototypes(state["values"], state["present"])
+
+
+def broadcast_rows(state: State) -> Message:
+    """The stored rows as a message, or nothing while no class has any."""
+    rows = stored_rows(state)
+    return Message(rows=rows) if bool(rows.present.any()) else Message()
+
+
+def received_rows(updates: Sequence[Update]) -> list[Upload]:
+    """The uploads that hold rows at all."""
+    return [Upload(client, message.rows) for client, message in updates if message.rows is not None]
+
+
+def build_fedproto(name: str, hyper: FedProtoHyper, federation: FederationSpec, transform: Transform) -> Algorithm:
+    """FedProto over any transform."""
+    return Algorithm(
+        name=name,
+        client=PrototypeClient(hyper, federation, transform),
+        server=AveragingServer(federation.num_classes, transform),
+        table2_parameters=partial(prototype_parameters, num_classes=federation.num_classes, width=transform.width),
+        row_width=transform.width,
+        masks=transform.masks,
+    )
+
+
+def build(hyper: FedProtoHyper, federation: FederationSpec) -> Algorithm:
+    """FedProto as published: prototypes in full, unweighted mean."""
+    return build_fedproto("fedproto", hyper, federation, Dense(federation.proto_dim))
+
+
+SPEC = AlgorithmSpec("fedproto", "FedProto", FedProtoHyper, build)

@@ -1,0 +1,151 @@
+"""FedTGP: FedProto's client, and a server that trains its global prototypes to lie apart.
+
+Jianqing Zhang et al., "FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning for
+Data and Model Heterogeneity in Federated Learning", AAAI 2024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, ClientInfo, FederationSpec, Round, Update, positive
+from tinyproto.algorithms.fedproto import FedProtoHyper, PrototypeClient, broadcast_rows, received_rows
+from tinyproto.algorithms.transform import Dense, Transform
+from tinyproto.core.aggregate import simple_mean, stack_rows
+from tinyproto.core.batching import batch_plan
+from tinyproto.core.communication import prototype_parameters
+from tinyproto.core.messages import Message
+from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.streams import Streams, global_randomness
+from tinyproto.core.task import Batch, ParamGroup, State, Step, Task, TensorData, Trainer
+from tinyproto.core.trainable import TrainablePrototypes, adaptive_margin, margin_contrastive_loss
+
+OfferedClasses = Literal["uploaded", "all"]
+
+
+@dataclass(frozen=True)
+class FedTGPHyper(FedProtoHyper):
+    """FedProto's, and how the server fits."""
+
+    server_epochs: int = 100
+    server_learning_rate: float = 0.01
+    server_batch_size: int = 32
+    margin_cap: float = 100.0  # τ
+    offered_classes: OfferedClasses = "uploaded"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(
+            server_epochs=self.server_epochs,
+            server_learning_rate=self.server_learning_rate,
+            server_batch_size=self.server_batch_size,
+            margin_cap=self.margin_cap,
+        )
+
+
+def contrastive_step(modules: nn.ModuleDict, batch: Batch, context: Mapping[str, Tensor]) -> Step:
+    """One step of the server's fit: the uploads of this batch against all learned prototypes."""
+    loss = margin_contrastive_loss(
+        batch.inputs, batch.labels, modules["prototypes"](), context["margin"], context["offered"]
+    )
+    return Step(loss, loss.detach().unsqueeze(0))
+
+
+class TrainableServer:
+    """Keeps the trainable network, and the rows it last gave."""
+
+    def __init__(self, hyper: FedTGPHyper, federation: FederationSpec, transform: Transform) -> None:
+        self.hyper = hyper
+        self.federation = federation
+        self.transform = transform
+
+    def init(self, streams: Streams) -> State:
+        """A random network, no class uploaded yet, nothing to send."""
+        with global_randomness(streams.derive("trainable prototypes")):
+            network = TrainablePrototypes(self.federation.num_classes, self.federation.proto_dim)
+        return self._state(network, Prototypes.absent(self.federation.num_classes, self.transform.width))
+
+    def broadcast(self, state: State, client: ClientInfo) -> Message:  # noqa: ARG002
+        """All learned rows, the same for every client."""
+        return broadcast_rows(state)
+
+    def aggregate(
+        self, state: State, updates: Sequence[Update], trainer: Trainer, round_: Round, streams: Streams
+    ) -> State:
+        """Fit the network to the uploads, one by one rather than averaged, and read the prototypes off it."""
+        received = received_rows(updates)
+        if not received:
+            return state
+        uploads = [self.transform.reconstruct(rows) for rows in self.transform.normalise(received)]
+        offered = state["present"] | torch.stack([upload.present for upload in uploads]).any(0)
+        if self.hyper.offered_classes == "all":
+            offered = torch.ones_like(offered)
+
+        network = self._network(state).to(trainer.device)
+        trainer.fit([self._fit(network, uploads, offered, trainer.device, round_, streams)])
+        with torch.no_grad():
+            learned = network().cpu()
+        learned = torch.where(offered.unsqueeze(1), learned, torch.zeros_like(learned))
+        return self._state(network, self.transform.compress(Prototypes(learned, offered)))
+
+    def _fit(
+        self, network: TrainablePrototypes, uploads: Sequence[Prototypes], offered: Tensor, device: torch.device,
+        round_: Round, streams: Streams,
+    ) -> Task:  # fmt: skip
+        values, labels = stack_rows(uploads)
+        shuffle = streams.generator("server batches", round_number=round_.number)
+        plan = batch_plan(
+            len(labels), self.hyper.server_batch_size, self.hyper.server_epochs, last="keep", shuffle=shuffle
+        )
+        margin = adaptive_margin(simple_mean(uploads), self.hyper.margin_cap)
+        return Task(
+            name="the server",
+            key=("fedtgp server", *values.shape[1:]),
+            modules=nn.ModuleDict({"prototypes": network}),
+            groups=[ParamGroup("prototypes", self.hyper.server_learning_rate)],
+            context={"margin": margin.to(device), "offered": offered.to(device)},
+            loss=contrastive_step,
+            part_names=("contrastive",),
+            data=TensorData(values, labels).to(device),
+            plan=plan,
+            num_classes=self.federation.num_classes,
+            seed=0,
+        )
+
+    def _network(self, state: State) -> TrainablePrototypes:
+        with torch.device("meta"):
+            network = TrainablePrototypes(self.federation.num_classes, self.federation.proto_dim)
+        weights = {name: state[f"network.{name}"].clone() for name in network.state_dict()}
+        network.load_state_dict(weights, assign=True)
+        return network.requires_grad_()
+
+    @staticmethod
+    def _state(network: TrainablePrototypes, rows: Prototypes) -> State:
+        weights = {f"network.{name}": value.detach().cpu().clone() for name, value in network.state_dict().items()}
+        return {**weights, **rows._asdict()}
+
+
+def build_fedtgp(name: str, hyper: FedTGPHyper, federation: FederationSpec, transform: Transform) -> Algorithm:
+    """FedTGP over any transform."""
+    return Algorithm(
+        name=name,
+        client=PrototypeClient(hyper, federation, transform),
+        server=TrainableServer(hyper, federation, transform),
+        table2_parameters=partial(prototype_parameters, num_classes=federation.num_classes, width=transform.width),
+        row_width=transform.width,
+        masks=transform.masks,
+    )
+
+
+def build(hyper: FedTGPHyper, federation: FederationSpec) -> Algorithm:
+    """FedTGP as published: prototypes in full."""
+    return build_fedtgp("fedtgp", hyper, federation, Dense(federation.proto_dim))
+
+
+SPEC = AlgorithmSpec("fedtgp", "FedTGP", FedTGPHyper, build)

@@ -1,0 +1,143 @@
+"""TinyProto: FedProto (FP) and FedTGP (FT) whose prototypes travel count-scaled and class-wise sparsified.
+
+A composition, not a new method: everything is FedProto or FedTGP over the transform below. CPS (`cps_dim: null`) and
+scaling (`scaling: none`) switch off separately, which gives the rows of the paper's ablation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, FederationSpec, positive
+from tinyproto.algorithms.fedproto import FedProtoHyper, build_fedproto
+from tinyproto.algorithms.fedtgp import FedTGPHyper, build_fedtgp
+from tinyproto.algorithms.transform import Upload
+from tinyproto.core import cps, scaling
+from tinyproto.core.aggregate import count_scaled_mean, count_scaled_sum, simple_mean
+from tinyproto.core.prototypes import Prototypes
+
+Scaling = Literal["count", "none"]
+Aggregation = Literal["sum", "mean"]
+GlobalScale = float | Literal["auto"]
+
+
+@dataclass(frozen=True)
+class SparseHyper:
+    """CPS and prototype scaling."""
+
+    cps_dim: int | None = None  # s; null sends all d dimensions
+    masks: cps.MaskKind = "balanced"
+    mask_seed: int = 0
+    scaling: Scaling = "count"
+    global_scale: GlobalScale = "auto"  # μ
+
+    def __post_init__(self) -> None:
+        if self.global_scale != "auto":
+            positive(global_scale=self.global_scale)
+        if self.cps_dim is not None:
+            positive(cps_dim=self.cps_dim)
+
+
+@dataclass(frozen=True)
+class TinyProtoFPHyper(SparseHyper, FedProtoHyper):
+    """FedProto's, CPS's and scaling's, and how scaled uploads are merged."""
+
+    aggregation: Aggregation = "sum"
+
+    def __post_init__(self) -> None:
+        FedProtoHyper.__post_init__(self)
+        SparseHyper.__post_init__(self)
+
+
+@dataclass(frozen=True)
+class TinyProtoFTHyper(SparseHyper, FedTGPHyper):
+    """FedTGP's, CPS's and scaling's."""
+
+    def __post_init__(self) -> None:
+        FedTGPHyper.__post_init__(self)
+        SparseHyper.__post_init__(self)
+
+
+@dataclass(frozen=True)
+class ScaleAndSparsify:
+    """Out: n_ij · c_ij, then the s dimensions the class owns. Back: μ, then zeros everywhere else."""
+
+    num_classes: int
+    width: int
+    masks: Tensor | None  # (K, d); None without CPS
+    scaling: Scaling
+    global_scale: GlobalScale
+    aggregation: Aggregation
+
+    def upload(self, prototypes: Prototypes, class_counts: Tensor) -> Prototypes:
+        """n_ij ĉ_ij: scaled by the class's count, compressed by C."""
+        if self.scaling == "count":
+            prototypes = scaling.scale_by_count(prototypes, class_counts)
+        return self.compress(prototypes)
+
+    def merge(self, uploads: Sequence[Upload]) -> Prototypes:
+        """μ Σ n_ij ĉ_ij (sum), or μ times eq. (10) (mean), or eq. (9) without scaling."""
+        rows = [upload.rows for upload in uploads]
+        if self.scaling == "none":
+            return simple_mean(rows)
+        samples = [upload.client.counted_samples for upload in uploads]
+        if self.aggregation == "sum":
+            return scaling.scale(
+                count_scaled_sum(rows), self._given_or(scaling.derived_sum_scale(self.num_classes, samples))
+            )
+        classes = [upload.client.counted_classes for upload in uploads]
+        return scaling.scale(count_scaled_mean(rows), self._given_or(scaling.derived_mean_scale(classes, samples)))
+
+    def normalise(self, uploads: Sequence[Upload]) -> list[Prototypes]:
+        """μ n_ij ĉ_ij, the server-side normalisation of the paper's appendix."""
+        if self.scaling == "none":
+            return [upload.rows for upload in uploads]
+        samples = [upload.client.counted_samples for upload in uploads]
+        classes = [upload.client.counted_classes for upload in uploads]
+        factor = self._given_or(scaling.derived_trainable_scale(classes, samples))
+        return [scaling.scale(upload.rows, factor) for upload in uploads]
+
+    def compress(self, prototypes: Prototypes) -> Prototypes:
+        """C, eq. (8)."""
+        return prototypes if self.masks is None else cps.compress(prototypes, self.masks.to(prototypes.values.device))
+
+    def reconstruct(self, rows: Prototypes) -> Prototypes:
+        """The structured sparse c̃ from the compressed ĉ."""
+        return rows if self.masks is None else cps.reconstruct(rows, self.masks.to(rows.values.device))
+
+    def _given_or(self, derived: float) -> float:
+        return derived if self.global_scale == "auto" else self.global_scale
+
+
+def _transform(hyper: SparseHyper, federation: FederationSpec, aggregation: Aggregation) -> ScaleAndSparsify:
+    masks = None
+    if hyper.cps_dim is not None:
+        masks = cps.build_masks(
+            hyper.masks, federation.num_classes, federation.proto_dim, hyper.cps_dim, hyper.mask_seed
+        )
+    return ScaleAndSparsify(
+        num_classes=federation.num_classes,
+        width=federation.proto_dim if hyper.cps_dim is None else hyper.cps_dim,
+        masks=masks,
+        scaling=hyper.scaling,
+        global_scale=hyper.global_scale,
+        aggregation=aggregation,
+    )
+
+
+def build_fp(hyper: TinyProtoFPHyper, federation: FederationSpec) -> Algorithm:
+    """TinyProto-FP, the paper's Algorithm 1."""
+    return build_fedproto("tinyproto_fp", hyper, federation, _transform(hyper, federation, hyper.aggregation))
+
+
+def build_ft(hyper: TinyProtoFTHyper, federation: FederationSpec) -> Algorithm:
+    """TinyProto-FT, the paper's appendix on FedTGP."""
+    return build_fedtgp("tinyproto_ft", hyper, federation, _transform(hyper, federation, aggregation="sum"))
+
+
+FP_SPEC = AlgorithmSpec("tinyproto_fp", "TinyProto-FP", TinyProtoFPHyper, build_fp)
+FT_SPEC = AlgorithmSpec("tinyproto_ft", "TinyProto-FT", TinyProtoFTHyper, build_ft)

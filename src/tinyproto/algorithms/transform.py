@@ -1,0 +1,82 @@
+"""How prototypes travel: a transform that the client applies on the way out and the server undoes, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from tinyproto.algorithms.base import ClientInfo
+from tinyproto.core.aggregate import simple_mean
+from tinyproto.core.prototypes import Prototypes
+
+
+class Upload(NamedTuple):
+    """A client's rows, with what the server knows of that client."""
+
+    client: ClientInfo
+    rows: Prototypes  # (K, w)
+
+
+class Transform(Protocol):
+    """Between prototypes of width d, which networks understand, and rows of width w, which travel."""
+
+    @property
+    def width(self) -> int:
+        """w."""
+        ...
+
+    @property
+    def masks(self) -> Tensor | None:
+        """The CPS masks, where the transform has any."""
+        ...
+
+    def upload(self, prototypes: Prototypes, class_counts: Tensor) -> Prototypes:
+        """Client: local prototypes (K, d) and n_ij to the rows it sends (K, w)."""
+        ...
+
+    def merge(self, uploads: Sequence[Upload]) -> Prototypes:
+        """Server: all uploads to one set of global rows (K, w), as FedProto does."""
+        ...
+
+    def normalise(self, uploads: Sequence[Upload]) -> list[Prototypes]:
+        """Server: each upload brought back to a client prototype's scale (K, w), as FedTGP needs them."""
+        ...
+
+    def compress(self, prototypes: Prototypes) -> Prototypes:
+        """Server: global prototypes (K, d) to rows (K, w)."""
+        ...
+
+    def reconstruct(self, rows: Prototypes) -> Prototypes:
+        """Either side: rows (K, w) to prototypes (K, d)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Prototypes travel as they are."""
+
+    width: int
+    masks: None = None
+
+    def upload(self, prototypes: Prototypes, class_counts: Tensor) -> Prototypes:  # noqa: ARG002
+        """Unchanged."""
+        return prototypes
+
+    def merge(self, uploads: Sequence[Upload]) -> Prototypes:
+        """The unweighted mean over the clients that hold a class, eq. (9)."""
+        return simple_mean(upload.rows for upload in uploads)
+
+    def normalise(self, uploads: Sequence[Upload]) -> list[Prototypes]:
+        """Unchanged."""
+        return [upload.rows for upload in uploads]
+
+    def compress(self, prototypes: Prototypes) -> Prototypes:
+        """Unchanged."""
+        return prototypes
+
+    def reconstruct(self, rows: Prototypes) -> Prototypes:
+        """Unchanged."""
+        return rows

@@ -1,0 +1,81 @@
+"""The server's aggregation of uploads: sums and means over the clients that hold a class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from tinyproto.core.prototypes import ClassSums, Prototypes
+
+
+class HolderSums:
+    """Running sums over clients, one upload at a time, in memory O(K·w); two of them merge into one.
+
+    Accumulates in float64, so that the order of clients moves the result by rounding only.
+    """
+
+    def __init__(self, num_classes: int, width: int) -> None:
+        self.sums = torch.zeros(num_classes, width, dtype=torch.float64)
+        self.holders = torch.zeros(num_classes, dtype=torch.int64)
+
+    def add(self, upload: Prototypes) -> None:
+        """Fold in one client's rows; its absent classes add exactly nothing."""
+        present = upload.present.cpu()
+        self.sums[present] += upload.values.cpu()[present].double()
+        self.holders += present
+
+    def merge(self, other: HolderSums) -> None:
+        """Fold in what another accumulator has gathered."""
+        self.sums += other.sums
+        self.holders += other.holders
+
+    def sum(self) -> Prototypes:
+        """Σ over N_j, the clients holding class j."""
+        return Prototypes(self.sums.float(), self.holders > 0)
+
+    def mean(self) -> Prototypes:
+        """1/|N_j| Σ over N_j."""
+        means = ClassSums(self.sums, self.holders).means()
+        return Prototypes(means.values.float(), means.present)
+
+
+def _folded(uploads: Iterable[Prototypes]) -> HolderSums:
+    folded: HolderSums | None = None
+    for upload in uploads:
+        if folded is None:
+            folded = HolderSums(upload.num_classes, upload.width)
+        folded.add(upload)
+    if folded is None:
+        raise ValueError("nothing to aggregate")
+    return folded
+
+
+def simple_mean(prototypes: Iterable[Prototypes]) -> Prototypes:
+    """Global prototypes c̄ᴳ_j, eq. (9): every holder of a class weighs the same."""
+    return _folded(prototypes).mean()
+
+
+def count_scaled_mean(scaled: Iterable[Prototypes]) -> Prototypes:
+    """Global prototypes ĉᴳ_j, eq. (10): 1/|N_j| Σ n_ij ĉ_ij, of uploads that are already n_ij ĉ_ij."""
+    return _folded(scaled).mean()
+
+
+def count_scaled_sum(scaled: Iterable[Prototypes]) -> Prototypes:
+    """Σ n_ij ĉ_ij, the rule behind the paper's tables: with μ = κ / Σ_i n_ij it is κ times the weighted mean of eq. (4)."""
+    return _folded(scaled).sum()
+
+
+def keep_last(new: Prototypes, last: Prototypes) -> Prototypes:
+    """A class nobody sent this round keeps its last value."""
+    values = torch.where(new.present.unsqueeze(1), new.values, last.values)
+    return Prototypes(values, new.present | last.present)
+
+
+def stack_rows(uploads: Iterable[Prototypes]) -> tuple[Tensor, Tensor]:
+    """All rows present, client after client, with their classes: values (N, w) and labels (N,)."""
+    uploads = list(uploads)
+    values = torch.cat([upload.values[upload.present] for upload in uploads])
+    labels = torch.cat([upload.present.nonzero().squeeze(1) for upload in uploads])
+    return values, labels

@@ -1,0 +1,43 @@
+"""Batch plans: which samples make up which batch, for clients of any size."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from tinyproto.core.task import BatchPlan
+
+LastBatch = Literal["join", "keep", "drop"]
+
+
+def batch_sizes(samples: int, batch_size: int, last: LastBatch) -> tuple[int, ...]:
+    """Sizes of one epoch's batches.
+
+    `join`: the rest is a batch of its own, but a single sample joins the batch before it, since batch statistics need
+    two. `keep`: the rest is a batch of its own. `drop`: the rest is left out, unless it is all there is.
+    """
+    full, rest = divmod(samples, batch_size)
+    sizes = [batch_size] * full
+    if rest == 0:
+        return tuple(sizes)
+    if full == 0 or last == "keep":
+        sizes.append(rest)
+    elif last == "join":
+        if rest == 1:
+            sizes[-1] += 1
+        else:
+            sizes.append(rest)
+    return tuple(sizes)
+
+
+def batch_plan(
+    samples: int, batch_size: int, epochs: int, *, last: LastBatch, shuffle: torch.Generator | None
+) -> BatchPlan:
+    """The batches of all epochs: a new permutation each with `shuffle`, else the stored order every time."""
+    sizes = batch_sizes(samples, batch_size, last)
+    used = sum(sizes)
+    orders = [
+        torch.arange(samples) if shuffle is None else torch.randperm(samples, generator=shuffle) for _ in range(epochs)
+    ]
+    return BatchPlan(torch.stack(orders)[:, :used], sizes)

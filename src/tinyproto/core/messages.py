@@ -1,0 +1,29 @@
+"""Message: what travels between a client and the server, before it becomes bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from tinyproto.core.prototypes import Prototypes
+
+
+@dataclass(frozen=True)
+class Message:
+    """Rows by class, named tensors, and metrics; an empty message is one that says nothing."""
+
+    rows: Prototypes | None = None  # (K, w); only the rows present travel
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)  # heads, auxiliary networks, factors
+    metrics: Mapping[str, float] = field(default_factory=dict)  # never counted as payload
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers travel as payload: what the paper counts."""
+        rows = 0 if self.rows is None else int(self.rows.present.sum()) * self.rows.width
+        return rows + sum(tensor.numel() for tensor in self.tensors.values())
+
+    def with_metrics(self, metrics: Mapping[str, float]) -> Message:
+        """The same message with more metrics."""
+        return replace(self, metrics={**self.metrics, **metrics})

@@ -1,0 +1,73 @@
+"""Prototypes: class means of penultimate features, and inference by the nearest of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Prototypes(NamedTuple):
+    """One row per class; a class that is not present has a zero row, which no function here ever reads.
+
+    `width` is d for prototypes in full and s (the CPS dimension) for compressed ones.
+    """
+
+    values: Tensor  # (K, w) float
+    present: Tensor  # (K,) bool
+
+    @classmethod
+    def absent(cls, num_classes: int, width: int, device: torch.device | str = "cpu") -> Prototypes:
+        """No class present: what a client holds before the server has sent anything."""
+        return cls(torch.zeros(num_classes, width, device=device), torch.zeros(num_classes, dtype=torch.bool).to(device))
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return self.values.shape[0]
+
+    @property
+    def width(self) -> int:
+        """Values per class."""
+        return self.values.shape[1]
+
+    def to(self, device: torch.device | str) -> Prototypes:
+        """The same prototypes on another device."""
+        return Prototypes(self.values.to(device), self.present.to(device))
+
+
+class ClassSums(NamedTuple):
+    """Per-class sums and counts, from which means follow; sums of parts add up to the sums of the whole."""
+
+    sums: Tensor  # (K, w)
+    counts: Tensor  # (K,) int64
+
+    def means(self) -> Prototypes:
+        """Sum over count for every class that was counted at least once."""
+        present = self.counts > 0
+        means = self.sums / self.counts.clamp_min(1).unsqueeze(1).to(self.sums.dtype)
+        return Prototypes(torch.where(present.unsqueeze(1), means, torch.zeros_like(means)), present)
+
+
+def class_sums(features: Tensor, labels: Tensor, num_classes: int) -> ClassSums:
+    """Sum the rows of `features` (N, w) by their class."""
+    sums = features.new_zeros(num_classes, features.shape[1]).index_add_(0, labels, features)
+    counts = labels.new_zeros(num_classes).index_add_(0, labels, torch.ones_like(labels))
+    return ClassSums(sums, counts)
+
+
+def class_means(features: Tensor, labels: Tensor, num_classes: int) -> Prototypes:
+    """Local prototypes c̄ᴸ_ij, eq. (3): the mean feature of every class among the samples given."""
+    return class_sums(features, labels, num_classes).means()
+
+
+def nearest(features: Tensor, prototypes: Prototypes) -> Tensor:
+    """Inference, eq. (12): the class whose prototype is nearest in L2, over the classes present.
+
+    The paper prints this with local prototypes; its tables need the global ones, so the caller chooses.
+    ‖f − c‖² differs from ‖c‖² − 2 f·c by a term that is equal for all classes, so that is what is compared.
+    """
+    values = prototypes.values
+    scores = values.square().sum(1) - 2.0 * (features @ values.T)  # (N, K)
+    return scores.masked_fill(~prototypes.present, torch.inf).argmin(1)

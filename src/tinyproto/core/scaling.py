@@ -1,0 +1,40 @@
+"""Prototype scaling: clients send n_ij · prototype, a constant μ brings it back (paper section 4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from tinyproto.core.prototypes import Prototypes
+
+SUM_RULE_SHRINK = 0.9
+"""κ of FedProto's μ: the published constants all equal 0.9 over the samples per class."""
+
+TRAINABLE_SHRINK = 0.6
+"""κ of FedTGP's μ: the published constants are 0.6 over the mean n_ij."""
+
+
+def scale_by_count(prototypes: Prototypes, counts: Tensor) -> Prototypes:
+    """Local scaling: n_ij · c_ij, so that importance travels without n_ij travelling."""
+    return Prototypes(prototypes.values * counts.unsqueeze(1).to(prototypes.values.dtype), prototypes.present)
+
+
+def scale(prototypes: Prototypes, factor: float) -> Prototypes:
+    """Global scaling: μ · c, eq. (11); done on the server, so what a client receives is ready to use."""
+    return Prototypes(prototypes.values * factor, prototypes.present)
+
+
+def derived_sum_scale(num_classes: int, samples: Sequence[int]) -> float:
+    """μ for the sum rule, 0.9 · K / Σ n_i: the sum becomes 0.9 times the count-weighted mean of balanced classes."""
+    return SUM_RULE_SHRINK * num_classes / max(sum(samples), 1)
+
+
+def derived_mean_scale(classes_held: Sequence[int], samples: Sequence[int]) -> float:
+    """μ for the mean rule, eq. (10): 0.9 over the mean n_ij, which is Σ n_i / Σ K_i."""
+    return SUM_RULE_SHRINK * sum(classes_held) / max(sum(samples), 1)
+
+
+def derived_trainable_scale(classes_held: Sequence[int], samples: Sequence[int]) -> float:
+    """μ for FedTGP: 0.6 over the mean n_ij; every upload becomes 0.6 · n_ij / mean n · c_ij."""
+    return TRAINABLE_SHRINK * sum(classes_held) / max(sum(samples), 1)

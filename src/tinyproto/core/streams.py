@@ -1,0 +1,41 @@
+"""Named random streams: every draw is a function of (seed, role, client, round, purpose) and of nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+SERVER = -1
+"""The server's place where a stream asks for a client."""
+
+
+@contextmanager
+def global_randomness(seed: int) -> Iterator[None]:
+    """Seed torch's global generators inside the block and restore them after.
+
+    Layers initialise themselves and dropout draws from the global generator; this gives them a named stream.
+    """
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        yield
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The random streams of one run."""
+
+    seed: int
+
+    def derive(self, purpose: str, *, client: int = SERVER, round_number: int = 0) -> int:
+        """The 63-bit seed of one stream, equal on every machine and release."""
+        name = f"{self.seed}/{'server' if client == SERVER else 'client'}/{client}/{round_number}/{purpose}"
+        return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
+
+    def generator(self, purpose: str, *, client: int = SERVER, round_number: int = 0) -> torch.Generator:
+        """A CPU generator at the start of the stream."""
+        return torch.Generator().manual_seed(self.derive(purpose, client=client, round_number=round_number))

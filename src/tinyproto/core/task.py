@@ -1,0 +1,151 @@
+"""Task and Trainer: what is to be optimised, kept apart from how it is executed.
+
+An algorithm describes one client's epochs (or the server's fit) as a Task; a trainer runs tasks. Algorithms never
+mention devices, graphs or stacks, and trainers never mention algorithms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tinyproto.core.prototypes import ClassSums
+
+State = dict[str, Tensor]
+"""Explicit state: checkpointable, comparable."""
+
+
+class Batch(NamedTuple):
+    """What a loss sees of the data."""
+
+    inputs: Tensor  # (B, ...) float
+    labels: Tensor  # (B,) int64
+
+
+@dataclass(frozen=True)
+class TensorData:
+    """Samples in memory as they are stored (uint8 for images), brought to floats batch by batch."""
+
+    inputs: Tensor  # (N, ...)
+    labels: Tensor  # (N,) int64
+    scale: float = 1.0
+    shift: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, indices: Tensor | slice) -> Batch:
+        """The samples at `indices`, as floats: stored · scale + shift."""
+        inputs = self.inputs[indices].float()
+        if (self.scale, self.shift) != (1.0, 0.0):
+            inputs = inputs * self.scale + self.shift
+        return Batch(inputs, self.labels[indices])
+
+    def subset(self, indices: Tensor) -> TensorData:
+        """Only the samples at `indices`."""
+        indices = indices.to(self.labels.device)
+        return TensorData(self.inputs[indices], self.labels[indices], self.scale, self.shift)
+
+    def to(self, device: torch.device | str) -> TensorData:
+        """The same samples on another device."""
+        return TensorData(self.inputs.to(device), self.labels.to(device), self.scale, self.shift)
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Which samples make up which batch, drawn on the host before anything runs."""
+
+    order: Tensor  # (epochs, samples per epoch) int64
+    sizes: tuple[int, ...]  # of the batches of one epoch
+
+    @property
+    def epochs(self) -> int:
+        """How often the samples are gone through."""
+        return self.order.shape[0]
+
+    @property
+    def has_single(self) -> bool:
+        """Whether a batch holds one sample only, on which batch statistics do not exist."""
+        return 1 in self.sizes
+
+
+class Step(NamedTuple):
+    """What a loss returns for one batch."""
+
+    loss: Tensor  # one scalar; mutual losses are summed
+    parts: Tensor  # (P,) logged terms, in the order of Task.part_names
+    observed: Tensor | None = None  # (B, w): summed by class over the last epoch
+
+
+class ParamGroup(NamedTuple):
+    """How one module of a task is optimised by plain SGD."""
+
+    module: str
+    learning_rate: float
+    clip_norm: float | None = None
+
+
+Loss = Callable[[nn.ModuleDict, Batch, Mapping[str, Tensor]], Step]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One client's epochs, or the server's fit of trainable prototypes.
+
+    Tasks with equal keys may share a CUDA graph or a stack, so `loss` has to be a function of its three arguments
+    alone: everything that differs between clients or rounds is in `modules`, `data` or `context`, whose shapes stay
+    the same from round to round. It never branches on values and never synchronises with the host.
+    """
+
+    name: str  # for messages: "client 3"
+    key: Hashable
+    modules: nn.ModuleDict
+    groups: Sequence[ParamGroup]
+    context: Mapping[str, Tensor]
+    loss: Loss
+    part_names: tuple[str, ...]
+    data: TensorData
+    plan: BatchPlan
+    num_classes: int
+    seed: int  # of dropout and its like
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What a fit leaves behind besides the changed modules."""
+
+    parts: Tensor  # (epochs, P) sample-weighted means, float64 on the host
+    part_names: tuple[str, ...]
+    steps: int
+    observed: ClassSums | None  # of the last epoch
+
+    def last_epoch(self) -> dict[str, float]:
+        """The logged terms of the last epoch by name."""
+        return dict(zip(self.part_names, self.parts[-1].tolist(), strict=True)) if self.steps else {}
+
+
+class FeatureModel(Protocol):
+    """What a trainer needs of a network to extract features."""
+
+    @property
+    def extractor(self) -> nn.Module:
+        """Inputs to (N, d) features."""
+        ...
+
+
+class Trainer(Protocol):
+    """How tasks are executed: eager is the reference, every other has to match it."""
+
+    device: torch.device
+
+    def fit(self, tasks: Sequence[Task]) -> list[FitResult]:
+        """Optimise the modules of every task in place."""
+        ...
+
+    def features(self, models: Sequence[FeatureModel], data: Sequence[TensorData]) -> list[Tensor]:
+        """Eval-mode features (N_i, d) of every model on its data."""
+        ...

@@ -1,0 +1,38 @@
+"""Images as every source delivers them: uint8 pixels, labels, and how pixels become the floats a network sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tinyproto.core.task import TensorData
+
+
+@dataclass(frozen=True)
+class Images:
+    """A labelled dataset in memory."""
+
+    name: str
+    pixels: Tensor  # (N, C, H, W) uint8
+    labels: Tensor  # (N,) int64
+    num_classes: int
+    scale: float  # a network sees pixel · scale + shift
+    shift: float
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """(C, H, W)."""
+        return tuple(self.pixels.shape[1:])
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def class_counts(self, indices: Tensor) -> Tensor:
+        """How many of the samples at `indices` each class has, (K,)."""
+        return torch.bincount(self.labels[indices], minlength=self.num_classes)
+
+    def take(self, indices: Tensor) -> TensorData:
+        """The samples at `indices`."""
+        return TensorData(self.pixels[indices], self.labels[indices], self.scale, self.shift)

@@ -1,0 +1,31 @@
+"""Images from arrays that a user already has in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from tinyproto.data.images import Images
+from tinyproto.errors import DataError
+
+
+def from_arrays(images: Any, labels: Any, *, num_classes: int | None = None, name: str = "arrays") -> Images:
+    """Images (N, C, H, W) or (N, H, W) as uint8, and labels 0 … K−1; a network sees −1 to 1, as in the paper."""
+    pixels, targets = torch.as_tensor(np.asarray(images)), torch.as_tensor(np.asarray(labels))
+    if pixels.dtype != torch.uint8:
+        raise DataError(f"images have to be uint8 (0 to 255), these are {pixels.dtype}; scale and round them first")
+    if pixels.dim() == 3:
+        pixels = pixels.unsqueeze(1)
+    if pixels.dim() != 4:
+        raise DataError(f"images have to be (N, C, H, W) or (N, H, W), these have shape {tuple(pixels.shape)}")
+    if targets.dim() != 1 or len(targets) != len(pixels):
+        raise DataError(f"{len(pixels)} images need as many labels, these have shape {tuple(targets.shape)}")
+    if targets.dtype.is_floating_point or len(targets) == 0:
+        raise DataError(f"labels have to be whole numbers, at least one; these are {len(targets)} of {targets.dtype}")
+    targets = targets.long()
+    classes = int(targets.max()) + 1 if num_classes is None else num_classes
+    if int(targets.min()) < 0 or int(targets.max()) >= classes:
+        raise DataError(f"labels have to lie in 0 … {classes - 1}, these span {int(targets.min())} … {int(targets.max())}")
+    return Images(name, pixels, targets, classes, scale=2 / 255, shift=-1.0)

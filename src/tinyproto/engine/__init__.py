@@ -1,0 +1,1 @@
+"""One round, used unchanged by the simulator and by a real federation."""

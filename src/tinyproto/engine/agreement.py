@@ -1,0 +1,21 @@
+"""What all members of a federation agree on before the first round."""
+
+from __future__ import annotations
+
+from tinyproto.algorithms.base import Algorithm
+from tinyproto.core.cps import mask_digest
+from tinyproto.wire.frame import federation_digest
+from tinyproto.wire.validate import Expectation
+
+
+def expected_frames(algorithm: Algorithm, num_classes: int, proto_dim: int) -> Expectation:
+    """What every frame of this federation has to match; the digest stands for all that both sides agree on."""
+    facts = {
+        "algorithm": algorithm.name,
+        "num_classes": num_classes,
+        "proto_dim": proto_dim,
+        "row_width": algorithm.row_width,
+        "masks": None if algorithm.masks is None else mask_digest(algorithm.masks),
+        "dtype": "float32",
+    }
+    return Expectation(federation_digest(facts), num_classes, algorithm.row_width, algorithm.tensor_names)

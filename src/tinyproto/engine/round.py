@@ -1,0 +1,122 @@
+"""One round from the server's chair, and the record it leaves; the same for a simulation and a federation.
+
+Round t first evaluates the model after t − 1 rounds on what the server then sends, as the published runs do, and then
+trains it. One closing exchange after the last round only evaluates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tinyproto.algorithms.base import Round
+from tinyproto.core.messages import Message
+from tinyproto.engine.evaluate import RULES
+from tinyproto.engine.server import Channel, ServerRuntime
+from tinyproto.wire.meter import Cost, Direction, Meter, Purpose
+
+Traffic = dict[Direction, Cost]
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """Who does what in one round."""
+
+    round: Round
+    participants: Sequence[int]
+    evaluated: frozenset[int]
+    closing: bool = False
+
+
+@dataclass(frozen=True)
+class ClientRecord:
+    """One client in one round; what it was not asked for is None."""
+
+    test_samples: int | None
+    correct: dict[str, int | None]  # by rule
+    payload_bytes: dict[Direction, int]
+    wire_bytes: dict[Direction, int]
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What one round showed and cost; free of clocks, so equal runs leave equal records."""
+
+    round: int
+    closing: bool
+    participants: tuple[int, ...]
+    accuracy: dict[str, float | None]  # by rule: Σ correct / Σ test samples
+    client_mean: dict[str, float | None]  # by rule: the mean of the clients' accuracies
+    loss: dict[str, float]  # sample-weighted means of the last local epoch
+    traffic: dict[Purpose, Traffic]
+    clients: dict[int, ClientRecord]
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether anyone was evaluated."""
+        return self.accuracy["head"] is not None
+
+
+def play_round(server: ServerRuntime, channel: Channel, plan: RoundPlan, meter: Meter) -> RoundRecord:
+    """Send, receive, aggregate; a refused frame raises before any state has changed."""
+    replies = server.ask(channel, plan.round, plan.participants, plan.evaluated, plan.closing, meter)
+    trained = {client: replies[client] for client in plan.participants if client in replies}
+    if trained:
+        server.aggregate(plan.round, trained)
+    weights = {client: server.infos[client].train_samples for client in trained}
+    return RoundRecord(
+        round=plan.round.number,
+        closing=plan.closing,
+        participants=tuple(plan.participants),
+        accuracy={rule: _accuracy(rule, replies) for rule in RULES},
+        client_mean={rule: _client_mean(rule, replies) for rule in RULES},
+        loss=_mean_loss(trained, weights),
+        traffic=_traffic(meter),
+        clients={client: _client_record(client, message, meter) for client, message in sorted(replies.items())},
+    )
+
+
+def _scores(rule: str, replies: Mapping[int, Message]) -> list[tuple[int, int]]:
+    """(correct, samples) of the clients that have test samples and to which the rule applies."""
+    name = f"correct_{rule}"
+    scored = [message.metrics for message in replies.values() if name in message.metrics]
+    return [(int(metrics[name]), int(metrics["test_samples"])) for metrics in scored if metrics["test_samples"]]
+
+
+def _accuracy(rule: str, replies: Mapping[int, Message]) -> float | None:
+    scores = _scores(rule, replies)
+    return sum(correct for correct, _ in scores) / sum(samples for _, samples in scores) if scores else None
+
+
+def _client_mean(rule: str, replies: Mapping[int, Message]) -> float | None:
+    scores = _scores(rule, replies)
+    return sum(correct / samples for correct, samples in scores) / len(scores) if scores else None
+
+
+def _mean_loss(trained: Mapping[int, Message], weights: Mapping[int, int]) -> dict[str, float]:
+    names = [name for message in trained.values() for name in message.metrics if name not in _SCORES]
+    total = max(sum(weights.values()), 1)
+    return {
+        name: sum(message.metrics.get(name, 0.0) * weights[client] for client, message in trained.items()) / total
+        for name in dict.fromkeys(names)
+    }
+
+
+_SCORES = {"test_samples", *(f"correct_{rule}" for rule in RULES)}
+
+
+def _traffic(meter: Meter) -> dict[Purpose, Traffic]:
+    purposes = dict.fromkeys(purpose for purpose, _, _ in meter.costs)
+    return {purpose: {way: meter.total(purpose, way) for way in ("up", "down")} for purpose in purposes}
+
+
+def _client_record(client: int, message: Message, meter: Meter) -> ClientRecord:
+    costs: Traffic = {way: meter.client(client, way) for way in ("up", "down")}
+    samples = message.metrics.get("test_samples")
+    correct = {rule: message.metrics.get(f"correct_{rule}") for rule in RULES}
+    return ClientRecord(
+        test_samples=None if samples is None else int(samples),
+        correct={rule: None if value is None else int(value) for rule, value in correct.items()},
+        payload_bytes={way: cost.payload for way, cost in costs.items()},
+        wire_bytes={way: cost.wire for way, cost in costs.items()},
+    )

@@ -1,0 +1,27 @@
+"""The one exception a user can cause: what is wrong, where, and what to do about it."""
+
+from __future__ import annotations
+
+
+class TinyProtoError(Exception):
+    """Something outside the program is wrong; the message is the whole explanation, so no traceback is shown."""
+
+
+class ConfigError(TinyProtoError):
+    """A config, an override or an argument asks for something that cannot be."""
+
+
+class ModelError(TinyProtoError):
+    """A network does not fit the federation's images, prototype width or classes."""
+
+
+class DataError(TinyProtoError):
+    """A dataset or a partition cannot be made from what was given."""
+
+
+class WireError(TinyProtoError):
+    """A frame is malformed, foreign or carries values no client could honestly send."""
+
+
+class RunFolderError(TinyProtoError):
+    """A run folder cannot be created, or holds another run."""

@@ -1,0 +1,33 @@
+"""Names that users type: looking one up by dotted path, and guessing what a misspelt one meant."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tinyproto.errors import TinyProtoError
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str:
+    """", did you mean 'x'?" where a known name is close, else nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
+def load_dotted(path: str, error: type[TinyProtoError], what: str) -> Any:
+    """The object at `package.module:name`; the current folder counts as a place for packages, as under `python -m`."""
+    module_name, _, attribute = path.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        found = importlib.import_module(module_name)
+    except Exception as cause:
+        raise error(f"{what} {path!r}: importing {module_name!r} failed with {type(cause).__name__}: {cause}") from cause
+    if not hasattr(found, attribute):
+        raise error(f"{what} {path!r}: {module_name!r} has no {attribute!r}{nearest_name(attribute, dir(found))}")
+    return getattr(found, attribute)

@@ -1,0 +1,114 @@
+"""From an entry of `models:` (a registered name, a dotted path, a factory, a module) to a checked SplitModel."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from tinyproto.core.streams import global_randomness
+from tinyproto.errors import ModelError
+from tinyproto.imports import load_dotted, nearest_name
+from tinyproto.models import small_cnn
+from tinyproto.models.split import SplitModel
+
+ModelFactory = Callable[..., nn.Module]
+ModelEntry = str | ModelFactory | nn.Module
+
+NETWORKS: Mapping[str, ModelFactory] = {
+    "small_cnn_a": small_cnn.small_cnn_a,
+    "small_cnn_b": small_cnn.small_cnn_b,
+    "small_cnn_c": small_cnn.small_cnn_c,
+    "small_cnn_d": small_cnn.small_cnn_d,
+}
+"""Every network that a config can name."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What a network has to fit: a factory is given those of these three that it has parameters for."""
+
+    input_shape: tuple[int, ...]
+    proto_dim: int
+    num_classes: int
+
+
+def entry_name(entry: ModelEntry) -> str:
+    """What to call an entry in messages and records."""
+    if isinstance(entry, str):
+        return entry
+    named = type(entry) if isinstance(entry, nn.Module) else entry
+    return str(getattr(named, "__qualname__", named))
+
+
+def build_model(entry: ModelEntry, shape: ModelShape, seed: int) -> SplitModel:
+    """A new network for one client, its weights drawn from `seed`, probed with one batch.
+
+    A factory may return a SplitModel, or a module that ends in `proto_dim` features, which then gets a linear head.
+    A module given as an object is copied with the weights it has.
+    """
+    name = entry_name(entry)
+    with global_randomness(seed):
+        module = copy.deepcopy(entry) if isinstance(entry, nn.Module) else _call(_resolve(entry), name, shape)
+        model = module if isinstance(module, SplitModel) else SplitModel(module, nn.Linear(shape.proto_dim, shape.num_classes))
+    _probe(model, name, shape)
+    return model
+
+
+def _resolve(entry: str | ModelFactory) -> ModelFactory:
+    if not isinstance(entry, str):
+        return entry
+    if ":" in entry:
+        factory: ModelFactory = load_dotted(entry, ModelError, "model")
+        return factory
+    if entry not in NETWORKS:
+        raise ModelError(
+            f"unknown model {entry!r}{nearest_name(entry, NETWORKS)}; "
+            f"known: {', '.join(NETWORKS)}, or a dotted path package.module:factory"
+        )
+    return NETWORKS[entry]
+
+
+def _call(factory: ModelFactory, name: str, shape: ModelShape) -> nn.Module:
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        parameters = {}  # type: ignore[assignment]
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    arguments: dict[str, Any] = {key: value for key, value in asdict(shape).items() if takes_any or key in parameters}
+    try:
+        module = factory(**arguments)
+    except Exception as error:
+        raise ModelError(f"model {name}: its factory failed with {type(error).__name__}: {error}") from error
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"model {name}: its factory returned {type(module).__name__}, not a torch.nn.Module")
+    return module
+
+
+def _probe(model: SplitModel, name: str, shape: ModelShape) -> None:
+    """Run one batch of two and compare what comes out with what the federation needs."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            features, logits = model(torch.zeros(2, *shape.input_shape))
+    except Exception as error:
+        raise ModelError(
+            f"model {name} fails on a batch of shape {(2, *shape.input_shape)}: {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        model.train(was_training)
+    for what, found, needed, setting in (
+        ("features", tuple(features.shape), (2, shape.proto_dim), "prototypes.dim"),
+        ("logits", tuple(logits.shape), (2, shape.num_classes), "the number of classes"),
+    ):
+        if found != needed:
+            raise ModelError(
+                f"model {name} gives {what} of shape {found} for a batch of 2, but {setting} needs {needed}; "
+                "return a SplitModel(extractor, head) of that width, or change the setting"
+            )

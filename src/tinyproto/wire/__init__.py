@@ -1,0 +1,1 @@
+"""Message ↔ bytes: the codec, what is refused, and the meter. Masks never travel."""

@@ -1,0 +1,232 @@
+"""Message ↔ the body of a frame: typed sections for rows, tensors and metrics.
+
+| section | layout |
+|---|---|
+| rows | tag, value type, K as u16, w as u32, bitmap of the classes present, their values |
+| tensors | tag, count as u16; per tensor: name, value type, number of axes, sizes as u32, values |
+| metrics | tag, count as u8; per metric: code (0: a name follows), wide bit, the value as f32 or f64 |
+
+Anything a malformed body can get wrong ends in a WireError that names the field; nothing is read past the end.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tinyproto.core.messages import Message
+from tinyproto.core.prototypes import Prototypes
+from tinyproto.errors import WireError
+from tinyproto.wire.frame import Header, pack, unpack
+
+_ROWS, _TENSORS, _METRICS = 1, 2, 3
+_FLOAT32 = 1
+_ROWS_HEAD = struct.Struct("<BBHI")
+_TENSORS_HEAD = struct.Struct("<BH")
+_METRICS_HEAD = struct.Struct("<BB")
+_WIDE = 0x80
+_LARGEST_ROWS = 1 << 28
+
+METRIC_CODES: Mapping[str, int] = {
+    name: code
+    for code, name in enumerate(
+        (
+            "train_samples",
+            "counted_samples",
+            "counted_classes",
+            "test_samples",
+            "correct_head",
+            "correct_global",
+            "correct_local",
+            "cross_entropy",
+            "regulariser",
+        ),
+        start=1,
+    )
+}
+"""Metrics every frame may carry, one byte each for the name; the order is part of the protocol."""
+
+_METRIC_NAMES = {code: name for name, code in METRIC_CODES.items()}
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A frame taken apart, with what it cost."""
+
+    header: Header
+    message: Message
+    payload_bytes: int
+    wire_bytes: int
+
+
+def payload_bytes(message: Message) -> int:
+    """Bytes of values in a message: what a paper would count, in float32."""
+    return 4 * message.parameters
+
+
+def encode(header: Header, message: Message) -> bytes:
+    """A message as one frame; sections with nothing in them are left out."""
+    sections = []
+    if message.rows is not None:
+        sections.append(_encode_rows(message.rows))
+    if message.tensors:
+        sections.append(_encode_tensors(message.tensors))
+    if message.metrics:
+        sections.append(_encode_metrics(message.metrics))
+    return pack(header, b"".join(sections))
+
+
+def decode(frame: bytes, rows_shape: tuple[int, int] | None = None) -> Decoded:
+    """The frame's header and message, or a WireError.
+
+    Rows are dense once decoded, so a few bytes can stand for many: whoever knows the (K, w) that is due says so.
+    """
+    header, body = unpack(frame)
+    reader = _Reader(body)
+    rows: Prototypes | None = None
+    tensors: dict[str, Tensor] = {}
+    metrics: dict[str, float] = {}
+    last_tag = 0
+    while reader.left:
+        tag = reader.peek()
+        if tag not in (_ROWS, _TENSORS, _METRICS):
+            raise WireError(f"section: unknown type {tag}")
+        if tag <= last_tag:
+            raise WireError(f"section: type {tag} is repeated or out of order")
+        last_tag = tag
+        if tag == _ROWS:
+            rows = _decode_rows(reader, rows_shape)
+        elif tag == _TENSORS:
+            tensors = _decode_tensors(reader)
+        else:
+            metrics = _decode_metrics(reader)
+    message = Message(rows, tensors, metrics)
+    return Decoded(header, message, payload_bytes(message), len(frame))
+
+
+class _Reader:
+    """A cursor over the body that refuses to run past its end."""
+
+    def __init__(self, body: memoryview) -> None:
+        self.body = body
+        self.at = 0
+
+    @property
+    def left(self) -> int:
+        return len(self.body) - self.at
+
+    def peek(self) -> int:
+        return self.body[self.at]
+
+    def take(self, size: int, what: str) -> memoryview:
+        if size > self.left:
+            raise WireError(f"{what}: needs {size} bytes, {self.left} are left")
+        self.at += size
+        return self.body[self.at - size : self.at]
+
+    def fields(self, layout: struct.Struct, what: str) -> tuple[int, ...]:
+        return layout.unpack(self.take(layout.size, what))
+
+    def floats(self, count: int, what: str) -> Tensor:
+        values = np.frombuffer(self.take(4 * count, what), dtype="<f4")
+        return torch.from_numpy(values.astype(np.float32))  # astype copies: the frame may go
+
+    def text(self, size: int, what: str) -> str:
+        try:
+            return bytes(self.take(size, what)).decode()
+        except UnicodeDecodeError as error:
+            raise WireError(f"{what}: a name is not valid UTF-8") from error
+
+
+def _float_bytes(values: Tensor) -> bytes:
+    return values.detach().cpu().contiguous().numpy().astype("<f4", copy=False).tobytes()
+
+
+def _check_float32(value_type: int, what: str) -> None:
+    if value_type != _FLOAT32:
+        raise WireError(f"dtype: {what} have type {value_type}, this side knows {_FLOAT32} (float32)")
+
+
+def _encode_rows(rows: Prototypes) -> bytes:
+    present = rows.present.cpu()
+    bitmap = np.packbits(present.numpy(), bitorder="little").tobytes()
+    head = _ROWS_HEAD.pack(_ROWS, _FLOAT32, rows.num_classes, rows.width)
+    return b"".join((head, bitmap, _float_bytes(rows.values.cpu()[present])))
+
+
+def _decode_rows(reader: _Reader, due: tuple[int, int] | None) -> Prototypes:
+    _, value_type, num_classes, width = reader.fields(_ROWS_HEAD, "rows")
+    _check_float32(value_type, "rows")
+    if due is not None and (num_classes, width) != due:
+        raise WireError(f"rows: classes × width is {num_classes} × {width}, not {due[0]} × {due[1]}")
+    if num_classes * width > _LARGEST_ROWS:
+        raise WireError(f"rows: {num_classes} × {width} values are more than any federation has")
+    bits = np.unpackbits(np.frombuffer(reader.take((num_classes + 7) // 8, "rows bitmap"), np.uint8), bitorder="little")
+    if bits[num_classes:].any():
+        raise WireError(f"rows bitmap: names a class beyond the {num_classes} there are")
+    present = torch.from_numpy(bits[:num_classes].astype(bool))
+    count = int(present.sum())
+    packed = reader.floats(count * width, "rows values").view(count, width)
+    values = torch.zeros(num_classes, width)
+    values[present] = packed
+    return Prototypes(values, present)
+
+
+def _encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:
+    pieces = [_TENSORS_HEAD.pack(_TENSORS, len(tensors))]
+    for name, tensor in tensors.items():
+        encoded = name.encode()
+        if len(encoded) > 255:
+            raise ValueError(f"a tensor's name has at most 255 bytes, {name[:40]!r}… has {len(encoded)}")
+        pieces.append(bytes((len(encoded),)) + encoded + bytes((_FLOAT32, tensor.dim())))
+        pieces.append(struct.pack(f"<{tensor.dim()}I", *tensor.shape) + _float_bytes(tensor))
+    return b"".join(pieces)
+
+
+def _decode_tensors(reader: _Reader) -> dict[str, Tensor]:
+    _, count = reader.fields(_TENSORS_HEAD, "tensors")
+    tensors: dict[str, Tensor] = {}
+    for _ in range(count):
+        name = reader.text(reader.take(1, "tensor name")[0], "tensor name")
+        value_type, axes = reader.take(2, f"tensor {name!r}")
+        _check_float32(value_type, f"values of tensor {name!r}")
+        shape = struct.unpack(f"<{axes}I", reader.take(4 * axes, f"tensor {name!r} shape"))
+        if name in tensors:
+            raise WireError(f"tensor {name!r}: appears twice")
+        tensors[name] = reader.floats(math.prod(shape), f"tensor {name!r} values").view(shape)
+    return tensors
+
+
+def _encode_metrics(metrics: Mapping[str, float]) -> bytes:
+    pieces = [_METRICS_HEAD.pack(_METRICS, len(metrics))]
+    for name, value in metrics.items():
+        wide = struct.unpack("<f", struct.pack("<f", value))[0] != value if abs(value) < 3e38 else True
+        code = METRIC_CODES.get(name, 0)
+        pieces.append(bytes((code | (_WIDE if wide else 0),)))
+        if code == 0:
+            pieces.append(bytes((len(name.encode()),)) + name.encode())
+        pieces.append(struct.pack("<d" if wide else "<f", value))
+    return b"".join(pieces)
+
+
+def _decode_metrics(reader: _Reader) -> dict[str, float]:
+    _, count = reader.fields(_METRICS_HEAD, "metrics")
+    metrics: dict[str, float] = {}
+    for _ in range(count):
+        tag = reader.take(1, "metric")[0]
+        code, wide = tag & ~_WIDE, bool(tag & _WIDE)
+        if code == 0:
+            name = reader.text(reader.take(1, "metric name")[0], "metric name")
+        elif code in _METRIC_NAMES:
+            name = _METRIC_NAMES[code]
+        else:
+            raise WireError(f"metric: unknown code {code}")
+        layout = struct.Struct("<d" if wide else "<f")
+        (metrics[name],) = layout.unpack(reader.take(layout.size, f"metric {name!r}"))
+    return metrics

@@ -1,0 +1,53 @@
+"""The meter: parameters, payload and wire bytes of every frame, up and down, per client and purpose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from tinyproto.core.messages import Message
+from tinyproto.wire.codec import payload_bytes
+
+Direction = Literal["up", "down"]
+Purpose = Literal["hello", "training", "evaluation", "closing"]
+
+
+class Cost(NamedTuple):
+    """What one or many frames cost."""
+
+    parameters: int = 0  # numbers, as the paper counts
+    payload: int = 0  # bytes of values
+    wire: int = 0  # bytes of frames
+
+    def plus(self, other: Cost) -> Cost:
+        """The cost of both."""
+        return Cost(self.parameters + other.parameters, self.payload + other.payload, self.wire + other.wire)
+
+
+@dataclass
+class Meter:
+    """Counts the frames of one round."""
+
+    costs: dict[tuple[Purpose, Direction, int], Cost] = field(default_factory=dict)
+
+    def count(self, purpose: Purpose, direction: Direction, client: int, message: Message, frame: bytes) -> None:
+        """Add one frame."""
+        key = (purpose, direction, client)
+        cost = Cost(message.parameters, payload_bytes(message), len(frame))
+        self.costs[key] = self.costs.get(key, Cost()).plus(cost)
+
+    def total(self, purpose: Purpose, direction: Direction) -> Cost:
+        """The cost of one purpose over all clients."""
+        return self._sum(purpose=purpose, direction=direction)
+
+    def client(self, client: int, direction: Direction) -> Cost:
+        """The cost of one client over all purposes."""
+        return self._sum(direction=direction, client=client)
+
+    def _sum(self, direction: Direction, purpose: Purpose | None = None, client: int | None = None) -> Cost:
+        total = Cost()
+        for (counted_purpose, counted_direction, counted_client), cost in self.costs.items():
+            wanted = purpose in (None, counted_purpose) and client in (None, counted_client)
+            if wanted and counted_direction == direction:
+                total = total.plus(cost)
+        return total
