@@ -13,7 +13,7 @@ from tinyproto.errors import TinyProtoError
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:
-    """", did you mean 'x'?" where a known name is close, else nothing."""
+    """ ", did you mean 'x'?" where a known name is close, else nothing."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f", did you mean {close[0]!r}?" if close else ""
 
@@ -27,7 +27,9 @@ def load_dotted(path: str, error: type[TinyProtoError], what: str) -> Any:
     try:
         found = importlib.import_module(module_name)
     except Exception as cause:
-        raise error(f"{what} {path!r}: importing {module_name!r} failed with {type(cause).__name__}: {cause}") from cause
+        raise error(
+            f"{what} {path!r}: importing {module_name!r} failed with {type(cause).__name__}: {cause}"
+        ) from cause
     if not hasattr(found, attribute):
         raise error(f"{what} {path!r}: {module_name!r} has no {attribute!r}{nearest_name(attribute, dir(found))}")
     return getattr(found, attribute)

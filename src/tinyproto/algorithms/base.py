@@ -95,7 +95,7 @@ class ClientSide(Protocol):
         ...
 
     def receive(self, client: Client, message: Message) -> Prototypes | None:
-        """Take in what the server sent; returns the global prototypes (K, d) to classify with, if the method has any."""
+        """Take in what the server sent; returns the global prototypes (K, d) to classify with, if there are any."""
         ...
 
     def task(self, client: Client, plan: BatchPlan, seed: int) -> Task:

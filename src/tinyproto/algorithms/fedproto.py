@@ -23,7 +23,6 @@ from tinyproto.algorithms.base import (
     PrototypeSource,
     Round,
     Update,
-    positive,
 )
 from tinyproto.algorithms.transform import Dense, Transform, Upload
 from tinyproto.core.aggregate import keep_last

@@ -63,7 +63,7 @@ def count_scaled_mean(scaled: Iterable[Prototypes]) -> Prototypes:
 
 
 def count_scaled_sum(scaled: Iterable[Prototypes]) -> Prototypes:
-    """Σ n_ij ĉ_ij, the rule behind the paper's tables: with μ = κ / Σ_i n_ij it is κ times the weighted mean of eq. (4)."""
+    """Σ n_ij ĉ_ij, the rule behind the paper's tables: times κ / Σ_i n_ij it is κ times the weighted mean."""
     return _folded(scaled).sum()
 
 

@@ -46,7 +46,7 @@ def balanced_search(num_classes: int, dim: int, cps_dim: int, seed: int) -> IntA
 
 
 def _least_used_first(num_classes: int, dim: int, cps_dim: int, random: SplitMix) -> IntArray:
-    """Each class takes the least used dimensions, ties at random: columns stay balanced, and disjoint while they can."""
+    """Each class takes the least used dimensions, ties at random: columns stay balanced, disjoint while they can."""
     uses = [0] * dim
     masks = np.zeros((num_classes, dim), dtype=np.int64)
     for row in masks:
@@ -106,8 +106,8 @@ def block_search(num_classes: int, dim: int, cps_dim: int, seed: int) -> IntArra
     length = dim // num_classes
     if length == 0 or cps_dim % length or cps_dim > length * num_classes:
         raise ValueError(
-            f"block masks hand out {dim} dimensions to {num_classes} classes in blocks of {length}, so cps_dim cannot be "
-            f"{cps_dim}; choose a multiple of the block length, or the balanced masks"
+            f"block masks hand out {dim} dimensions to {num_classes} classes in blocks of {length}, so cps_dim cannot "
+            f"be {cps_dim}; choose a multiple of the block length, or the balanced masks"
         )
     blocks = cps_dim // length
     random = SplitMix(seed)

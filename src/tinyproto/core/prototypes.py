@@ -20,7 +20,9 @@ class Prototypes(NamedTuple):
     @classmethod
     def absent(cls, num_classes: int, width: int, device: torch.device | str = "cpu") -> Prototypes:
         """No class present: what a client holds before the server has sent anything."""
-        return cls(torch.zeros(num_classes, width, device=device), torch.zeros(num_classes, dtype=torch.bool).to(device))
+        return cls(
+            torch.zeros(num_classes, width, device=device), torch.zeros(num_classes, dtype=torch.bool).to(device)
+        )
 
     @property
     def num_classes(self) -> int:

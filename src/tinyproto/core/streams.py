@@ -19,7 +19,7 @@ def global_randomness(seed: int) -> Iterator[None]:
 
     Layers initialise themselves and dropout draws from the global generator; this gives them a named stream.
     """
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed)
         yield

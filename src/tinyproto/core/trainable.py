@@ -48,7 +48,9 @@ def adaptive_margin(class_centres: Prototypes, cap: float) -> Tensor:
     return distances.min(1).values.max().clamp_max(cap).float()
 
 
-def margin_contrastive_loss(uploads: Tensor, labels: Tensor, learned: Tensor, margin: Tensor, offered: Tensor) -> Tensor:
+def margin_contrastive_loss(
+    uploads: Tensor, labels: Tensor, learned: Tensor, margin: Tensor, offered: Tensor
+) -> Tensor:
     """Cross-entropy over −distance to every offered global prototype, the true class pushed away by the margin δ."""
     distances = pairwise_distances(uploads, learned)  # (B, K)
     distances = distances + margin * functional.one_hot(labels, learned.shape[0]).to(distances.dtype)

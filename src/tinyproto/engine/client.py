@@ -105,7 +105,9 @@ class ClientRuntime:
 
     def _train(self, jobs: Sequence[_Job]) -> dict[int, Message]:
         plans = [self._plan(job) for job in jobs]
-        tasks = [self.side.task(job.client, plan, self._dropout_seed(job)) for job, plan in zip(jobs, plans, strict=True)]
+        tasks = [
+            self.side.task(job.client, plan, self._dropout_seed(job)) for job, plan in zip(jobs, plans, strict=True)
+        ]
         source = self.side.prototype_source
         if source == "stale":
             self._refresh_prototypes(jobs, plans)

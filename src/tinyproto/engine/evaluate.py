@@ -12,8 +12,10 @@ RULES = ("head", "global", "local")
 
 
 @torch.no_grad()
-def score(head: nn.Module, features: Tensor, labels: Tensor, global_: Prototypes | None, local: Prototypes) -> dict[str, float]:
-    """Metrics `test_samples` and `correct_<rule>` for each rule that applies: a rule without prototypes has no score."""
+def score(
+    head: nn.Module, features: Tensor, labels: Tensor, global_: Prototypes | None, local: Prototypes
+) -> dict[str, float]:
+    """Metrics `test_samples` and `correct_<rule>` for each rule that applies; without prototypes none does."""
     head.eval()
     guesses = {"head": head(features).argmax(1)}
     for rule, prototypes in (("global", global_), ("local", local)):

@@ -55,7 +55,11 @@ def build_model(entry: ModelEntry, shape: ModelShape, seed: int) -> SplitModel:
     name = entry_name(entry)
     with global_randomness(seed):
         module = copy.deepcopy(entry) if isinstance(entry, nn.Module) else _call(_resolve(entry), name, shape)
-        model = module if isinstance(module, SplitModel) else SplitModel(module, nn.Linear(shape.proto_dim, shape.num_classes))
+        model = (
+            module
+            if isinstance(module, SplitModel)
+            else SplitModel(module, nn.Linear(shape.proto_dim, shape.num_classes))
+        )
     _probe(model, name, shape)
     return model
 

@@ -92,7 +92,9 @@ def unpack(frame: bytes) -> tuple[Header, memoryview]:
     if checksum != zlib.crc32(body, zlib.crc32(view[: _HEADER.size])):
         raise WireError("checksum: the frame was damaged on its way")
     if kind not in Kind._value2member_map_:
-        raise WireError(f"kind: {kind} is none of {', '.join(f'{known.value} ({known.name.lower()})' for known in Kind)}")
+        raise WireError(
+            f"kind: {kind} is none of {', '.join(f'{known.value} ({known.name.lower()})' for known in Kind)}"
+        )
     if flags > 1:
         raise WireError(f"flags: unknown bits in {flags:#06x}")
     return Header(Kind(kind), round_number, client, bytes(digest), evaluate=bool(flags & 1)), body

@@ -27,5 +27,7 @@ def from_arrays(images: Any, labels: Any, *, num_classes: int | None = None, nam
     targets = targets.long()
     classes = int(targets.max()) + 1 if num_classes is None else num_classes
     if int(targets.min()) < 0 or int(targets.max()) >= classes:
-        raise DataError(f"labels have to lie in 0 … {classes - 1}, these span {int(targets.min())} … {int(targets.max())}")
+        raise DataError(
+            f"labels have to lie in 0 … {classes - 1}, these span {int(targets.min())} … {int(targets.max())}"
+        )
     return Images(name, pixels, targets, classes, scale=2 / 255, shift=-1.0)

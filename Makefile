@@ -1,0 +1,39 @@
+# Both `make run` and `make test` set up everything they need in .venv; a second call finds it there.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: run test test-all coverage format clean
+
+run: .venv/.core
+	$(BIN)/tinyproto run configs/quickstart.yaml --overwrite
+
+test: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -n 2 --cov --cov-report=term:skip-covered --cov-fail-under=90
+
+test-all: .venv/.dev
+	$(BIN)/pytest -n 2 -m "slow or not slow"
+
+format: .venv/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+
+.venv/.pip:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tinyproto needs Python 3.11 or newer; try make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "pip>=25.1"
+	@touch $@
+
+.venv/.core: .venv/.pip pyproject.toml constraints.txt
+	@echo "Setting up .venv (about a minute, once)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	@touch $@
+
+.venv/.dev: .venv/.core
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	@touch $@

@@ -1,0 +1,38 @@
+"""`tinyproto doctor`: what this machine offers."""
+
+from __future__ import annotations
+
+import os
+import platform
+
+from rich.table import Table
+
+import tinyproto
+from tinyproto.cli.terminal import terminal
+from tinyproto.data.sources import SOURCES
+from tinyproto.tracking.environment import EXTRAS, cpu_name, devices, package_versions, source_commit
+
+
+def examine() -> None:
+    """Print versions, devices, threads, extras and where data is found."""
+    import torch
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    commit = source_commit()
+    table.add_row("tinyproto", tinyproto.__version__ + (f" (commit {commit[:12]})" if commit else ""))
+    table.add_row("python", f"{platform.python_version()} on {platform.platform()}")
+    for name, version in package_versions().items():
+        table.add_row(name, version or "not installed")
+    table.add_row("cpu", f"{cpu_name()}, {os.cpu_count()} cores")
+    table.add_row(
+        "threads", f"torch uses {torch.get_num_threads()}; a simulation uses 1, so that results repeat bit for bit"
+    )
+    table.add_row("devices", ", ".join(devices()))
+    for extra, package in EXTRAS.items():
+        version = package_versions((package,))[package]
+        table.add_row(f"extra {extra}", f"{package} {version}" if version else f"{package} not installed")
+    for name, source in SOURCES.items():
+        table.add_row(f"data {name}", source.locate(None))
+    terminal().print(table)

@@ -1,0 +1,95 @@
+"""The `tinyproto` command: its verbs, and the one place where errors become a sentence and an exit status."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import tinyproto
+from tinyproto.errors import TinyProtoError
+
+USER_ERROR = 2
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="tinyproto",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tinyproto {tinyproto.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and stop.")
+    ] = False,
+) -> None:
+    """Federated learning where every client keeps its own network and only tiny class prototypes travel.
+
+    Start with [bold]tinyproto run configs/quickstart.yaml[/bold].
+    """
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Argument(help="A config file, such as configs/quickstart.yaml.", show_default=False)],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Config keys to set, dotted.", show_default=False),
+    ] = None,
+    runs: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run folder if it exists.")] = False,
+) -> None:
+    """Simulate a federation: every algorithm and seed of a config.
+
+    Shows progress, then a table of what each algorithm reached and what it cost. The run folder
+    [bold]runs/NAME[/bold] holds the resolved config, the environment, rounds.jsonl, timings.jsonl,
+    prototypes.safetensors and summary.json.
+
+    [bold]Examples[/bold]
+
+    tinyproto run configs/quickstart.yaml
+
+    tinyproto run configs/quickstart.yaml name=short train.rounds=10 'algorithms=[local,fedproto]'
+
+    tinyproto run configs/quickstart.yaml name=three 'seeds=[0,1,2]'
+    """
+    from tinyproto.cli.run import run_config
+
+    run_config(config, overrides or [], runs, overwrite)
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine offers: versions, devices, threads, extras, and where data is found."""
+    from tinyproto.cli.doctor import examine
+
+    examine()
+
+
+def main() -> None:
+    """Entry point: an error a user can cause is one sentence on stderr and exit status 2."""
+    try:
+        app()
+    except TinyProtoError as error:
+        print(f"tinyproto: error: {error}", file=sys.stderr)
+        sys.exit(USER_ERROR)
+    except KeyboardInterrupt:
+        print("tinyproto: interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

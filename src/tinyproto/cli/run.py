@@ -1,0 +1,38 @@
+"""`tinyproto run`: a config in, progress while it goes, the table and the verdict at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tinyproto.cli.progress import Progress
+from tinyproto.cli.table import comparison_table
+from tinyproto.cli.terminal import terminal
+from tinyproto.config import load_config
+from tinyproto.experiment import Experiment
+from tinyproto.report.compare import compare
+from tinyproto.report.verdict import verdict
+
+
+def run_config(path: Path, overrides: Sequence[str], runs: Path, overwrite: bool) -> None:
+    """Everything between the command's arguments and its last line."""
+    console = terminal()
+    config = load_config(path, overrides)
+    experiment = Experiment(config)
+    model = config.model
+    console.print(
+        f"{model.name}: {len(config.algorithms)} algorithms × {len(model.seeds)} seeds × {model.train.rounds} rounds, "
+        f"{experiment.data.num_clients} clients with {len(model.models)} networks on {experiment.images.name}, "
+        f"preset {model.preset}, device {experiment.device}"
+    )
+    with Progress(console, len(experiment.cells), model.evaluate.rule) as progress:
+        folder = experiment.run(runs, overwrite=overwrite, observer=progress)
+    results = json.loads((folder / "summary.json").read_text())["results"]
+    titles = {entry.label: entry.title for entry in config.algorithms}
+    comparison = compare(results, titles, model.evaluate.rule, model.evaluate.statistic)
+    console.print()
+    console.print(comparison_table(comparison, console.width))
+    for sentence in verdict(comparison):
+        console.print(f"• {sentence}")
+    console.print(f"\nWritten to {folder}", soft_wrap=True)

@@ -1,0 +1,126 @@
+"""The `algorithms:` list of a config: names and hyper-parameters to checked entries."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from tinyproto.algorithms import ALGORITHMS, Algorithm, AlgorithmSpec, FederationSpec
+from tinyproto.config.presets import Preset
+from tinyproto.config.schema import ConfigModel
+from tinyproto.errors import ConfigError
+from tinyproto.imports import load_dotted, nearest_name
+
+
+@dataclass(frozen=True)
+class AlgorithmEntry:
+    """One algorithm to run, with all its hyper-parameters decided."""
+
+    reference: str  # the name in the config: an id, or a dotted path to an AlgorithmSpec
+    spec: AlgorithmSpec
+    label: str  # distinguishes two entries of one algorithm
+    hyper: Any
+
+    @property
+    def title(self) -> str:
+        """For people: the method's name, with the label where that says more."""
+        return self.spec.title if self.label == self.spec.name else self.label
+
+    def resolved(self) -> dict[str, Any]:
+        """The entry with every hyper-parameter written out."""
+        return {"name": self.reference, "label": self.label, **asdict(self.hyper)}
+
+    def build(self, federation: FederationSpec) -> Algorithm:
+        """The algorithm for a federation; what does not fit it is an error that names the entry."""
+        try:
+            return self.spec.build(self.hyper, federation)
+        except ValueError as error:
+            raise ConfigError(f"algorithm {self.label}: {error}") from error
+
+
+def resolve_algorithms(model: ConfigModel, preset: Preset, source: str) -> tuple[AlgorithmEntry, ...]:
+    """Every entry of the list, in order, with labels that are all different."""
+    given = [{"name": item} if isinstance(item, str) else dict(item) for item in model.algorithms]
+    repeats = Counter(str(item.get("name")) for item in given)
+    entries = []
+    for item in given:
+        where = f"{source}: algorithms"
+        if "name" not in item:
+            raise ConfigError(f"{where}: the entry {item!r} has no name")
+        reference = item.pop("name")
+        spec = _find(reference, where)
+        label = item.pop("label", None)
+        if label is None:
+            details = ",".join(f"{key}={'null' if value is None else value}" for key, value in item.items())
+            label = f"{spec.name}({details})" if repeats[str(reference)] > 1 and details else spec.name
+        hyper = _hyper(spec, item, model, preset, f"{where}: {spec.name}")
+        entries.append(AlgorithmEntry(reference, spec, str(label), hyper))
+    for label, count in Counter(entry.label for entry in entries).items():
+        if count > 1:
+            raise ConfigError(
+                f"{source}: algorithms: {label!r} stands there {count} times; tell them apart with `label:`"
+            )
+    return tuple(entries)
+
+
+def _find(reference: Any, where: str) -> AlgorithmSpec:
+    if not isinstance(reference, str):
+        raise ConfigError(f"{where}: {reference!r} is not a name")
+    if ":" in reference:
+        spec = load_dotted(reference, ConfigError, "algorithm")
+        if not isinstance(spec, AlgorithmSpec):
+            raise ConfigError(f"{where}: {reference!r} is {type(spec).__name__}, not an AlgorithmSpec")
+        return spec
+    if reference not in ALGORITHMS:
+        raise ConfigError(
+            f"{where}: unknown algorithm {reference!r}{nearest_name(reference, ALGORITHMS)}; "
+            f"known: {', '.join(ALGORITHMS)}, or a dotted path package.module:SPEC"
+        )
+    return ALGORITHMS[reference]
+
+
+def _hyper(spec: AlgorithmSpec, given: Mapping[str, Any], model: ConfigModel, preset: Preset, where: str) -> Any:
+    """Defaults of the dataclass, then the preset, then the config's prototypes section, then the entry's own keys."""
+    known = {field.name for field in fields(spec.hyper)}
+    for key in given:
+        if key not in known:
+            raise ConfigError(
+                f"{where}: unknown key {key!r}{nearest_name(key, known)}; known: {', '.join(sorted(known)) or 'none'}"
+            )
+    prototypes = model.prototypes
+    shared = {"cps_dim": prototypes.cps_dim, "masks": prototypes.masks, "mask_seed": prototypes.mask_seed}
+    values = {key: value for key, value in {**preset.hyper, **shared, **given}.items() if key in known}
+    scaled = values.get("scaling", "count") != "none"
+    if preset.global_scale is not None and "global_scale" in known and "global_scale" not in given and scaled:
+        values["global_scale"] = _published_scale(spec, model, preset.global_scale, where)
+    hints = get_type_hints(spec.hyper)
+    for key, value in values.items():
+        try:
+            values[key] = TypeAdapter(hints[key]).validate_python(value, strict=True)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            raise ConfigError(f"{where}: {key}: {reason[0].lower()}{reason[1:]}, not {value!r}") from None
+    try:
+        hyper = spec.hyper(**values)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    cps_dim = getattr(hyper, "cps_dim", None)
+    if cps_dim is not None and cps_dim > prototypes.dim:
+        raise ConfigError(f"{where}: cps_dim ({cps_dim}) is greater than prototypes.dim ({prototypes.dim})")
+    return hyper
+
+
+def _published_scale(
+    spec: AlgorithmSpec, model: ConfigModel, published: Mapping[str, Mapping[str, float]], where: str
+) -> float:
+    scales = published.get(spec.name, {})
+    if model.data.name not in scales:
+        raise ConfigError(
+            f"{where}: the preset {model.preset!r} has no published global_scale (μ) for the dataset "
+            f"{model.data.name!r}; set global_scale on this algorithm, to a number or to auto"
+        )
+    return scales[model.data.name]

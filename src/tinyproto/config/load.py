@@ -1,0 +1,136 @@
+"""From YAML and `key=value` overrides to a Config: preset first, then the file, then the overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from tinyproto.config.algorithms import AlgorithmEntry, resolve_algorithms
+from tinyproto.config.presets import PRESETS
+from tinyproto.config.schema import ConfigModel
+from tinyproto.data.images import Images
+from tinyproto.data.sources import check_name
+from tinyproto.errors import ConfigError
+from tinyproto.imports import nearest_name
+
+
+@dataclass(frozen=True)
+class Config:
+    """A checked config, its algorithms resolved to hyper-parameters."""
+
+    model: ConfigModel
+    algorithms: tuple[AlgorithmEntry, ...]
+
+    def resolved(self) -> dict[str, Any]:
+        """Everything written out, presets and defaults included: loading it again gives the same config."""
+        values = self.model.model_dump()
+        values["algorithms"] = [entry.resolved() for entry in self.algorithms]
+        return values
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a config file and apply `dotted.key=value` overrides."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"no config file at {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the config file {path}: {error}") from error
+    values = _yaml(text, str(path))
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} is not a config: it has to hold keys and values, such as `name: my_run`")
+    for override in overrides:
+        _apply(values, override)
+    return parse_config(values, source=str(path))
+
+
+def parse_config(values: Mapping[str, Any], source: str = "the config", images: Images | None = None) -> Config:
+    """Check a config given as plain values; with `images` it is for Python, where data and networks are objects."""
+    preset_name = values.get("preset", "sound")
+    if preset_name not in PRESETS:
+        raise ConfigError(
+            f"{source}: unknown preset {preset_name!r}{nearest_name(str(preset_name), PRESETS)}; "
+            f"known: {', '.join(PRESETS)}"
+        )
+    preset = PRESETS[preset_name]
+    merged = dict(values)
+    for section, defaults in preset.sections.items():
+        given = merged.get(section) or {}
+        if isinstance(given, Mapping):
+            merged[section] = {**defaults, **given}
+    try:
+        model = ConfigModel.model_validate(merged)
+    except ValidationError as error:
+        raise ConfigError(f"{source}: {_sentence(error)}") from None
+    if images is None:
+        check_name(model.data.name)
+    else:
+        model = model.model_copy(update={"data": model.data.model_copy(update={"name": images.name})})
+    for entry in model.models:
+        if images is None and not isinstance(entry, str):
+            raise ConfigError(f"{source}: models: {entry!r} is not a name or a dotted path package.module:factory")
+    dim, cps_dim = model.prototypes.dim, model.prototypes.cps_dim
+    if cps_dim is not None and cps_dim > dim:
+        raise ConfigError(
+            f"{source}: prototypes.cps_dim ({cps_dim}) is greater than prototypes.dim ({dim}); "
+            "a class cannot own more dimensions than there are"
+        )
+    return Config(model, resolve_algorithms(model, preset, source))
+
+
+def _yaml(text: str, source: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or "it cannot be read"
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark is not None else ""
+        raise ConfigError(f"{source}{where}: not valid YAML: {problem}") from None
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    """Set one dotted key; whether the key exists is for the schema to say."""
+    key, separator, text = override.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"override {override!r} is not of the form key=value, such as train.rounds=10")
+    *parents, last = key.strip().split(".")
+    place = values
+    for depth, parent in enumerate(parents):
+        if place.get(parent) is None:
+            place[parent] = {}
+        if not isinstance(place[parent], dict):
+            raise ConfigError(f"override {override!r}: {'.'.join(parents[: depth + 1])} has no keys of its own")
+        place = place[parent]
+    place[last] = _yaml(text, f"override {override!r}")
+
+
+def _sentence(error: ValidationError) -> str:
+    """The first thing that is wrong, in words, with the key and, for an unknown key, the nearest valid one."""
+    first = error.errors()[0]
+    place = [str(part) for part in first["loc"]]
+    key = ".".join(place)
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {key!r}{_nearest_key(place)}"
+    if first["type"] == "missing":
+        return f"the key {key!r} is missing"
+    if first["type"].startswith("union") or (len(error.errors()) > 1 and not first["loc"]):
+        return f"{key}: {first['msg']}"
+    given = first.get("input")
+    shown = f", not {given!r}" if isinstance(given, str | int | float | bool | list | None) else ""
+    return f"{key}: {first['msg'][0].lower()}{first['msg'][1:]}{shown}"
+
+
+def _nearest_key(place: Sequence[str]) -> str:
+    section: type[BaseModel] = ConfigModel
+    for name in place[:-1]:
+        annotation = section.model_fields[name].annotation
+        assert isinstance(annotation, type)
+        assert issubclass(annotation, BaseModel)
+        section = annotation
+    known = [".".join([*place[:-1], name]) for name in section.model_fields]
+    return nearest_name(".".join(place), known) or f"; known here: {', '.join(known)}"

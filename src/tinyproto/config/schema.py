@@ -1,0 +1,105 @@
+"""The config file's schema: every key, its type, its bounds and its default."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tinyproto.core.batching import LastBatch
+from tinyproto.core.cps import MaskKind
+from tinyproto.data.federation import CountedSamples
+from tinyproto.engine.client import PrototypeSamples
+from tinyproto.simulation.loop import EvaluatedClients
+
+PresetName = Literal["sound", "reference", "paper"]
+Rule = Literal["head", "global", "local"]
+Statistic = Literal["best", "last", "last10"]
+Positive = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0)]
+
+
+class Section(BaseModel):
+    """Strict: no unknown key, no silent conversion."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class DataSection(Section):
+    """Which images."""
+
+    name: str = Field("digits", description="dataset: digits (embedded)")
+    root: str | None = Field(None, description="folder that holds the dataset's files, where it has any")
+
+
+class PartitionSection(Section):
+    """Who holds what."""
+
+    kind: Literal["dirichlet"] = Field(
+        "dirichlet", description="each class is spread over the clients by a Dirichlet draw"
+    )
+    alpha: float = Field(0.1, gt=0, description="concentration: small values give clients few classes")
+    num_clients: Positive = Field(20, description="M")
+    seed: Seed = Field(1, description="of the draw; 1 gives the paper's partitions")
+    train_fraction: float = Field(0.75, gt=0, lt=1, description="share of a client's samples that it trains on")
+    min_samples: Positive = Field(
+        1, description="every client has at least so many; at most 1 000 draws, then a repair"
+    )
+
+
+class PrototypesSection(Section):
+    """What a prototype is."""
+
+    dim: Positive = Field(500, description="d, the width of features")
+    cps_dim: Positive | None = Field(50, description="s, how many of the d a class owns; null sends all d")
+    mask_seed: Seed = Field(0, description="of the CPS masks, which both sides derive and nobody sends")
+    masks: MaskKind = Field("balanced", description="balanced, or blocks as the published code builds them")
+    samples: PrototypeSamples = Field(
+        "all", description="a local prototype is a mean over all training samples, or those seen"
+    )
+    counted_samples: CountedSamples = Field("train", description="n_ij counts training samples, or all a client has")
+
+
+class TrainSection(Section):
+    """How clients train."""
+
+    rounds: Positive = Field(300, description="T")
+    local_epochs: Positive = Field(1, description="epochs a client trains per round")
+    batch_size: Positive = Field(32, description="samples per step")
+    learning_rate: float = Field(0.01, gt=0, description="of plain SGD")
+    participation: float = Field(1.0, gt=0, le=1, description="share of the clients that take part in a round")
+    shuffle: bool = Field(True, description="new batches each epoch, or the same in the same order")
+    last_batch: LastBatch = Field(
+        "join", description="the rest of an epoch: join (a single sample joins the batch before), keep, drop"
+    )
+    trainer: Literal["auto", "eager"] = Field("auto", description="how steps are executed; eager is the reference")
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+
+
+class EvaluateSection(Section):
+    """When, who, and which number is the headline; all three rules are always computed."""
+
+    every: Positive = Field(1, description="evaluate every so many rounds; the closing exchange always does")
+    clients: EvaluatedClients = Field("auto", description="all, participants, or auto: all with full participation")
+    rule: Rule = Field(
+        "global", description="the headline for prototype methods: head, nearest global or local prototype"
+    )
+    statistic: Statistic = Field("last10", description="the headline over rounds: best, last, or mean of the last 10")
+
+
+class ConfigModel(Section):
+    """A whole config file."""
+
+    schema_version: Literal[1] = Field(1, description="of this file's format")
+    name: str = Field("run", min_length=1, pattern=r"^[A-Za-z0-9._-]+$", description="names the run folder")
+    preset: PresetName = Field("sound", description="the reading of every open point of the paper")
+    data: DataSection = DataSection()
+    partition: PartitionSection = PartitionSection()
+    models: list[Any] = Field(min_length=1, description="networks; client i gets entry i modulo their number")
+    prototypes: PrototypesSection = PrototypesSection()
+    train: TrainSection = TrainSection()
+    evaluate: EvaluateSection = EvaluateSection()
+    algorithms: list[str | dict[str, Any]] = Field(
+        min_length=1, description="names, or {name: …, label: …, hyper-parameters}"
+    )
+    seeds: list[Seed] = Field([0], min_length=1, description="of weights, batches and draws; one run each")

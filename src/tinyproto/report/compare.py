@@ -1,0 +1,104 @@
+"""The comparison behind every table and verdict: one row per algorithm, over all its seeds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+RULES = ("head", "global", "local")
+RULE_NAMES = {"head": "own head", "global": "nearest global prototype", "local": "nearest local prototype"}
+STATISTIC_NAMES = {"best": "best round", "last": "last round", "last10": "mean of the last 10 evaluations"}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean over seeds with the population standard deviation."""
+
+    mean: float
+    deviation: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One algorithm."""
+
+    algorithm: str
+    label: str
+    title: str
+    accuracy: Mapping[str, Spread | None]  # by rule, fractions
+    parameters: float
+    payload_bytes: float  # up and down
+    wire_bytes: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All algorithms of a run, and which number is the headline."""
+
+    rows: Sequence[Row]
+    rule: str  # of prototype methods; the others are read by their head
+    statistic: str
+
+    def row(self, algorithm: str) -> Row | None:
+        """The first row of an algorithm."""
+        return next((row for row in self.rows if row.algorithm == algorithm), None)
+
+    def headline_rule(self, row: Row) -> str:
+        """The rule a method is read by: methods without global prototypes are read by their head."""
+        return self.rule if row.accuracy["global"] is not None else "head"
+
+    def headline(self, row: Row) -> float | None:
+        """The method's number."""
+        found = row.accuracy[self.headline_rule(row)]
+        return None if found is None else found.mean
+
+    @property
+    def baseline(self) -> tuple[str, float] | None:
+        """What not federating reaches: Local's better rule and its accuracy; None where Local was not run."""
+        local = self.row("local")
+        if local is None:
+            return None
+        known = [(rule, spread.mean) for rule, spread in local.accuracy.items() if spread is not None]
+        return max(known, key=lambda pair: pair[1], default=None)
+
+    def over_local(self, row: Row, rule: str) -> float | None:
+        """What federating brought by one rule, over what a client reaches alone."""
+        own, baseline = row.accuracy[rule], self.baseline
+        if baseline is None or row.algorithm == "local" or own is None:
+            return None
+        return own.mean - baseline[1]
+
+
+def compare(results: Sequence[Mapping[str, Any]], titles: Mapping[str, str], rule: str, statistic: str) -> Comparison:
+    """Rows in the order in which the algorithms first appear; several seeds become one row."""
+    labels = list(dict.fromkeys(result["label"] for result in results))
+    return Comparison(
+        [_row([r for r in results if r["label"] == label], titles, statistic) for label in labels], rule, statistic
+    )
+
+
+def _row(results: Sequence[Mapping[str, Any]], titles: Mapping[str, str], statistic: str) -> Row:
+    first = results[0]
+
+    def both_ways(key: str) -> float:
+        return statistics.fmean(result[key]["up"] + result[key]["down"] for result in results)
+
+    return Row(
+        algorithm=first["algorithm"],
+        label=first["label"],
+        title=titles.get(first["label"], first["label"]),
+        accuracy={rule: _spread([result["accuracy"][statistic][rule] for result in results]) for rule in RULES},
+        parameters=statistics.fmean(result["params_per_round"] for result in results),
+        payload_bytes=both_ways("payload_bytes_per_round"),
+        wire_bytes=both_ways("wire_bytes_per_round"),
+        seconds=statistics.fmean(result["seconds_per_round"]["total"] for result in results),
+    )
+
+
+def _spread(values: Sequence[float | None]) -> Spread | None:
+    known = [value for value in values if value is not None]
+    return Spread(statistics.fmean(known), statistics.pstdev(known), len(known)) if known else None

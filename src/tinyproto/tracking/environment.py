@@ -1,0 +1,78 @@
+"""environment.json: what a run ran on, so that its numbers mean something later."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import tinyproto
+
+PACKAGES = ("torch", "numpy", "pydantic", "scikit-learn", "safetensors")
+EXTRAS = {"flower": "flwr"}
+
+
+def package_versions(names: tuple[str, ...] = PACKAGES) -> dict[str, str | None]:
+    """Installed versions by name; None where a package is not there."""
+    versions: dict[str, str | None] = {}
+    for name in names:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions
+
+
+def cpu_name() -> str:
+    """The processor as it calls itself."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
+
+
+def devices() -> list[str]:
+    """Compute devices that torch sees."""
+    import torch
+
+    gpus = [f"cuda:{index} {torch.cuda.get_device_name(index)}" for index in range(torch.cuda.device_count())]
+    return ["cpu", *gpus]
+
+
+def source_commit() -> str | None:
+    """The commit of the package's checkout, with a mark where files differ from it; None outside a checkout."""
+    folder = Path(__file__).parent
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ("git", *arguments), cwd=folder, capture_output=True, text=True, timeout=5, check=True
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.strip()
+
+    tracked = git("ls-files", "--error-unmatch", Path(__file__).name)
+    commit = git("rev-parse", "HEAD") if tracked else None
+    return commit if commit is None or not git("status", "--porcelain", "--", str(folder)) else f"{commit}-modified"
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Hardware, versions and commit."""
+    return {
+        "tinyproto": tinyproto.__version__,
+        "commit": source_commit(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": cpu_name(),
+        "cpu_count": os.cpu_count(),
+        "threads": 1,
+        "device": device,
+        "devices": devices(),
+        "packages": package_versions(),
+    }

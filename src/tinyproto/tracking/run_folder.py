@@ -1,0 +1,80 @@
+"""The run folder: refused or made before anything is trained, filled while the run goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import yaml
+from torch import Tensor
+
+from tinyproto.errors import RunFolderError
+from tinyproto.simulation.loop import PlayedRound
+
+RECOGNISED_BY = "config.yaml"
+
+
+class RunFolder:
+    """`runs/<name>/` and the files in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, *, overwrite: bool) -> RunFolder:
+        """Make an empty folder; an existing run is refused, or replaced if told so. Anything else is never deleted."""
+        try:
+            if path.exists():
+                cls._check_replaceable(path, overwrite)
+                shutil.rmtree(path)
+            path.mkdir(parents=True)
+        except OSError as error:
+            raise RunFolderError(f"cannot write the run folder {path}: {error.strerror or error}") from error
+        return cls(path)
+
+    @staticmethod
+    def _check_replaceable(path: Path, overwrite: bool) -> None:
+        if not overwrite:
+            raise RunFolderError(
+                f"{path} exists already; --overwrite replaces it, name=NEW or --runs DIR goes elsewhere"
+            )
+        if not path.is_dir() or (any(path.iterdir()) and not (path / RECOGNISED_BY).is_file()):
+            raise RunFolderError(f"{path} is not a run folder, so it is not overwritten; choose another name")
+
+    def write_config(self, resolved: dict[str, Any]) -> None:
+        """The config with everything decided; running it again repeats the run."""
+        self._write("config.yaml", yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True))
+
+    def write_json(self, name: str, value: Any) -> None:
+        """One JSON file, whole or not at all."""
+        self._write(name, json.dumps(value, indent=1) + "\n")
+
+    def append_round(self, identity: dict[str, Any], played: PlayedRound) -> None:
+        """One line for the record, which repeats byte for byte, and one for the clock, which does not."""
+        record = asdict(played.record)
+        record["traffic"] = {
+            purpose: {way: cost._asdict() for way, cost in ways.items()}
+            for purpose, ways in played.record.traffic.items()
+        }
+        self._append("rounds.jsonl", {**identity, **record})
+        self._append("timings.jsonl", {**identity, "round": played.record.round, "seconds": played.seconds})
+
+    def write_prototypes(self, tensors: dict[str, Tensor]) -> None:
+        """Local and global prototypes at the end of each run, for figures."""
+        target = self.path / "prototypes.safetensors"
+        partial = target.with_name(f".{target.name}.partial")
+        safetensors.torch.save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
+        partial.replace(target)
+
+    def _append(self, name: str, value: Any) -> None:
+        with (self.path / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(value, separators=(",", ":")) + "\n")
+
+    def _write(self, name: str, text: str) -> None:
+        partial = self.path / f".{name}.partial"
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(self.path / name)

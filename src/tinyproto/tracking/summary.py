@@ -1,0 +1,79 @@
+"""summary.json: what each cell of the grid reached and what it cost, from its records and its clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tinyproto.engine.evaluate import RULES
+from tinyproto.engine.round import RoundRecord
+from tinyproto.simulation.loop import PlayedRound
+from tinyproto.wire.meter import Cost, Direction, Purpose
+
+SCHEMA_VERSION = 1
+PHASES = ("total", "train", "prototypes", "server", "evaluate")
+_WAYS: tuple[Direction, Direction] = ("up", "down")
+
+
+def summarise(
+    played: Sequence[PlayedRound], identity: Mapping[str, Any], formula: int, peak_memory: int
+) -> dict[str, Any]:
+    """One entry of summary.json's results; `identity` says which cell of the grid it is."""
+    records = [round_.record for round_ in played]
+    measured = _measured(played)
+    training = [_cost(round_.record, "training") for round_ in measured]
+    return {
+        **identity,
+        "accuracy": accuracy_summary(records),
+        "params_per_round": _mean([sum(cost[way].parameters for way in _WAYS) for cost in training]),
+        "params_per_round_formula": formula,
+        "payload_bytes_per_round": {way: _mean([cost[way].payload for cost in training]) for way in _WAYS},
+        "wire_bytes_per_round": {way: _mean([cost[way].wire for cost in training]) for way in _WAYS},
+        "evaluation_bytes_per_round": {
+            way: _mean([_cost(round_.record, "evaluation")[way].wire for round_ in measured]) for way in _WAYS
+        },
+        "socket_bytes_per_round": None,
+        "hello_bytes": {way: _cost(records[0], "hello")[way].wire for way in _WAYS},
+        "closing_bytes": {way: _cost(records[-1], "closing")[way].wire for way in _WAYS},
+        "seconds_per_round": {
+            phase: sum(round_.seconds.get(phase, 0.0) for round_ in measured) / len(measured) for phase in PHASES
+        },
+        "peak_memory_bytes": peak_memory,
+    }
+
+
+def accuracy_summary(records: Sequence[RoundRecord]) -> dict[str, dict[str, float | None]]:
+    """Best, last and mean of the last ten evaluations by each rule, and the last mean over clients.
+
+    Round 1 evaluates networks that nobody has trained yet, so it never enters the mean of the last ten.
+    """
+    trained = [record for record in records if record.round > 1]
+    recent = {rule: _known(record.accuracy[rule] for record in trained)[-10:] for rule in RULES}
+    curves = {rule: _known(record.accuracy[rule] for record in records) for rule in RULES}
+    means = {rule: _known(record.client_mean[rule] for record in records) for rule in RULES}
+    return {
+        "best": {rule: max(curve, default=None) for rule, curve in curves.items()},
+        "last": {rule: curve[-1] if curve else None for rule, curve in curves.items()},
+        "last10": {rule: sum(curve) / len(curve) if curve else None for rule, curve in recent.items()},
+        "client_mean": {rule: curve[-1] if curve else None for rule, curve in means.items()},
+    }
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _measured(played: Sequence[PlayedRound]) -> Sequence[PlayedRound]:
+    """Rounds 2 to T, since round 1 sends no prototypes down yet; round 1 where there is no other."""
+    rounds = [round_ for round_ in played if not round_.record.closing]
+    return rounds[1:] or rounds
+
+
+def _cost(record: RoundRecord, purpose: Purpose) -> dict[Direction, Cost]:
+    return record.traffic.get(purpose, {"up": Cost(), "down": Cost()})
+
+
+def _mean(values: Sequence[int]) -> int | float:
+    """A mean that stays whole where it is whole, since bytes usually are."""
+    total, count = sum(values), len(values)
+    return total // count if total % count == 0 else total / count
