@@ -35,9 +35,9 @@ def l2_regulariser(features: Tensor, labels: Tensor, prototypes: Prototypes) -> 
     """R of eq. (6) and (11) as printed: Σ_j ρ(c̄ᴸ_j, c̄ᴳ_j), Euclidean, with c̄ᴸ_j the mean of class j in the batch."""
     batch = class_sums(features, labels, prototypes.num_classes)
     means = batch.sums / batch.counts.clamp_min(1).unsqueeze(1).to(features.dtype)
-    distances = safe_norm(means - prototypes.values)  # (K,)
     wanted = prototypes.present & (batch.counts > 0)
-    return torch.where(wanted, distances, torch.zeros_like(distances)).sum()
+    difference = torch.where(wanted.unsqueeze(1), means - prototypes.values, torch.zeros_like(means))
+    return torch.where(wanted, safe_norm(difference), torch.zeros_like(difference[:, 0])).sum()
 
 
 REGULARISERS: dict[Distance, Callable[[Tensor, Tensor, Prototypes], Tensor]] = {
