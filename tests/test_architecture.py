@@ -44,7 +44,9 @@ def imported(path: Path, top_level_only: bool = False) -> list[str]:
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names += [f"{node.module}.{alias.name}" if node.module == "tinyproto" else node.module for alias in node.names]
+            names += [
+                f"{node.module}.{alias.name}" if node.module == "tinyproto" else node.module for alias in node.names
+            ]
     return names
 
 
@@ -57,7 +59,9 @@ def test_a_module_imports_only_from_its_left(path: Path) -> None:
         assert RANKS[layer(name)] < RANKS[own], f"{own} imports {name}"
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if p.relative_to(ROOT).parts[0] in LIGHT], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [p for p in MODULES if p.relative_to(ROOT).parts[0] in LIGHT], ids=lambda path: path.stem
+)
 def test_up_to_the_engine_only_torch_and_numpy_are_imported(path: Path) -> None:
     import sys
 
@@ -67,7 +71,9 @@ def test_up_to_the_engine_only_torch_and_numpy_are_imported(path: Path) -> None:
     assert "sklearn" not in {name.split(".")[0] for name in imported(path, top_level_only=True)}
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if p.relative_to(ROOT).parts[0] in LIGHT], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [p for p in MODULES if p.relative_to(ROOT).parts[0] in LIGHT], ids=lambda path: path.stem
+)
 def test_up_to_the_engine_nothing_reads_a_clock_or_writes_a_log(path: Path) -> None:
     assert not {"time", "logging", "random", "datetime"} & set(imported(path))
 

@@ -119,6 +119,7 @@ class Experiment:
             evaluate_every=model.evaluate.every,
             evaluate_clients=model.evaluate.clients,
             counted_samples=model.prototypes.counted_samples,
+            trainer=model.train.trainer,
             device=self.device,
         )
         return Simulation(self.data, model.models, cell.entry.build(self.federation), settings, cell.seed)

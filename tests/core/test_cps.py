@@ -64,8 +64,8 @@ def test_the_paper_s_setting_keeps_classes_far_apart_within_five_seconds() -> No
     masks = class_masks(100, 500, 50, seed=12345)
     assert time.perf_counter() - start < 5
     assert 2 * (50 - largest_overlap(masks)) >= 86
-    assert masks.sum(0).unique().tolist() == [10]
-    assert masks.sum(1).unique().tolist() == [50]
+    assert set(masks.sum(0).tolist()) == {10}
+    assert set(masks.sum(1).tolist()) == {50}
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_block_masks_own_whole_blocks_of_neighbours() -> None:
     masks = block_masks(10, 40, 8, seed=0)
     blocks = masks.view(10, 10, 4)
     assert bool((blocks.all(2) == blocks.any(2)).all())
-    assert masks.sum(1).unique().tolist() == [8]
+    assert set(masks.sum(1).tolist()) == {8}
     assert masks[0].tolist() == [False] * 32 + [True] * 8
     assert len({mask_digest(row) for row in masks}) == 10
 

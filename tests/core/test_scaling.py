@@ -25,7 +25,7 @@ def test_the_global_scale_multiplies_every_row() -> None:
 
 
 def test_derived_scales_are_the_published_constants_for_cifar_100() -> None:
-    # 60 000 samples, 100 classes, ΣK_i = 921: mean n_ij 65.1. The paper's grid search found 1.5e-3; its scripts, for FT, 1e-2.
+    # 60 000 samples, 100 classes, ΣK_i = 921: mean n_ij 65.1. The grid search found 1.5e-3; the scripts, for FT, 1e-2.
     samples = [3000] * 20
     held = [46] * 19 + [47]
     assert derived_sum_scale(100, samples) == pytest.approx(1.5e-3)

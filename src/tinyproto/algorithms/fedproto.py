@@ -22,6 +22,7 @@ from tinyproto.algorithms.base import (
     FederationSpec,
     PrototypeSource,
     Round,
+    ServerSide,
     Update,
 )
 from tinyproto.algorithms.transform import Dense, Transform, Upload
@@ -153,10 +154,18 @@ def received_rows(updates: Sequence[Update]) -> list[Upload]:
 
 def build_fedproto(name: str, hyper: FedProtoHyper, federation: FederationSpec, transform: Transform) -> Algorithm:
     """FedProto over any transform."""
+    server = AveragingServer(federation.num_classes, transform)
+    return prototype_algorithm(name, hyper, federation, transform, server)
+
+
+def prototype_algorithm(
+    name: str, hyper: FedProtoHyper, federation: FederationSpec, transform: Transform, server: ServerSide
+) -> Algorithm:
+    """FedProto's client over a transform, with any server that answers it."""
     return Algorithm(
         name=name,
         client=PrototypeClient(hyper, federation, transform),
-        server=AveragingServer(federation.num_classes, transform),
+        server=server,
         table2_parameters=partial(prototype_parameters, num_classes=federation.num_classes, width=transform.width),
         row_width=transform.width,
         masks=transform.masks,

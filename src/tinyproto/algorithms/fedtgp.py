@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, ClientInfo, FederationSpec, Round, Update, positive
-from tinyproto.algorithms.fedproto import FedProtoHyper, PrototypeClient, broadcast_rows, received_rows
+from tinyproto.algorithms.fedproto import FedProtoHyper, broadcast_rows, prototype_algorithm, received_rows
 from tinyproto.algorithms.transform import Dense, Transform
 from tinyproto.core.aggregate import simple_mean, stack_rows
 from tinyproto.core.batching import batch_plan
-from tinyproto.core.communication import prototype_parameters
 from tinyproto.core.messages import Message
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.streams import Streams, global_randomness
@@ -133,14 +131,7 @@ class TrainableServer:
 
 def build_fedtgp(name: str, hyper: FedTGPHyper, federation: FederationSpec, transform: Transform) -> Algorithm:
     """FedTGP over any transform."""
-    return Algorithm(
-        name=name,
-        client=PrototypeClient(hyper, federation, transform),
-        server=TrainableServer(hyper, federation, transform),
-        table2_parameters=partial(prototype_parameters, num_classes=federation.num_classes, width=transform.width),
-        row_width=transform.width,
-        masks=transform.masks,
-    )
+    return prototype_algorithm(name, hyper, federation, transform, TrainableServer(hyper, federation, transform))
 
 
 def build(hyper: FedTGPHyper, federation: FederationSpec) -> Algorithm:

@@ -10,7 +10,7 @@ from rich.table import Table
 import tinyproto
 from tinyproto.cli.terminal import terminal
 from tinyproto.data.sources import SOURCES
-from tinyproto.tracking.environment import EXTRAS, cpu_name, devices, package_versions, source_commit
+from tinyproto.tracking.environment import cpu_name, devices, extras, package_versions, source_commit
 
 
 def examine() -> None:
@@ -30,9 +30,8 @@ def examine() -> None:
         "threads", f"torch uses {torch.get_num_threads()}; a simulation uses 1, so that results repeat bit for bit"
     )
     table.add_row("devices", ", ".join(devices()))
-    for extra, package in EXTRAS.items():
-        version = package_versions((package,))[package]
-        table.add_row(f"extra {extra}", f"{package} {version}" if version else f"{package} not installed")
+    for extra, missing in extras().items():
+        table.add_row(f"extra {extra}", f"not installed: {', '.join(missing)}" if missing else "installed")
     for name, source in SOURCES.items():
         table.add_row(f"data {name}", source.locate(None))
     terminal().print(table)

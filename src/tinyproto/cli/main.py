@@ -87,7 +87,7 @@ def main() -> None:
         print(f"tinyproto: error: {error}", file=sys.stderr)
         sys.exit(USER_ERROR)
     except KeyboardInterrupt:
-        print("tinyproto: interrupted", file=sys.stderr)
+        print("tinyproto: interrupted; what was recorded so far stays in the run folder", file=sys.stderr)
         sys.exit(INTERRUPTED)
 
 

@@ -10,6 +10,7 @@ from tinyproto.core.batching import LastBatch
 from tinyproto.core.cps import MaskKind
 from tinyproto.data.federation import CountedSamples
 from tinyproto.engine.client import PrototypeSamples
+from tinyproto.engine.training import TrainerName
 from tinyproto.simulation.loop import EvaluatedClients
 
 PresetName = Literal["sound", "reference", "paper"]
@@ -72,7 +73,7 @@ class TrainSection(Section):
     last_batch: LastBatch = Field(
         "join", description="the rest of an epoch: join (a single sample joins the batch before), keep, drop"
     )
-    trainer: Literal["auto", "eager"] = Field("auto", description="how steps are executed; eager is the reference")
+    trainer: TrainerName = Field("auto", description="how steps are executed; eager is the reference")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
 
 

@@ -19,7 +19,7 @@ from tinyproto.engine.client import ClientRuntime, LocalTraining
 from tinyproto.engine.round import RoundPlan, RoundRecord, play_round
 from tinyproto.engine.server import ServerRuntime
 from tinyproto.engine.stopwatch import Clock, Stopwatch
-from tinyproto.engine.training import EagerTrainer
+from tinyproto.engine.training import TrainerName, make_trainer
 from tinyproto.models import ModelEntry, ModelShape, build_model, entry_name
 from tinyproto.simulation.loopback import Loopback
 from tinyproto.simulation.memory import PeakMemory
@@ -39,6 +39,7 @@ class SimulationSettings:
     evaluate_every: int = 1
     evaluate_clients: EvaluatedClients = "auto"
     counted_samples: CountedSamples = "train"
+    trainer: TrainerName = "auto"
     device: str = "cpu"
 
 
@@ -64,7 +65,7 @@ class Simulation:
         self.stopwatch = Stopwatch(clock)
         device = torch.device(settings.device)
         self.peak_memory = PeakMemory(device)
-        trainer = EagerTrainer(device)
+        trainer = make_trainer(settings.trainer, device)
         expectation = expected_frames(algorithm, data.images.num_classes, settings.proto_dim)
         self.clients = self._build_clients(models, device)
         runtime = ClientRuntime(
@@ -104,10 +105,11 @@ class Simulation:
         clients = {}
         for client in range(self.data.num_clients):
             index = client % len(models)
-            model = build_model(models[index], shape, self.streams.derive("model", client=client))
+            entry = models[index]
+            model = build_model(entry, shape, self.streams.derive("model", client=client))
             clients[client] = Client(
                 id=client,
-                architecture=(index, entry_name(models[index])),
+                architecture=entry if isinstance(entry, str) else (index, entry_name(entry)),
                 model=model.to(device),
                 train=self.data.train(client).to(device),
                 test=self.data.test(client).to(device),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from typing import Any
 import tinyproto
 
 PACKAGES = ("torch", "numpy", "pydantic", "scikit-learn", "safetensors")
-EXTRAS = {"flower": "flwr"}
 
 
 def package_versions(names: tuple[str, ...] = PACKAGES) -> dict[str, str | None]:
@@ -24,6 +24,18 @@ def package_versions(names: tuple[str, ...] = PACKAGES) -> dict[str, str | None]
         except importlib.metadata.PackageNotFoundError:
             versions[name] = None
     return versions
+
+
+def extras() -> dict[str, list[str]]:
+    """Every extra of this package, with the packages of it that are not installed."""
+    missing: dict[str, list[str]] = {}
+    for requirement in importlib.metadata.requires("tinyproto") or []:
+        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
+        name = re.match(r"[\w.-]+", requirement)
+        if extra and name:
+            absent = package_versions((name[0],))[name[0]] is None
+            missing.setdefault(extra[1], []).extend([name[0]] if absent else [])
+    return missing
 
 
 def cpu_name() -> str:

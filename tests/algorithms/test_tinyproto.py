@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from support import FEDERATION, NO_FIT, NUM_CLASSES, PROTO_DIM, STREAMS, make_client, random_prototypes, update
+from tinyproto.algorithms import fedproto, fedtgp
+from tinyproto.algorithms.base import Algorithm, ClientInfo, Round
+from tinyproto.algorithms.tinyproto import (
+    FP_SPEC,
+    FT_SPEC,
+    ScaleAndSparsify,
+    TinyProtoFPHyper,
+    TinyProtoFTHyper,
+)
+from tinyproto.algorithms.transform import Upload
+from tinyproto.core.messages import Message
+from tinyproto.core.prototypes import Prototypes
+from tinyproto.engine.training import EagerTrainer
+
+S = 3
+INFO = ClientInfo(0, 10, 10, 2)
+ROUND = Round(1, 1)
+FP = FP_SPEC.build(TinyProtoFPHyper(cps_dim=S), FEDERATION)
+FT = FT_SPEC.build(TinyProtoFTHyper(cps_dim=S, server_epochs=2), FEDERATION)
+
+
+def test_an_upload_is_the_owned_dimensions_times_the_class_count() -> None:
+    local = random_prototypes([0, 2])
+    message = FP.client.update(make_client([5, 0, 2, 0], local), NO_FIT, ROUND)
+    assert message.rows is not None
+    assert FP.masks is not None
+    assert message.rows.present.tolist() == [True, False, True, False]
+    torch.testing.assert_close(message.rows.values[0], 5 * local.values[0][FP.masks[0]])
+    torch.testing.assert_close(message.rows.values[2], 2 * local.values[2][FP.masks[2]])
+    assert message.parameters == 2 * S
+
+
+@pytest.mark.parametrize("algorithm", [FP, FT])
+def test_what_arrives_is_reconstructed_with_zeros_off_the_mask(algorithm: Algorithm) -> None:
+    client, rows = make_client([5, 0, 2, 0]), random_prototypes([1, 2], width=S)
+    received = algorithm.client.receive(client, Message(rows=rows))
+    assert received is not None
+    assert algorithm.masks is not None
+    assert received.values.shape == (NUM_CLASSES, PROTO_DIM)
+    assert bool((received.values[~algorithm.masks] == 0).all())
+    torch.testing.assert_close(received.values[1][algorithm.masks[1]], rows.values[1])
+
+
+def rows_of(value: float, held: list[int]) -> Prototypes:
+    rows = random_prototypes(held, width=S)
+    return Prototypes(torch.full_like(rows.values, value) * rows.present.unsqueeze(1), rows.present)
+
+
+UPDATES = [update(rows_of(6.0, [0, 1]), 0, samples=30, classes=3), update(rows_of(2.0, [1]), 1, samples=10, classes=1)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "class_0", "class_1"),
+    [
+        ({}, 6.0 * 0.9 * NUM_CLASSES / 40, 8.0 * 0.9 * NUM_CLASSES / 40),  # sum rule, μ = 0.9 K / Σ n_i
+        ({"aggregation": "mean"}, 6.0 * 0.9 * 4 / 40, 4.0 * 0.9 * 4 / 40),  # mean rule, μ = 0.9 Σ K_i / Σ n_i
+        ({"global_scale": 0.5}, 3.0, 4.0),
+        ({"global_scale": 0.5, "aggregation": "mean"}, 3.0, 2.0),
+        ({"scaling": "none"}, 6.0, 4.0),  # eq. (9) on compressed rows
+        ({"scaling": "none", "global_scale": 0.5}, 6.0, 4.0),
+    ],
+)
+def test_fp_merges_by_its_rule_and_scale(changes: dict[str, Any], class_0: float, class_1: float) -> None:
+    algorithm = FP_SPEC.build(replace(TinyProtoFPHyper(cps_dim=S), **changes), FEDERATION)
+    state = algorithm.server.aggregate(algorithm.server.init(STREAMS), UPDATES, EagerTrainer(), ROUND, STREAMS)
+    assert state["values"].shape == (NUM_CLASSES, S)
+    assert state["values"][0].tolist() == pytest.approx([class_0] * S)
+    assert state["values"][1].tolist() == pytest.approx([class_1] * S)
+    assert state["present"].tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("changes", "factor"), [({}, 0.6 * 4 / 40), ({"global_scale": 0.25}, 0.25), ({"scaling": "none"}, 1.0)]
+)
+def test_ft_normalises_each_upload_on_the_server(changes: dict[str, Any], factor: float) -> None:
+    hyper = replace(TinyProtoFTHyper(cps_dim=S), **changes)
+    transform = ScaleAndSparsify(NUM_CLASSES, S, FT.masks, hyper.scaling, hyper.global_scale, "sum")
+    uploads = [Upload(sent.client, sent.message.rows) for sent in UPDATES if sent.message.rows is not None]
+    normalised = transform.normalise(uploads)
+    assert normalised[0].values[0].tolist() == pytest.approx([6.0 * factor] * S)
+    assert normalised[1].values[1].tolist() == pytest.approx([2.0 * factor] * S)
+
+
+def test_ft_sends_the_masked_output_of_the_trained_network() -> None:
+    state = FT.server.aggregate(FT.server.init(STREAMS), UPDATES, EagerTrainer(), ROUND, STREAMS)
+    sent = FT.server.broadcast(state, INFO).rows
+    assert sent is not None
+    assert FT.masks is not None
+    hidden = torch.relu(
+        state["network.embedding.weight"] @ state["network.hidden.weight"].T + state["network.hidden.bias"]
+    )
+    learned = hidden @ state["network.output.weight"].T + state["network.output.bias"]
+    torch.testing.assert_close(sent.values[1], learned[1][FT.masks[1]])
+
+
+def test_without_cps_and_scaling_fp_is_fedproto_and_ft_is_fedtgp() -> None:
+    rows = [update(random_prototypes([0, 1], seed=1)), update(random_prototypes([1, 3], seed=2), 1)]
+    plain: dict[str, Any] = {"scaling": "none", "cps_dim": None}
+    pairs = [
+        (
+            FP_SPEC.build(TinyProtoFPHyper(**plain), FEDERATION),
+            fedproto.SPEC.build(fedproto.FedProtoHyper(), FEDERATION),
+        ),
+        (FT_SPEC.build(TinyProtoFTHyper(**plain), FEDERATION), fedtgp.SPEC.build(fedtgp.FedTGPHyper(), FEDERATION)),
+    ]
+    for tiny, base in pairs:
+        states = [
+            algorithm.server.aggregate(algorithm.server.init(STREAMS), rows, EagerTrainer(), ROUND, STREAMS)
+            for algorithm in (tiny, base)
+        ]
+        assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
+        assert tiny.row_width == base.row_width == PROTO_DIM
+
+
+def test_scaling_alone_sends_all_dimensions() -> None:
+    algorithm = FP_SPEC.build(TinyProtoFPHyper(cps_dim=None), FEDERATION)
+    local = random_prototypes([1])
+    message = algorithm.client.update(make_client([0, 7, 0, 0], local), NO_FIT, ROUND)
+    assert message.rows is not None
+    torch.testing.assert_close(message.rows.values, 7 * local.values)
+    assert algorithm.masks is None
+
+
+def test_table_2_counts_s_values_per_class() -> None:
+    assert FP.table2_parameters([2, 3]) == FT.table2_parameters([2, 3]) == (5 + 2 * NUM_CLASSES) * S
+
+
+def test_blocks_are_an_option() -> None:
+    algorithm = FP_SPEC.build(TinyProtoFPHyper(cps_dim=S, masks="blocks"), FEDERATION)
+    assert algorithm.masks is not None
+    assert algorithm.masks[0].tolist() == [False] * 9 + [True] * 3
+
+
+@pytest.mark.parametrize("changes", [{"global_scale": 0.0}, {"global_scale": -1.0}, {"cps_dim": 0}])
+def test_impossible_values_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be above 0"):
+        replace(TinyProtoFPHyper(), **changes)
+    with pytest.raises(ValueError, match="must be above 0"):
+        replace(TinyProtoFTHyper(), **changes)

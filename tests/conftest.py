@@ -1,0 +1,26 @@
+"""Fixtures for the whole suite."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from support import NUM_CLASSES, make_images
+from tinyproto.data.federation import FederatedData
+from tinyproto.data.partition import Share
+
+
+@pytest.fixture
+def quarters() -> FederatedData:
+    """Five clients: two ordinary ones, one with a single class, one with one sample, one without a test part."""
+    images = make_images(120)
+    everything = np.arange(120)
+    of_class_2 = everything[everything % NUM_CLASSES == 2]
+    shares = [
+        Share(train=everything[:30], test=everything[30:40]),
+        Share(train=everything[40:60], test=everything[60:70]),
+        Share(train=of_class_2[18:27], test=of_class_2[27:30]),
+        Share(train=everything[77:78], test=everything[78:80]),
+        Share(train=everything[80:97], test=everything[:0]),
+    ]
+    return FederatedData(images, shares)

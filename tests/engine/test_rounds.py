@@ -1,0 +1,199 @@
+"""The round as client and server play it, on a small federation with every awkward client in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import pytest
+import torch
+
+from support import NUM_CLASSES, PROTO_DIM, head_weight, tiny_net
+from tinyproto.algorithms import ALGORITHMS, Algorithm
+from tinyproto.algorithms.base import FederationSpec
+from tinyproto.core.messages import Message
+from tinyproto.core.prototypes import Prototypes, class_means
+from tinyproto.data.federation import FederatedData
+from tinyproto.engine.agreement import expected_frames
+from tinyproto.engine.client import LocalTraining, PrototypeSamples
+from tinyproto.engine.server import Reply
+from tinyproto.engine.stopwatch import Stopwatch
+from tinyproto.errors import WireError
+from tinyproto.simulation.loop import Simulation, SimulationSettings
+from tinyproto.wire.codec import decode, encode
+from tinyproto.wire.frame import Header, Kind
+from tinyproto.wire.meter import Cost
+
+FEDERATION = FederationSpec(NUM_CLASSES, PROTO_DIM, learning_rate=0.05)
+NAMES = ["local", "fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft"]
+
+
+def build(name: str, **hyper: object) -> Algorithm:
+    spec = ALGORITHMS[name]
+    if name.startswith("tinyproto"):
+        hyper = {"cps_dim": 3, **hyper}
+    if name in ("fedtgp", "tinyproto_ft"):
+        hyper = {"server_epochs": 3, **hyper}
+    return spec.build(spec.hyper(**hyper), FEDERATION)
+
+
+def simulation(
+    data: FederatedData, algorithm: Algorithm, rounds: int = 2, prototype_samples: PrototypeSamples = "all"
+) -> Simulation:
+    training = LocalTraining(rounds=rounds, batch_size=8, prototype_samples=prototype_samples)
+    return Simulation(data, [tiny_net], algorithm, SimulationSettings(training, PROTO_DIM), seed=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_algorithm_lives_with_one_sample_one_class_and_no_test_part(quarters: FederatedData, name: str) -> None:
+    played = list(simulation(quarters, build(name)).rounds())
+    assert [round_.record.round for round_ in played] == [1, 2, 3]
+    assert [round_.record.closing for round_ in played] == [False, False, True]
+    last = played[-1].record
+    assert last.clients[4].test_samples == 0
+    assert last.clients[3].test_samples == 2
+    assert last.accuracy["head"] is not None
+    assert last.accuracy["local"] is not None
+    assert (last.accuracy["global"] is None) == (name == "local")
+    tested = [client for client in last.clients.values() if client.test_samples]
+    heads = [client.correct["head"] or 0 for client in tested]
+    assert last.accuracy["head"] == sum(heads) / sum(client.test_samples or 0 for client in tested)
+    shares = [correct / (client.test_samples or 1) for correct, client in zip(heads, tested, strict=True)]
+    assert last.client_mean["head"] == pytest.approx(sum(shares) / len(shares))
+
+
+def test_before_prototypes_exist_their_rules_have_no_accuracy(quarters: FederatedData) -> None:
+    first = next(iter(simulation(quarters, build("fedproto")).rounds())).record
+    assert first.accuracy["head"] is not None
+    assert first.accuracy["global"] is None
+    assert first.accuracy["local"] is None
+
+
+@pytest.mark.parametrize(("name", "width"), [("fedproto", PROTO_DIM), ("tinyproto_fp", 3), ("tinyproto_ft", 3)])
+def test_the_meter_equals_rows_sent_times_width_and_from_round_two_the_paper_s_formula(
+    quarters: FederatedData, name: str, width: int
+) -> None:
+    algorithm = build(name)
+    first, second, closing = (round_.record for round_ in simulation(quarters, algorithm).rounds())
+    rows_up = int((quarters.train_counts > 0).sum())
+    assert first.traffic["training"]["up"].parameters == rows_up * width
+    assert first.traffic["training"]["down"].parameters == 0
+    measured = sum(cost.parameters for cost in second.traffic["training"].values())
+    held = (quarters.train_counts > 0).sum(1).tolist()
+    assert measured == algorithm.table2_parameters(held)
+    assert second.traffic["training"]["up"].payload == 4 * rows_up * width
+    assert closing.traffic["closing"]["down"].parameters == 5 * NUM_CLASSES * width
+    assert closing.traffic["closing"]["up"].parameters == 0
+
+
+def test_the_hello_is_metered_apart_and_tells_sizes_only(quarters: FederatedData) -> None:
+    played = simulation(quarters, build("fedproto"))
+    first = next(iter(played.rounds())).record
+    assert first.traffic["hello"]["down"] == Cost(0, 0, 5 * 40)
+    info = played.server.infos[0]
+    assert (info.train_samples, info.counted_samples, info.counted_classes) == (30, 30, 4)
+    assert played.server.infos[2].counted_classes == 1
+
+
+def test_local_prototypes_are_those_of_the_trained_network(quarters: FederatedData) -> None:
+    played = simulation(quarters, build("fedproto"), rounds=1)
+    list(played.rounds())
+    client = played.clients[0]
+    client.model.eval()
+    features = client.model(client.train.batch(slice(None)).inputs).features.detach()
+    torch.testing.assert_close(client.local.values, class_means(features, client.train.labels, NUM_CLASSES).values)
+
+
+@pytest.mark.parametrize("source", ["stale", "running"])
+def test_other_sources_of_prototypes_give_other_prototypes(quarters: FederatedData, source: str) -> None:
+    fresh, other = (
+        simulation(quarters, build("fedproto")),
+        simulation(quarters, build("fedproto", prototype_source=source)),
+    )
+    next(iter(fresh.rounds()))
+    next(iter(other.rounds()))
+    assert torch.equal(head_weight(fresh.clients[0]), head_weight(other.clients[0]))
+    assert torch.equal(fresh.clients[0].local.present, other.clients[0].local.present)
+    assert not torch.allclose(fresh.clients[0].local.values, other.clients[0].local.values)
+
+
+def test_stale_prototypes_are_those_of_the_network_before_training(quarters: FederatedData) -> None:
+    played = simulation(quarters, build("fedproto", prototype_source="stale"), rounds=1)
+    client = played.clients[0]
+    client.model.eval()
+    features = client.model(client.train.batch(slice(None)).inputs).features.detach()
+    next(iter(played.rounds()))
+    torch.testing.assert_close(client.local.values, class_means(features, client.train.labels, NUM_CLASSES).values)
+
+
+def test_prototypes_can_be_taken_over_the_samples_seen_only(quarters: FederatedData) -> None:
+    training = LocalTraining(1, batch_size=8, shuffle=False, last_batch="drop", prototype_samples="seen")
+    settings = SimulationSettings(training, PROTO_DIM)
+    played = Simulation(quarters, [tiny_net], build("fedproto"), settings, seed=0)
+    next(iter(played.rounds()))
+    client = played.clients[0]  # 30 samples: 24 in full batches
+    client.model.eval()
+    features = client.model(client.train.batch(slice(0, 24)).inputs).features.detach()
+    torch.testing.assert_close(client.local.values, class_means(features, client.train.labels[:24], NUM_CLASSES).values)
+
+
+class Tampering:
+    """A channel that changes what one client says."""
+
+    def __init__(self, played: Simulation, forged: bytes) -> None:
+        self.channel = played.channel
+        self.forged = forged
+
+    def exchange(self, round_number: int, frames: Mapping[int, bytes]) -> Iterable[Reply]:
+        for client, frame in self.channel.exchange(round_number, frames):
+            yield Reply(client, self.forged if client == 1 and round_number else frame)
+
+
+def forgeries() -> Iterator[tuple[str, bytes]]:
+    digest = expected_frames(build("fedproto"), NUM_CLASSES, PROTO_DIM).digest
+    good = Header(Kind.UPDATE, 1, 1, digest)
+    nan = Message(
+        rows=Prototypes(torch.full((NUM_CLASSES, PROTO_DIM), torch.nan), torch.ones(NUM_CLASSES, dtype=torch.bool))
+    )
+    yield "NaN", encode(good, nan)
+    yield "round", encode(Header(Kind.UPDATE, 9, 1, digest), Message())
+    yield "digest", encode(Header(Kind.UPDATE, 1, 1, bytes(16)), Message())
+    yield "checksum", encode(good, Message(metrics={"x": 1.0}))[:-1] + b"\x07"
+
+
+@pytest.mark.parametrize(("field", "forged"), list(forgeries()))
+def test_a_refused_frame_changes_no_state(quarters: FederatedData, field: str, forged: bytes) -> None:
+    played = simulation(quarters, build("fedproto"))
+    played.channel = Tampering(played, forged)  # type: ignore[assignment]
+    before = {name: value.clone() for name, value in played.server.state.items()}
+    with pytest.raises(WireError, match=rf"frame of client 1, round 1, refused: .*{field}"):
+        next(iter(played.rounds()))
+    assert all(torch.equal(played.server.state[name], value) for name, value in before.items())
+
+
+def test_a_frame_of_another_federation_is_refused_by_the_client(quarters: FederatedData) -> None:
+    played = simulation(quarters, build("fedproto"))
+    stranger = expected_frames(build("tinyproto_fp"), NUM_CLASSES, PROTO_DIM).digest
+    with pytest.raises(WireError, match="digest: the other side runs another federation"):
+        played.channel.clients.handle({0: encode(Header(Kind.TRAIN, 1, 0, stranger), Message())})
+
+
+def test_one_frame_at_a_time_gives_the_same_answers_as_all_at_once(quarters: FederatedData) -> None:
+    together, apart = simulation(quarters, build("fedproto")), simulation(quarters, build("fedproto"))
+    digest = together.channel.clients.expectation.digest
+    frames = {client: encode(Header(Kind.TRAIN, 1, client, digest, evaluate=True), Message()) for client in range(5)}
+    at_once = together.channel.clients.handle(frames)
+    one_by_one = {
+        client: apart.channel.clients.handle({client: frame})[client] for client, frame in reversed(frames.items())
+    }
+    assert at_once == one_by_one
+    assert decode(at_once[0]).message.metrics["test_samples"] == 10.0
+
+
+def test_the_stopwatch_adds_up_what_its_clock_says() -> None:
+    ticks = iter([0.0, 2.0, 5.0, 6.5])
+    watch = Stopwatch(lambda: next(ticks))
+    for _ in range(2):
+        with watch.phase("train"):
+            pass
+    assert watch.take() == {"train": 3.5}
+    assert watch.take() == {}

@@ -1,0 +1,71 @@
+"""Small federations, networks and uploads that many tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tinyproto.algorithms.base import Client, ClientInfo, FederationSpec, Update
+from tinyproto.core.messages import Message
+from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.streams import Streams, global_randomness
+from tinyproto.core.task import FitResult, TensorData
+from tinyproto.data.images import Images
+from tinyproto.models.split import SplitModel
+
+NUM_CLASSES = 4
+PROTO_DIM = 12
+
+
+def make_images(samples: int, seed: int = 0) -> Images:
+    """Noisy 6×6 images with a bright quarter that names the class."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(samples) % NUM_CLASSES
+    pixels = torch.randint(0, 120, (samples, 1, 6, 6), generator=generator)
+    for index, label in enumerate(labels.tolist()):
+        row, column = divmod(label, 2)
+        pixels[index, 0, 3 * row : 3 * row + 3, 3 * column : 3 * column + 3] += 120
+    return Images("quarters", pixels.to(torch.uint8), labels, NUM_CLASSES, scale=2 / 255, shift=-1.0)
+
+
+def tiny_net(input_shape: Sequence[int], proto_dim: int, num_classes: int) -> SplitModel:
+    """A network with batch normalisation and dropout, so that both matter in tests."""
+    pixels = int(np.prod(input_shape))
+    hidden = (nn.Linear(pixels, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1))
+    extractor = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(16, proto_dim), nn.ReLU())
+    return SplitModel(extractor, nn.Linear(proto_dim, num_classes))
+
+
+FEDERATION = FederationSpec(num_classes=NUM_CLASSES, proto_dim=PROTO_DIM, learning_rate=0.05)
+STREAMS = Streams(0)
+NO_FIT = FitResult(torch.zeros(1, 0), (), 0, None)
+
+
+def make_client(counts: list[int], local: Prototypes | None = None, id_: int = 0) -> Client:
+    generator = torch.Generator().manual_seed(id_)
+    labels = torch.repeat_interleave(torch.arange(NUM_CLASSES), torch.tensor(counts))
+    data = TensorData(torch.rand(len(labels), 1, 6, 6, generator=generator), labels)
+    with global_randomness(id_):
+        model = tiny_net((1, 6, 6), PROTO_DIM, NUM_CLASSES)
+    absent = Prototypes.absent(NUM_CLASSES, PROTO_DIM)
+    return Client(id_, "tiny", model, data, data, torch.tensor(counts), absent if local is None else local)
+
+
+def head_weight(client: Client) -> Tensor:
+    weight = client.model.head.weight
+    assert isinstance(weight, Tensor)
+    return weight.detach()
+
+
+def random_prototypes(held: list[int], seed: int = 0, width: int = PROTO_DIM) -> Prototypes:
+    present = torch.zeros(NUM_CLASSES, dtype=torch.bool)
+    present[held] = True
+    values = torch.rand(NUM_CLASSES, width, generator=torch.Generator().manual_seed(seed))
+    return Prototypes(values * present.unsqueeze(1), present)
+
+
+def update(rows: Prototypes | None, id_: int = 0, samples: int = 10, classes: int = 2) -> Update:
+    return Update(ClientInfo(id_, samples, samples, classes), Message(rows=rows))
