@@ -19,7 +19,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -38,33 +38,33 @@ def root(
 ) -> None:
     """Federated learning where every client keeps its own network and only tiny class prototypes travel.
 
-    Start with [bold]tinyproto run configs/quickstart.yaml[/bold].
+    Start with **tinyproto run configs/quickstart.yaml**.
     """
 
 
 @app.command()
 def run(
-    config: Annotated[Path, typer.Argument(help="A config file, such as configs/quickstart.yaml.", show_default=False)],
+    config: Annotated[
+        Path,
+        typer.Argument(metavar="CONFIG", help="A config file, such as configs/quickstart.yaml.", show_default=False),
+    ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Config keys to set, dotted.", show_default=False),
+        typer.Argument(metavar="KEY=VALUE", help="Config keys to set, dotted.", show_default=False),
     ] = None,
     runs: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run folder if it exists.")] = False,
 ) -> None:
     """Simulate a federation: every algorithm and seed of a config.
 
-    Shows progress, then a table of what each algorithm reached and what it cost. The run folder
-    [bold]runs/NAME[/bold] holds the resolved config, the environment, rounds.jsonl, timings.jsonl,
-    prototypes.safetensors and summary.json.
+    Shows progress, then a table of what each algorithm reached and what it cost. The run folder **runs/NAME** holds
+    the resolved config, the environment, rounds.jsonl, timings.jsonl, prototypes.safetensors and summary.json.
 
-    [bold]Examples[/bold]
+    Examples:
 
-    tinyproto run configs/quickstart.yaml
-
-    tinyproto run configs/quickstart.yaml name=short train.rounds=10 'algorithms=[local,fedproto]'
-
-    tinyproto run configs/quickstart.yaml name=three 'seeds=[0,1,2]'
+    - tinyproto run configs/quickstart.yaml
+    - tinyproto run configs/quickstart.yaml name=short train.rounds=10 'algorithms=[local,fedproto]'
+    - tinyproto run configs/quickstart.yaml name=three 'seeds=[0,1,2]'
     """
     from tinyproto.cli.run import run_config
 

@@ -124,8 +124,8 @@ class FitResult:
     observed: ClassSums | None  # of the last epoch
 
     def last_epoch(self) -> dict[str, float]:
-        """The logged terms of the last epoch by name."""
-        return dict(zip(self.part_names, self.parts[-1].tolist(), strict=True)) if self.steps else {}
+        """The logged terms of the last epoch by name, in the float32 they were computed in and travel as."""
+        return dict(zip(self.part_names, self.parts[-1].float().tolist(), strict=True)) if self.steps else {}
 
 
 class FeatureModel(Protocol):

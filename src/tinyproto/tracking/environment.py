@@ -29,7 +29,11 @@ def package_versions(names: tuple[str, ...] = PACKAGES) -> dict[str, str | None]
 def extras() -> dict[str, list[str]]:
     """Every extra of this package, with the packages of it that are not installed."""
     missing: dict[str, list[str]] = {}
-    for requirement in importlib.metadata.requires("tinyproto") or []:
+    try:
+        requirements = importlib.metadata.requires("tinyproto") or []
+    except importlib.metadata.PackageNotFoundError:  # run from a source folder
+        requirements = []
+    for requirement in requirements:
         extra = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
         name = re.match(r"[\w.-]+", requirement)
         if extra and name:
