@@ -13,7 +13,7 @@ from tinyproto.algorithms.base import Round
 from tinyproto.core.messages import Message
 from tinyproto.engine.evaluate import RULES
 from tinyproto.engine.server import Channel, ServerRuntime
-from tinyproto.wire.meter import Cost, Direction, Meter, Purpose
+from tinyproto.wire.meter import WAYS, Cost, Direction, Meter, Purpose
 
 Traffic = dict[Direction, Cost]
 
@@ -107,11 +107,11 @@ _SCORES = {"test_samples", *(f"correct_{rule}" for rule in RULES)}
 
 def _traffic(meter: Meter) -> dict[Purpose, Traffic]:
     purposes = dict.fromkeys(purpose for purpose, _, _ in meter.costs)
-    return {purpose: {way: meter.total(purpose, way) for way in ("up", "down")} for purpose in purposes}
+    return {purpose: {way: meter.total(purpose, way) for way in WAYS} for purpose in purposes}
 
 
 def _client_record(client: int, message: Message, meter: Meter) -> ClientRecord:
-    costs: Traffic = {way: meter.client(client, way) for way in ("up", "down")}
+    costs: Traffic = {way: meter.client(client, way) for way in WAYS}
     samples = message.metrics.get("test_samples")
     correct = {rule: message.metrics.get(f"correct_{rule}") for rule in RULES}
     return ClientRecord(

@@ -84,7 +84,7 @@ def environment(device: str) -> dict[str, Any]:
         "tinyproto": tinyproto.__version__,
         "commit": source_commit(),
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "cpu": cpu_name(),
         "cpu_count": os.cpu_count(),
         "threads": 1,

@@ -8,11 +8,10 @@ from typing import Any
 from tinyproto.engine.evaluate import RULES
 from tinyproto.engine.round import RoundRecord
 from tinyproto.simulation.loop import PlayedRound
-from tinyproto.wire.meter import Cost, Direction, Purpose
+from tinyproto.wire.meter import WAYS, Cost, Direction, Purpose
 
 SCHEMA_VERSION = 1
 PHASES = ("total", "train", "prototypes", "server", "evaluate")
-_WAYS: tuple[Direction, Direction] = ("up", "down")
 
 
 def summarise(
@@ -25,16 +24,16 @@ def summarise(
     return {
         **identity,
         "accuracy": accuracy_summary(records),
-        "params_per_round": _mean([sum(cost[way].parameters for way in _WAYS) for cost in training]),
+        "params_per_round": _mean([sum(cost[way].parameters for way in WAYS) for cost in training]),
         "params_per_round_formula": formula,
-        "payload_bytes_per_round": {way: _mean([cost[way].payload for cost in training]) for way in _WAYS},
-        "wire_bytes_per_round": {way: _mean([cost[way].wire for cost in training]) for way in _WAYS},
+        "payload_bytes_per_round": {way: _mean([cost[way].payload for cost in training]) for way in WAYS},
+        "wire_bytes_per_round": {way: _mean([cost[way].wire for cost in training]) for way in WAYS},
         "evaluation_bytes_per_round": {
-            way: _mean([_cost(round_.record, "evaluation")[way].wire for round_ in measured]) for way in _WAYS
+            way: _mean([_cost(round_.record, "evaluation")[way].wire for round_ in measured]) for way in WAYS
         },
         "socket_bytes_per_round": None,
-        "hello_bytes": {way: _cost(records[0], "hello")[way].wire for way in _WAYS},
-        "closing_bytes": {way: _cost(records[-1], "closing")[way].wire for way in _WAYS},
+        "hello_bytes": {way: _cost(records[0], "hello")[way].wire for way in WAYS},
+        "closing_bytes": {way: _cost(records[-1], "closing")[way].wire for way in WAYS},
         "seconds_per_round": {
             phase: sum(round_.seconds.get(phase, 0.0) for round_ in measured) / len(measured) for phase in PHASES
         },

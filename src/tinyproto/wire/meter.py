@@ -9,6 +9,7 @@ from tinyproto.core.messages import Message
 from tinyproto.wire.codec import payload_bytes
 
 Direction = Literal["up", "down"]
+WAYS: tuple[Direction, Direction] = ("up", "down")
 Purpose = Literal["hello", "training", "evaluation", "closing"]
 
 
