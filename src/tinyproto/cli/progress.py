@@ -7,32 +7,42 @@ from typing import Any
 
 from rich import progress as bars
 from rich.console import Console
+from rich.text import Text
 
 from tinyproto.config.algorithms import AlgorithmEntry
 from tinyproto.report.words import percent, size
 from tinyproto.simulation.loop import PlayedRound
 
 
+class TimeLeft(bars.ProgressColumn):
+    """The seconds still to go, or those it took."""
+
+    def render(self, task: bars.Task) -> Text:
+        """For one bar."""
+        seconds = task.finished_time if task.finished else task.time_remaining
+        shown = "–:––" if seconds is None else f"{int(seconds) // 60}:{int(seconds) % 60:02}"
+        return Text(f"took {shown}" if task.finished else f"left {shown}", style="progress.remaining")
+
+
 class Progress:
     """An observer that shows algorithm, round, accuracy, bytes and time left."""
 
-    def __init__(self, console: Console, cells: int, rule: str) -> None:
+    def __init__(self, console: Console, cells: int, rounds: int, rule: str) -> None:
         self.console = console
         self.rule = rule
         self.cells = cells
         self.done = 0
         self.bars = bars.Progress(
             bars.TextColumn("{task.description}"),
-            bars.BarColumn(bar_width=24),
-            bars.TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+            bars.BarColumn(bar_width=16),
+            bars.TextColumn("{task.completed:.0f}/{task.total:.0f}"),
             bars.TextColumn("{task.fields[accuracy]}"),
             bars.TextColumn("{task.fields[traffic]}"),
-            bars.TimeElapsedColumn(),
-            bars.TextColumn("left"),
-            bars.TimeRemainingColumn(),
+            TimeLeft(),
             console=console,
             disable=not console.is_terminal,
         )
+        self.whole = self.bars.add_task("all", total=cells * rounds, accuracy="", traffic="", visible=cells > 1)
         self.cell: bars.TaskID | None = None
         self.title = ""
 
@@ -47,7 +57,7 @@ class Progress:
 
     def started(self, entry: AlgorithmEntry, seed: int, rounds: int) -> None:
         """A bar for the cell."""
-        self.title = f"{entry.title} (seed {seed})"
+        self.title = f"{entry.title}, seed {seed}"
         description = f"[{self.done + 1}/{self.cells}] {self.title}"
         self.cell = self.bars.add_task(description, total=rounds, accuracy="", traffic="")
 
@@ -63,6 +73,7 @@ class Progress:
             costs = record.traffic["training"].values()
             payload = size(sum(cost.payload for cost in costs))
             self.bars.update(self.cell, advance=1, traffic=f"{payload}/round")
+            self.bars.update(self.whole, advance=1)
 
     def finished(self, result: dict[str, Any]) -> None:
         """The bar stays; without a terminal one line takes its place."""

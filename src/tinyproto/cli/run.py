@@ -13,6 +13,7 @@ from tinyproto.config import load_config
 from tinyproto.experiment import Experiment
 from tinyproto.report.compare import compare
 from tinyproto.report.verdict import verdict
+from tinyproto.report.words import counted
 
 
 def run_config(path: Path, overrides: Sequence[str], runs: Path, overwrite: bool) -> None:
@@ -21,12 +22,15 @@ def run_config(path: Path, overrides: Sequence[str], runs: Path, overwrite: bool
     config = load_config(path, overrides)
     experiment = Experiment(config)
     model = config.model
+    counts = {
+        "algorithm": len(config.algorithms), "seed": len(model.seeds), "round": model.train.rounds,
+        "client": experiment.data.num_clients, "network": len(model.models),
+    }  # fmt: skip
     console.print(
-        f"{model.name}: {len(config.algorithms)} algorithms × {len(model.seeds)} seeds × {model.train.rounds} rounds, "
-        f"{experiment.data.num_clients} clients with {len(model.models)} networks on {experiment.images.name}, "
-        f"preset {model.preset}, device {experiment.device}"
+        f"{model.name}: {', '.join(counted(count, thing) for thing, count in counts.items())} on "
+        f"{experiment.images.name}; preset {model.preset}, device {experiment.device}"
     )
-    with Progress(console, len(experiment.cells), model.evaluate.rule) as progress:
+    with Progress(console, len(experiment.cells), model.train.rounds, model.evaluate.rule) as progress:
         folder = experiment.run(runs, overwrite=overwrite, observer=progress)
     results = json.loads((folder / "summary.json").read_text())["results"]
     titles = {entry.label: entry.title for entry in config.algorithms}

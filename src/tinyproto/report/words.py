@@ -30,3 +30,8 @@ def number(count: float) -> str:
 def times(ratio: float) -> str:
     """10.0×."""
     return f"{ratio:.1f}×"
+
+
+def counted(count: int, thing: str) -> str:
+    """1 seed, 3 seeds."""
+    return f"{count} {thing}{'' if count == 1 else 's'}"
