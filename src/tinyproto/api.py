@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
 from tinyproto.algorithms.base import Client
 from tinyproto.config.load import parse_config
 from tinyproto.data.images import Images
@@ -41,7 +43,7 @@ def simulate(
     *,
     data: Images | str = "digits",
     algorithm: str | Mapping[str, Any] = "tinyproto_ft",
-    models: Sequence[ModelEntry] | None = None,
+    models: ModelEntry | Sequence[ModelEntry] | None = None,
     num_clients: int = 20,
     alpha: float = 0.1,
     rounds: int = 30,
@@ -58,7 +60,7 @@ def simulate(
         algorithm: its name, or a mapping with `name` and hyper-parameters, such as
             `{"name": "tinyproto_ft", "scaling": "none"}`.
         models: registered names, dotted paths, factories or modules; client i gets entry i modulo their number.
-            The four small CNNs if left out.
+            One entry alone is for all clients; the four small CNNs if left out.
         num_clients: M.
         alpha: concentration of the Dirichlet partition.
         rounds: T.
@@ -72,7 +74,7 @@ def simulate(
     images = load(data) if isinstance(data, str) else data
     values: dict[str, Any] = {
         "preset": preset,
-        "models": list(NETWORKS if models is None else models),
+        "models": _entries(models),
         "algorithms": [algorithm if isinstance(algorithm, str) else dict(algorithm)],
         "seeds": [seed],
         "partition": {"num_clients": num_clients, "alpha": alpha},
@@ -92,3 +94,11 @@ def simulate(
         rounds=[round_.record for round_ in played],
         clients=list(simulation.clients.values()),
     )
+
+
+def _entries(models: ModelEntry | Sequence[ModelEntry] | None) -> list[ModelEntry]:
+    if models is None:
+        return list(NETWORKS)
+    if isinstance(models, str | nn.Module) or callable(models):
+        return [models]
+    return list(models)

@@ -7,6 +7,15 @@ class TinyProtoError(Exception):
     """Something outside the program is wrong; the message is the whole explanation, so no traceback is shown."""
 
 
+def one_line(error: BaseException) -> str:
+    """Another library's error, named and without its line breaks."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+class Interrupted(TinyProtoError):  # noqa: N818
+    """The user stopped it; what is said is where things stand."""
+
+
 class ConfigError(TinyProtoError):
     """A config, an override or an argument asks for something that cannot be."""
 

@@ -185,9 +185,11 @@ def resolve_device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(name)
+        device: torch.device | None = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"train.device: {name!r} is no device; use auto, cpu, cuda or cuda:N") from None
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"train.device: {name!r} is no device we can use; it is auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"train.device: {name!r} is not there; torch sees {torch.cuda.device_count()} CUDA devices")
     return name

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tinyproto.errors import TinyProtoError
+from tinyproto.errors import TinyProtoError, one_line
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:
@@ -27,9 +27,7 @@ def load_dotted(path: str, error: type[TinyProtoError], what: str) -> Any:
     try:
         found = importlib.import_module(module_name)
     except Exception as cause:
-        raise error(
-            f"{what} {path!r}: importing {module_name!r} failed with {type(cause).__name__}: {cause}"
-        ) from cause
+        raise error(f"{what} {path!r}: importing {module_name!r} failed with {one_line(cause)}") from cause
     if not hasattr(found, attribute):
         raise error(f"{what} {path!r}: {module_name!r} has no {attribute!r}{nearest_name(attribute, dir(found))}")
     return getattr(found, attribute)

@@ -6,6 +6,7 @@ Both sides are plain objects that hold hyper-parameters only; all that changes l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
@@ -151,5 +152,5 @@ class AlgorithmSpec:
 def positive(**values: float) -> None:
     """Refuse hyper-parameters that have to be above zero."""
     for name, value in values.items():
-        if not value > 0:
+        if not (value > 0 and math.isfinite(value)):
             raise ValueError(f"{name} must be above 0, not {value}")

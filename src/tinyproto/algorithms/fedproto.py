@@ -6,6 +6,7 @@ TinyProto paper.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -44,7 +45,7 @@ class FedProtoHyper:
     prototype_source: PrototypeSource = "fresh"
 
     def __post_init__(self) -> None:
-        if self.proto_weight < 0:
+        if not 0 <= self.proto_weight < math.inf:
             raise ValueError(f"proto_weight must not be negative, not {self.proto_weight}")
 
 

@@ -20,8 +20,9 @@ def examine() -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    commit = source_commit()
-    table.add_row("tinyproto", tinyproto.__version__ + (f" (commit {commit[:12]})" if commit else ""))
+    commit, _, modified = (source_commit() or "").partition("-")
+    checkout = f" (commit {commit[:12]}{', modified' if modified else ''})" if commit else ""
+    table.add_row("tinyproto", tinyproto.__version__ + checkout)
     table.add_row("python", f"{platform.python_version()} on {platform.platform()}")
     for name, version in package_versions().items():
         table.add_row(name, version or "not installed")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import tinyproto
-from tinyproto.errors import TinyProtoError
+from tinyproto.errors import Interrupted, TinyProtoError
 
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -68,7 +69,10 @@ def run(
     """
     from tinyproto.cli.run import run_config
 
-    run_config(config, overrides or [], runs, overwrite)
+    try:
+        run_config(config, overrides or [], runs, overwrite)
+    except KeyboardInterrupt:
+        raise Interrupted("nothing was recorded yet") from None
 
 
 @app.command()
@@ -81,14 +85,17 @@ def doctor() -> None:
 
 def main() -> None:
     """Entry point: an error a user can cause is one sentence on stderr and exit status 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal without Unicode shows ? instead of failing
+            stream.reconfigure(errors="replace")
     try:
         app()
+    except Interrupted as stopped:
+        print(f"tinyproto: interrupted; {stopped}", file=sys.stderr)
+        sys.exit(INTERRUPTED)
     except TinyProtoError as error:
         print(f"tinyproto: error: {error}", file=sys.stderr)
         sys.exit(USER_ERROR)
-    except KeyboardInterrupt:
-        print("tinyproto: interrupted; what was recorded so far stays in the run folder", file=sys.stderr)
-        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

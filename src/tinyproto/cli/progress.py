@@ -33,7 +33,7 @@ class Progress:
         self.cells = cells
         self.done = 0
         self.bars = bars.Progress(
-            bars.TextColumn("{task.description}"),
+            bars.TextColumn("{task.description}", markup=False),
             bars.BarColumn(bar_width=16),
             bars.TextColumn("{task.completed:.0f}/{task.total:.0f}"),
             bars.TextColumn("{task.fields[accuracy]}"),

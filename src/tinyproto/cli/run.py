@@ -10,6 +10,7 @@ from tinyproto.cli.progress import Progress
 from tinyproto.cli.table import comparison_table
 from tinyproto.cli.terminal import terminal
 from tinyproto.config import load_config
+from tinyproto.errors import Interrupted
 from tinyproto.experiment import Experiment
 from tinyproto.report.compare import compare
 from tinyproto.report.verdict import verdict
@@ -31,12 +32,15 @@ def run_config(path: Path, overrides: Sequence[str], runs: Path, overwrite: bool
         f"{experiment.images.name}; preset {model.preset}, device {experiment.device}"
     )
     with Progress(console, len(experiment.cells), model.train.rounds, model.evaluate.rule) as progress:
-        folder = experiment.run(runs, overwrite=overwrite, observer=progress)
+        try:
+            folder = experiment.run(runs, overwrite=overwrite, observer=progress)
+        except KeyboardInterrupt:
+            raise Interrupted(f"what was recorded so far is in {runs / model.name}") from None
     results = json.loads((folder / "summary.json").read_text())["results"]
     titles = {entry.label: entry.title for entry in config.algorithms}
     comparison = compare(results, titles, model.evaluate.rule, model.evaluate.statistic)
     console.print()
     console.print(comparison_table(comparison, console.width))
     for sentence in verdict(comparison):
-        console.print(f"• {sentence}")
+        console.print(f"• {sentence}", markup=False)
     console.print(f"\nWritten to {folder}", soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from tinyproto.report.compare import RULE_NAMES, RULES, STATISTIC_NAMES, Comparison, Row, Spread
@@ -35,7 +36,7 @@ def _compared_rules(comparison: Comparison) -> list[str]:
 def _results(comparison: Comparison, row: Row) -> list[str]:
     gains = [comparison.over_local(row, rule) for rule in _compared_rules(comparison)]
     return [
-        row.title,
+        escape(row.title),
         *(_accuracy(row.accuracy[rule]) for rule in RULES),
         *("–" if gain is None else points(gain) for gain in gains),
     ]

@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from tinyproto.algorithms import ALGORITHMS, Algorithm, AlgorithmSpec, FederationSpec
 from tinyproto.config.presets import Preset
 from tinyproto.config.schema import ConfigModel
 from tinyproto.errors import ConfigError
 from tinyproto.imports import load_dotted, nearest_name
+
+_FINITE = ConfigDict(allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,9 @@ class AlgorithmEntry:
 
 def resolve_algorithms(model: ConfigModel, preset: Preset, source: str) -> tuple[AlgorithmEntry, ...]:
     """Every entry of the list, in order, with labels that are all different."""
+    for item in model.algorithms:
+        if not isinstance(item, str | Mapping):
+            raise ConfigError(f"{source}: algorithms: {item!r} is neither a name nor a mapping with a name")
     given = [{"name": item} if isinstance(item, str) else dict(item) for item in model.algorithms]
     repeats = Counter(str(item.get("name")) for item in given)
     entries = []
@@ -100,7 +105,7 @@ def _hyper(spec: AlgorithmSpec, given: Mapping[str, Any], model: ConfigModel, pr
     hints = get_type_hints(spec.hyper)
     for key, value in values.items():
         try:
-            values[key] = TypeAdapter(hints[key]).validate_python(value, strict=True)
+            values[key] = TypeAdapter(hints[key], config=_FINITE).validate_python(value, strict=True)
         except ValidationError as error:
             reason = error.errors()[0]["msg"]
             raise ConfigError(f"{where}: {key}: {reason[0].lower()}{reason[1:]}, not {value!r}") from None

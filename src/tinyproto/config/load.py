@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from tinyproto.config.algorithms import AlgorithmEntry, resolve_algorithms
 from tinyproto.config.presets import PRESETS
 from tinyproto.config.schema import ConfigModel
+from tinyproto.config.yaml_text import parse_yaml
 from tinyproto.data.images import Images
 from tinyproto.data.sources import check_name
 from tinyproto.errors import ConfigError
@@ -52,7 +53,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 def parse_config(values: Mapping[str, Any], source: str = "the config", images: Images | None = None) -> Config:
     """Check a config given as plain values; with `images` it is for Python, where data and networks are objects."""
     preset_name = values.get("preset", "sound")
-    if preset_name not in PRESETS:
+    if not isinstance(preset_name, str) or preset_name not in PRESETS:
         raise ConfigError(
             f"{source}: unknown preset {preset_name!r}{nearest_name(str(preset_name), PRESETS)}; "
             f"known: {', '.join(PRESETS)}"
@@ -60,9 +61,9 @@ def parse_config(values: Mapping[str, Any], source: str = "the config", images: 
     preset = PRESETS[preset_name]
     merged = dict(values)
     for section, defaults in preset.sections.items():
-        given = merged.get(section) or {}
-        if isinstance(given, Mapping):
-            merged[section] = {**defaults, **given}
+        given = merged.get(section)
+        if given is None or isinstance(given, Mapping):
+            merged[section] = {**defaults, **(given or {})}
     try:
         model = ConfigModel.model_validate(merged)
     except ValidationError as error:
@@ -85,7 +86,7 @@ def parse_config(values: Mapping[str, Any], source: str = "the config", images: 
 
 def _yaml(text: str, source: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return parse_yaml(text)
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or "it cannot be read"
         mark = getattr(error, "problem_mark", None)
@@ -111,18 +112,16 @@ def _apply(values: dict[str, Any], override: str) -> None:
 
 def _sentence(error: ValidationError) -> str:
     """The first thing that is wrong, in words, with the key and, for an unknown key, the nearest valid one."""
-    first = error.errors()[0]
+    errors = error.errors()
+    first = next((found for found in errors if found["type"] == "extra_forbidden"), errors[0])
     place = [str(part) for part in first["loc"]]
     key = ".".join(place)
     if first["type"] == "extra_forbidden":
         return f"unknown key {key!r}{_nearest_key(place)}"
     if first["type"] == "missing":
         return f"the key {key!r} is missing"
-    if first["type"].startswith("union") or (len(error.errors()) > 1 and not first["loc"]):
-        return f"{key}: {first['msg']}"
-    given = first.get("input")
-    shown = f", not {given!r}" if isinstance(given, str | int | float | bool | list | None) else ""
-    return f"{key}: {first['msg'][0].lower()}{first['msg'][1:]}{shown}"
+    reason = first["msg"].removeprefix("Value error, ")
+    return f"{key}: {reason[0].lower()}{reason[1:]}, not {first['input']!r}"
 
 
 def _nearest_key(place: Sequence[str]) -> str:
@@ -132,5 +131,16 @@ def _nearest_key(place: Sequence[str]) -> str:
         assert isinstance(annotation, type)
         assert issubclass(annotation, BaseModel)
         section = annotation
+    elsewhere = [name for name in _dotted_keys() if name.rpartition(".")[2] == place[-1]]
+    if elsewhere:
+        return f", did you mean {elsewhere[0]!r}?"
     known = [".".join([*place[:-1], name]) for name in section.model_fields]
     return nearest_name(".".join(place), known) or f"; known here: {', '.join(known)}"
+
+
+def _dotted_keys() -> Iterator[str]:
+    """Every key of the schema in full."""
+    for name, field in ConfigModel.model_fields.items():
+        yield name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from (f"{name}.{inner}" for inner in field.annotation.model_fields)

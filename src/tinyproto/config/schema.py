@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from tinyproto.core.batching import LastBatch
 from tinyproto.core.cps import MaskKind
@@ -20,10 +20,16 @@ Positive = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0)]
 
 
+def _all_different(seeds: list[int]) -> list[int]:
+    if len(set(seeds)) < len(seeds):
+        raise ValueError("a seed stands there twice")
+    return seeds
+
+
 class Section(BaseModel):
     """Strict: no unknown key, no silent conversion."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class DataSection(Section):
@@ -92,7 +98,7 @@ class ConfigModel(Section):
     """A whole config file."""
 
     schema_version: Literal[1] = Field(1, description="of this file's format")
-    name: str = Field("run", min_length=1, pattern=r"^[A-Za-z0-9._-]+$", description="names the run folder")
+    name: str = Field("run", min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="names the run folder")
     preset: PresetName = Field("sound", description="the reading of every open point of the paper")
     data: DataSection = DataSection()
     partition: PartitionSection = PartitionSection()
@@ -100,7 +106,7 @@ class ConfigModel(Section):
     prototypes: PrototypesSection = PrototypesSection()
     train: TrainSection = TrainSection()
     evaluate: EvaluateSection = EvaluateSection()
-    algorithms: list[str | dict[str, Any]] = Field(
-        min_length=1, description="names, or {name: …, label: …, hyper-parameters}"
+    algorithms: list[Any] = Field(min_length=1, description="names, or {name: …, label: …, hyper-parameters}")
+    seeds: Annotated[list[Seed], AfterValidator(_all_different)] = Field(
+        [0], min_length=1, description="of weights, batches and draws; one run each"
     )
-    seeds: list[Seed] = Field([0], min_length=1, description="of weights, batches and draws; one run each")

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tinyproto.core.streams import global_randomness
-from tinyproto.errors import ModelError
+from tinyproto.errors import ModelError, one_line
 from tinyproto.imports import load_dotted, nearest_name
 from tinyproto.models import small_cnn
 from tinyproto.models.split import SplitModel
@@ -88,7 +88,7 @@ def _call(factory: ModelFactory, name: str, shape: ModelShape) -> nn.Module:
     try:
         module = factory(**arguments)
     except Exception as error:
-        raise ModelError(f"model {name}: its factory failed with {type(error).__name__}: {error}") from error
+        raise ModelError(f"model {name}: its factory failed with {one_line(error)}") from error
     if not isinstance(module, nn.Module):
         raise ModelError(f"model {name}: its factory returned {type(module).__name__}, not a torch.nn.Module")
     return module
@@ -98,21 +98,23 @@ def _probe(model: SplitModel, name: str, shape: ModelShape) -> None:
     """Run one batch of two and compare what comes out with what the federation needs."""
     was_training = model.training
     model.eval()
-    try:
-        with torch.no_grad():
-            features, logits = model(torch.zeros(2, *shape.input_shape))
-    except Exception as error:
-        raise ModelError(
-            f"model {name} fails on a batch of shape {(2, *shape.input_shape)}: {type(error).__name__}: {error}"
-        ) from error
-    finally:
-        model.train(was_training)
-    for what, found, needed, setting in (
-        ("features", tuple(features.shape), (2, shape.proto_dim), "prototypes.dim"),
-        ("logits", tuple(logits.shape), (2, shape.num_classes), "the number of classes"),
+    values = torch.zeros(2, *shape.input_shape)
+    for part, what, needed, setting in (
+        (model.extractor, "features", (2, shape.proto_dim), "prototypes.dim"),
+        (model.head, "logits", (2, shape.num_classes), "the number of classes"),
     ):
+        try:
+            with torch.no_grad():
+                outcome = part(values)
+        except Exception as error:
+            raise ModelError(
+                f"model {name} fails on a batch of shape {tuple(values.shape)}: {one_line(error)}"
+            ) from error
+        found = tuple(outcome.shape) if isinstance(outcome, Tensor) else type(outcome).__name__
         if found != needed:
             raise ModelError(
                 f"model {name} gives {what} of shape {found} for a batch of 2, but {setting} needs {needed}; "
                 "return a SplitModel(extractor, head) of that width, or change the setting"
             )
+        values = outcome
+    model.train(was_training)

@@ -16,8 +16,8 @@ def points(fraction: float) -> str:
 
 def size(count: float) -> str:
     """Bytes in decimal units: 0 B, 812 B, 11.1 kB, 1.46 MB."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= 0.9995 * factor:  # what would round to 1000 of the smaller unit
             return f"{count / factor:.3g} {unit}"
     return f"{count:.0f} B"
 

@@ -16,7 +16,9 @@ from tinyproto.errors import RunFolderError
 from tinyproto.simulation.loop import PlayedRound
 from tinyproto.wire.meter import WAYS
 
-RECOGNISED_BY = "config.yaml"
+FILES = {
+    "config.yaml", "environment.json", "rounds.jsonl", "timings.jsonl", "prototypes.safetensors", "summary.json"
+}  # fmt: skip
 
 
 class RunFolder:
@@ -43,7 +45,10 @@ class RunFolder:
             raise RunFolderError(
                 f"{path} exists already; --overwrite replaces it, name=NEW or --runs DIR goes elsewhere"
             )
-        if not path.is_dir() or (any(path.iterdir()) and not (path / RECOGNISED_BY).is_file()):
+        names = {entry.name for entry in path.iterdir()} if path.is_dir() else {path.name}
+        known = names <= FILES | {_partial(name) for name in FILES}
+        config = path / "config.yaml"
+        if names and not (known and config.is_file() and config.read_bytes().startswith(b"schema_version:")):
             raise RunFolderError(f"{path} is not a run folder, so it is not overwritten; choose another name")
 
     def write_config(self, resolved: dict[str, Any]) -> None:
@@ -63,7 +68,7 @@ class RunFolder:
     def write_prototypes(self, tensors: dict[str, Tensor]) -> None:
         """Local and global prototypes at the end of each run, for figures."""
         target = self.path / "prototypes.safetensors"
-        partial = target.with_name(f".{target.name}.partial")
+        partial = target.with_name(_partial(target.name))
         safetensors.torch.save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
         partial.replace(target)
 
@@ -72,9 +77,13 @@ class RunFolder:
             file.write(json.dumps(value, separators=(",", ":")) + "\n")
 
     def _write(self, name: str, text: str) -> None:
-        partial = self.path / f".{name}.partial"
+        partial = self.path / _partial(name)
         partial.write_text(text, encoding="utf-8")
         partial.replace(self.path / name)
+
+
+def _partial(name: str) -> str:
+    return f".{name}.partial"
 
 
 def record_values(record: RoundRecord) -> dict[str, Any]:

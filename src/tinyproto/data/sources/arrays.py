@@ -13,7 +13,9 @@ from tinyproto.errors import DataError
 
 def from_arrays(images: Any, labels: Any, *, num_classes: int | None = None, name: str = "arrays") -> Images:
     """Images (N, C, H, W) or (N, H, W) as uint8, and labels 0 … K−1; a network sees −1 to 1, as in the paper."""
-    pixels, targets = torch.as_tensor(np.asarray(images)), torch.as_tensor(np.asarray(labels))
+    if np.asarray(labels).dtype.kind not in "iub":
+        raise DataError(f"labels have to be whole numbers 0 … K−1, these are {np.asarray(labels).dtype}")
+    pixels, targets = torch.as_tensor(np.asarray(images)), torch.as_tensor(np.asarray(labels).astype(np.int64))
     if pixels.dtype != torch.uint8:
         raise DataError(f"images have to be uint8 (0 to 255), these are {pixels.dtype}; scale and round them first")
     if pixels.dim() == 3:
@@ -22,9 +24,8 @@ def from_arrays(images: Any, labels: Any, *, num_classes: int | None = None, nam
         raise DataError(f"images have to be (N, C, H, W) or (N, H, W), these have shape {tuple(pixels.shape)}")
     if targets.dim() != 1 or len(targets) != len(pixels):
         raise DataError(f"{len(pixels)} images need as many labels, these have shape {tuple(targets.shape)}")
-    if targets.dtype.is_floating_point or len(targets) == 0:
-        raise DataError(f"labels have to be whole numbers, at least one; these are {len(targets)} of {targets.dtype}")
-    targets = targets.long()
+    if len(targets) == 0:
+        raise DataError("there has to be at least one image")
     classes = int(targets.max()) + 1 if num_classes is None else num_classes
     if int(targets.min()) < 0 or int(targets.max()) >= classes:
         raise DataError(

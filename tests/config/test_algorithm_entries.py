@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tinyproto.algorithms import ALGORITHMS, AlgorithmSpec, FederationSpec
+from tinyproto.config import parse_config
+from tinyproto.config.algorithms import AlgorithmEntry
+from tinyproto.errors import ConfigError
+
+FEDERATION = FederationSpec(num_classes=10, proto_dim=20, learning_rate=0.01)
+
+
+def entries(*algorithms: Any, **prototypes: Any) -> tuple[AlgorithmEntry, ...]:
+    given = {"models": ["small_cnn_a"], "prototypes": {"dim": 20, "cps_dim": 4, **prototypes}}
+    return parse_config({**given, "algorithms": list(algorithms)}).algorithms
+
+
+def refusal(*algorithms: Any, **prototypes: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        entries(*algorithms, **prototypes)
+    return str(caught.value)
+
+
+def test_every_registered_algorithm_can_be_named_and_built() -> None:
+    for name, entry in zip(ALGORITHMS, entries(*ALGORITHMS), strict=True):
+        assert entry.spec is ALGORITHMS[name]
+        assert entry.build(FEDERATION).name == name
+
+
+def test_entries_keep_the_order_of_the_config() -> None:
+    assert [entry.label for entry in entries("fedtgp", "local", "fedproto")] == ["fedtgp", "local", "fedproto"]
+
+
+def test_an_entry_sets_its_own_hyper_parameters_and_keeps_the_other_defaults() -> None:
+    (entry,) = entries({"name": "fedtgp", "proto_weight": 2, "server_epochs": 7})
+    assert (entry.hyper.proto_weight, entry.hyper.server_epochs, entry.hyper.server_batch_size) == (2.0, 7, 32)
+    assert entry.label == "fedtgp"
+
+
+def test_the_prototypes_section_reaches_every_method_that_sparsifies() -> None:
+    fp, ft = entries("tinyproto_fp", "tinyproto_ft", cps_dim=5, mask_seed=3, masks="balanced")
+    assert [(entry.hyper.cps_dim, entry.hyper.mask_seed) for entry in (fp, ft)] == [(5, 3), (5, 3)]
+    assert fp.build(FEDERATION).row_width == 5
+
+
+def test_an_entrys_own_cps_dimension_wins_and_null_sends_every_dimension() -> None:
+    narrow, full = entries(
+        {"name": "tinyproto_fp", "cps_dim": 2, "label": "narrow"},
+        {"name": "tinyproto_fp", "cps_dim": None, "label": "full"},
+    )
+    assert narrow.build(FEDERATION).row_width == 2
+    assert full.build(FEDERATION).row_width == 20
+
+
+def test_two_entries_of_one_algorithm_are_told_apart_by_what_differs() -> None:
+    plain, weighted, full = entries(
+        "tinyproto_fp", {"name": "tinyproto_fp", "proto_weight": 2.5}, {"name": "tinyproto_fp", "cps_dim": None}
+    )
+    assert [entry.label for entry in (plain, weighted, full)] == [
+        "tinyproto_fp",
+        "tinyproto_fp(proto_weight=2.5)",
+        "tinyproto_fp(cps_dim=null)",
+    ]
+
+
+def test_a_label_of_ones_own_is_the_title_too() -> None:
+    own, plain = entries({"name": "fedproto", "label": "weak pull", "proto_weight": 0.1}, "fedtgp")
+    assert (own.label, own.title) == ("weak pull", "weak pull")
+    assert (plain.label, plain.title) == ("fedtgp", "FedTGP")
+
+
+def test_two_entries_that_cannot_be_told_apart_are_refused() -> None:
+    assert "'fedproto' stands there 2 times; tell them apart with `label:`" in refusal("fedproto", "fedproto")
+    assert "'x' stands there 2 times" in refusal({"name": "fedproto", "label": "x"}, {"name": "local", "label": "x"})
+
+
+def test_an_unknown_algorithm_is_refused_with_the_nearest_and_all() -> None:
+    message = refusal("local", "fedprotto")
+    assert "unknown algorithm 'fedprotto', did you mean 'fedproto'" in message
+    assert "tinyproto_ft" in message
+
+
+def test_an_unknown_hyper_parameter_is_refused_with_the_nearest() -> None:
+    message = refusal({"name": "fedtgp", "server_epoch": 3})
+    assert "fedtgp: unknown key 'server_epoch', did you mean 'server_epochs'" in message
+    assert "local: unknown key 'proto_weight'" in refusal({"name": "local", "proto_weight": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"proto_weight": 1.0}, "has no name"),
+        ({"name": ["fedproto"]}, r"['fedproto'] is not a name"),
+        ({"name": "fedproto", "proto_weight": "strong"}, "fedproto: proto_weight: input should be a valid number"),
+        ({"name": "fedproto", "proto_weight": True}, "fedproto: proto_weight: input should be a valid number"),
+        ({"name": "fedproto", "distance": "cosine"}, "fedproto: distance: input should be 'mse' or 'l2', not 'cosine'"),
+        ({"name": "fedtgp", "server_epochs": 1.5}, "fedtgp: server_epochs: input should be a valid integer, not 1.5"),
+        ({"name": "fedproto", "proto_weight": -1.0}, "proto_weight must not be negative, not -1.0"),
+        ({"name": "fedtgp", "server_epochs": 0}, "server_epochs must be above 0, not 0"),
+        ({"name": "tinyproto_ft", "global_scale": 0.0}, "global_scale must be above 0, not 0.0"),
+        ({"name": "tinyproto_ft", "global_scale": "best"}, "tinyproto_ft: global_scale"),
+        ({"name": "tinyproto_ft", "cps_dim": 21}, "cps_dim (21) is greater than prototypes.dim (20)"),
+        ({"name": "tinyproto_ft", "cps_dim": 0}, "cps_dim must be above 0, not 0"),
+    ],
+)
+def test_an_entry_that_cannot_be_is_refused_with_the_reason(entry: dict[str, Any], message: str) -> None:
+    assert message in refusal(entry)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("name", "key"), [("fedproto", "proto_weight"), ("tinyproto_ft", "global_scale")])
+def test_a_hyper_parameter_has_to_be_finite(name: str, key: str, value: float) -> None:
+    assert key in refusal({"name": name, key: value})
+
+
+def test_what_does_not_fit_the_federation_is_an_error_that_names_the_entry() -> None:
+    # Blocks of ⌊20/10⌋ = 2 dimensions cannot give a class 3.
+    (entry,) = entries({"name": "tinyproto_fp", "label": "in blocks"}, masks="blocks", cps_dim=3)
+    with pytest.raises(ConfigError, match="algorithm in blocks: block masks"):
+        entry.build(FEDERATION)
+
+
+def test_an_entry_is_written_out_with_every_hyper_parameter() -> None:
+    (entry,) = entries("fedproto")
+    assert entry.resolved() == {
+        "name": "fedproto",
+        "label": "fedproto",
+        "proto_weight": 10.0,
+        "distance": "mse",
+        "prototype_source": "fresh",
+    }
+
+
+def test_an_algorithm_of_ones_own_is_found_by_its_dotted_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "method_of_a_user.py").write_text(
+        "from dataclasses import dataclass, replace\n"
+        "from tinyproto.algorithms.fedproto import SPEC as BASE\n"
+        "SPEC = replace(BASE, name='mine', title='Mine')\n"
+        "NOTHING = 5\n"
+    )
+    (entry,) = entries({"name": "method_of_a_user:SPEC", "proto_weight": 4.0})
+    assert isinstance(entry.spec, AlgorithmSpec)
+    assert (entry.label, entry.title, entry.hyper.proto_weight) == ("mine", "Mine", 4.0)
+    assert entry.resolved()["name"] == "method_of_a_user:SPEC"
+    assert "is int, not an AlgorithmSpec" in refusal("method_of_a_user:NOTHING")
+    assert "importing 'no_method_of_a_user' failed" in refusal("no_method_of_a_user:SPEC")

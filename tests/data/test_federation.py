@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tinyproto.data import CountedSamples, FederatedData, Share, from_arrays
+
+# Sample i is an image of the single pixel 10·i. Client 0 trains on samples 0, 1, 4 and tests on 5; client 1 trains on
+# 3 and tests on 2 and 6; client 2 has one sample and nothing to test on.
+LABELS = [0, 0, 1, 1, 2, 2, 0, 3]
+FEDERATION = FederatedData(
+    from_arrays(np.arange(0, 80, 10, dtype=np.uint8).reshape(8, 1, 1), LABELS, num_classes=5),
+    [
+        Share(train=np.array([4, 0, 1]), test=np.array([5])),
+        Share(train=np.array([3]), test=np.array([2, 6])),
+        Share(train=np.array([7]), test=np.array([], dtype=np.int64)),
+    ],
+)
+TRAIN_COUNTS = [[2, 0, 1, 0, 0], [0, 1, 0, 0, 0], [0, 0, 0, 1, 0]]
+ALL_COUNTS = [[2, 0, 2, 0, 0], [1, 2, 0, 0, 0], [0, 0, 0, 1, 0]]
+
+
+def test_counts_are_by_client_and_class_over_every_class_of_the_dataset() -> None:
+    assert FEDERATION.num_clients == 3
+    assert FEDERATION.train_counts.tolist() == TRAIN_COUNTS
+    assert FEDERATION.counts.tolist() == ALL_COUNTS
+
+
+@pytest.mark.parametrize(("samples", "counts"), [("train", TRAIN_COUNTS), ("all", ALL_COUNTS)])
+def test_scaling_counts_what_it_is_told_to_count(samples: CountedSamples, counts: list[list[int]]) -> None:
+    assert FEDERATION.counted(samples).tolist() == counts
+
+
+def test_a_client_gets_its_own_samples_with_their_labels_in_their_order() -> None:
+    train, test = FEDERATION.train(0), FEDERATION.test(1)
+    assert train.inputs.flatten().tolist() == [40, 0, 10]
+    assert train.labels.tolist() == [2, 0, 0]
+    assert test.inputs.flatten().tolist() == [20, 60]
+    assert test.labels.tolist() == [1, 0]
+
+
+def test_a_clients_samples_reach_the_network_as_the_dataset_says() -> None:
+    batch = FEDERATION.train(0).batch(torch.tensor([0]))
+    torch.testing.assert_close(batch.inputs, torch.tensor([[[[40 * 2 / 255 - 1]]]]))
+
+
+def test_an_empty_test_part_keeps_the_shape_of_an_image() -> None:
+    test = FEDERATION.test(2)
+    assert len(test) == 0
+    assert test.batch(slice(None)).inputs.shape == (0, 1, 1, 1)
