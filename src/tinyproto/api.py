@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from tinyproto.algorithms.base import Client
@@ -72,16 +73,20 @@ def simulate(
 
     """
     images = load(data) if isinstance(data, str) else data
+    if not isinstance(images, Images):
+        raise ConfigError(f"data has to come from tinyproto.data.load or from_arrays, not be a {type(data).__name__}")
     values: dict[str, Any] = {
         "preset": preset,
         "models": _entries(models),
         "algorithms": [algorithm if isinstance(algorithm, str) else dict(algorithm)],
-        "seeds": [seed],
-        "partition": {"num_clients": num_clients, "alpha": alpha},
-        "prototypes": {"dim": proto_dim, "cps_dim": cps_dim},
-        "train": {"rounds": rounds},
+        "seeds": [_plain(seed)],
+        "partition": {"num_clients": _plain(num_clients), "alpha": _plain(alpha)},
+        "prototypes": {"dim": _plain(proto_dim), "cps_dim": _plain(cps_dim)},
+        "train": {"rounds": _plain(rounds)},
     }
     for section, given in (settings or {}).items():
+        if section == "data":
+            raise ConfigError("settings: the images are given by the argument `data`")
         if not isinstance(given, Mapping):
             raise ConfigError(f"settings: {section!r} has to be a mapping of keys to values, not {given!r}")
         values[section] = {**values.get(section, {}), **given}
@@ -94,6 +99,11 @@ def simulate(
         rounds=[round_.record for round_ in played],
         clients=list(simulation.clients.values()),
     )
+
+
+def _plain(value: Any) -> Any:
+    """numpy's numbers as Python's."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _entries(models: ModelEntry | Sequence[ModelEntry] | None) -> list[ModelEntry]:

@@ -23,7 +23,7 @@ from tinyproto.data.partition import dirichlet_shares
 from tinyproto.data.sources import load
 from tinyproto.engine.client import LocalTraining
 from tinyproto.errors import ConfigError
-from tinyproto.models import ModelShape, build_model
+from tinyproto.models import ModelShape, build_model, entry_name, rehearse_training
 from tinyproto.simulation.loop import PlayedRound, Simulation, SimulationSettings
 from tinyproto.tracking.environment import environment
 from tinyproto.tracking.run_folder import RunFolder
@@ -88,7 +88,7 @@ class Experiment:
         self.federation = FederationSpec(self.images.num_classes, model.prototypes.dim, model.train.learning_rate)
         shape = ModelShape(self.images.input_shape, model.prototypes.dim, self.images.num_classes)
         for entry in model.models:
-            build_model(entry, shape, seed=0)
+            rehearse_training(build_model(entry, shape, seed=0), entry_name(entry), shape)
         for algorithm in config.algorithms:
             algorithm.build(self.federation)
 
@@ -148,19 +148,24 @@ class Experiment:
         prototypes: dict[str, Tensor] = {}
         for cell in self.cells:
             observer.started(cell.entry, cell.seed, self.config.model.train.rounds)
-            simulation = self.simulation(cell)
-            played: list[PlayedRound] = []
-            for round_ in simulation.rounds():
-                folder.append_round(self.identity(cell), round_)
-                observer.played(round_)
-                played.append(round_)
-            result = self.summarise(cell, simulation, played)
+            result, tensors = self._play(cell, folder, observer)
             results.append(result)
-            prototypes |= dict(named_prototypes(f"{cell.entry.label}/{cell.seed}", simulation))
+            prototypes |= tensors
             folder.write_prototypes(prototypes)
             folder.write_json("summary.json", {"schema_version": SCHEMA_VERSION, "results": results})
             observer.finished(result)
         return folder.path
+
+    def _play(self, cell: Cell, folder: RunFolder, observer: Observer) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """One cell from start to end; its clients are gone before the next one's are built."""
+        simulation = self.simulation(cell)
+        played: list[PlayedRound] = []
+        for round_ in simulation.rounds():
+            folder.append_round(self.identity(cell), round_)
+            observer.played(round_)
+            played.append(round_)
+        tensors = dict(named_prototypes(f"{cell.entry.label}/{cell.seed}", simulation))
+        return self.summarise(cell, simulation, played), tensors
 
 
 def named_prototypes(prefix: str, simulation: Simulation) -> Iterator[tuple[str, Tensor]]:
@@ -170,9 +175,9 @@ def named_prototypes(prefix: str, simulation: Simulation) -> Iterator[tuple[str,
         torch.stack([client.local.values.cpu() for client in clients]),
         torch.stack([client.local.present.cpu() for client in clients]),
     ))  # fmt: skip
-    received = next(iter(clients)).state
-    if "values" in received:
-        yield from _pair(f"{prefix}/global", Prototypes(received["values"].cpu(), received["present"].cpu()))
+    received = next(iter(clients)).received
+    if received is not None:
+        yield from _pair(f"{prefix}/global", received.to("cpu"))
 
 
 def _pair(name: str, prototypes: Prototypes) -> Iterator[tuple[str, Tensor]]:

@@ -18,6 +18,13 @@ def nearest_name(name: str, known: Iterable[str]) -> str:
     return f", did you mean {close[0]!r}?" if close else ""
 
 
+def unknown(what: str, name: object, known: Iterable[str], also: str = "") -> str:
+    """The sentence for a name that does not exist: the nearest one there is, and all of them."""
+    names = list(known)
+    nearest = nearest_name(name, names) if isinstance(name, str) else ""
+    return f"unknown {what} {name!r}{f'{nearest} Known' if nearest else '; known'}: {', '.join(names) or 'none'}{also}"
+
+
 def load_dotted(path: str, error: type[TinyProtoError], what: str) -> Any:
     """The object at `package.module:name`; the current folder counts as a place for packages, as under `python -m`."""
     module_name, _, attribute = path.partition(":")

@@ -78,6 +78,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch, cwd: Path, *arguments: str) -> i
     monkeypatch.chdir(cwd)
     monkeypatch.setattr(sys, "argv", ["tinyproto", *arguments])
     monkeypatch.setattr(sys, "path", [str(cwd), *sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.delitem(sys.modules, "nets", raising=False)
     with pytest.raises(SystemExit) as ended:
         main()
@@ -290,10 +291,6 @@ class Bad:
 BAD = [
     Bad("an unknown key", ["'train.round'", "did you mean 'train.rounds'"], ["trial.yaml", "train.round=3"]),
     Bad(
-        "an unknown key in the file", ["unknown key 'modles'", "did you mean 'models'"],
-        files={"trial.yaml": CONFIG.replace("models", "modles")},
-    ),
-    Bad(
         "an unknown algorithm", ["unknown algorithm 'fedprotto'", "did you mean 'fedproto'"],
         ["trial.yaml", "algorithms=[fedprotto]"],
     ),
@@ -310,38 +307,68 @@ BAD = [
         "a model that does not fit", ["nets:too_wide", "prototypes.dim", "(2, 21)", "(2, 20)"],
         ["trial.yaml", "models=[small_cnn_a, nets:too_wide]"],
     ),
-    Bad("a model that does not exist", ["'nets:flatt'", "did you mean 'flat'"], ["trial.yaml", "models=[nets:flatt]"]),
-    Bad(
-        "a model whose own error has several lines", ["nets:talkative", "several", "reasons"],
-        ["trial.yaml", "models=[nets:talkative]"],
-    ),
     Bad("a missing config file", ["no config file at nothing.yaml"], ["nothing.yaml"]),
     Bad("a config that is not YAML", ["trial.yaml, line 2", "not valid YAML"], files={"trial.yaml": "a: [1\nb: 2\n"}),
-    Bad("a config without keys", ["trial.yaml is not a config"], files={"trial.yaml": "just words\n"}),
     Bad(
         "a run folder that cannot be written", ["cannot write the run folder", "trial.yaml"],
         ["trial.yaml", "--runs", "trial.yaml"],
     ),
     Bad("a wrong type", ["train.rounds", "integer", "'many'"], ["trial.yaml", "train.rounds=many"]),
-    Bad("a preset of a wrong type", ["preset"], ["trial.yaml", "preset=[sound]"]),
     Bad("an override without =", ["'train.rounds'", "key=value"], ["trial.yaml", "train.rounds"]),
-    Bad("an unknown dataset", ["unknown dataset 'digit'", "did you mean 'digits'"], ["trial.yaml", "data.name=digit"]),
 ]  # fmt: skip
+
+MORE_BAD = [
+    Bad(
+        "an unknown key in the file", ["unknown key 'modles'", "did you mean 'models'"],
+        files={"trial.yaml": CONFIG.replace("models", "modles")},
+    ),
+    Bad("a model that does not exist", ["'nets:flatt'", "did you mean 'flat'"], ["trial.yaml", "models=[nets:flatt]"]),
+    Bad("a config without keys", ["trial.yaml is not a config"], files={"trial.yaml": "just words\n"}),
+    Bad("a preset of a wrong type", ["preset"], ["trial.yaml", "preset=[sound]"]),
+    Bad("an unknown dataset", ["unknown dataset 'digit'", "did you mean 'digits'"], ["trial.yaml", "data.name=digit"]),
+    Bad(
+        "masks that do not fit", ["algorithm tinyproto_ft", "cps_dim", "block"],
+        ["trial.yaml", "prototypes.masks=blocks", "prototypes.cps_dim=3"],
+    ),
+    Bad(
+        "a model whose own error has several lines", ["nets:talkative", "several", "reasons"],
+        ["trial.yaml", "models=[nets:talkative]"],
+    ),
+]  # fmt: skip
+
+
+def assert_refused(bad: Bad, project: Path, refuse: Callable[[], tuple[int, str]]) -> None:
+    """Status 2, one line that says what it has to, and the folder as it was."""
+    for name, text in bad.files.items():
+        (project / name).write_text(text)
+    before = tree(project)
+    status, stderr = refuse()
+    assert status == 2
+    assert len(stderr.splitlines()) == 1, stderr
+    assert stderr.startswith("tinyproto: error: ")
+    assert "Traceback" not in stderr
+    assert [text for text in bad.says if text not in stderr] == []
+    assert tree(project) == before
+    assert not (project / "runs").exists()
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
 def test_bad_input_is_one_line_and_status_2_and_leaves_nothing(project: Path, bad: Bad) -> None:
-    for name, text in bad.files.items():
-        (project / name).write_text(text)
-    before = tree(project)
-    done = command("run", *bad.arguments, cwd=project, PYTHONDONTWRITEBYTECODE="1")
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert done.stderr.startswith("tinyproto: error: ")
-    assert "Traceback" not in done.stdout + done.stderr
-    assert [text for text in bad.says if text not in done.stderr] == []
-    assert tree(project) == before
-    assert not (project / "runs").exists()
+    def refuse() -> tuple[int, str]:
+        done = command("run", *bad.arguments, cwd=project, PYTHONDONTWRITEBYTECODE="1")
+        return done.returncode, done.stderr
+
+    assert_refused(bad, project, refuse)
+
+
+@pytest.mark.parametrize("bad", MORE_BAD, ids=lambda bad: bad.name)
+def test_other_bad_input_is_one_line_and_status_2_too(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bad: Bad
+) -> None:
+    def refuse() -> tuple[int, str]:
+        return in_process(monkeypatch, project, "run", *bad.arguments), capsys.readouterr().err
+
+    assert_refused(bad, project, refuse)
 
 
 @pytest.mark.parametrize("device", ["meta", "mps", "gpu", "cuda:99"])
@@ -435,6 +462,15 @@ def test_a_label_with_brackets_is_printed_as_it_is(
     assert "d [/20]" in table
 
 
+@pytest.mark.parametrize("runs", ["runs[a]", "runs[", "[/a]"])
+def test_a_runs_folder_with_brackets_is_printed_as_it_is(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], runs: str
+) -> None:
+    short = ("algorithms=[local]", "seeds=[0]", "train.rounds=1")
+    assert in_process(monkeypatch, project, "run", "trial.yaml", *short, "--runs", runs) == 0
+    assert f"Written to {Path(runs, 'trial')}" in capsys.readouterr().out
+
+
 def test_several_seeds_are_shown_with_their_spread(good: GoodRun) -> None:
     (line,) = [line for line in good.stdout.splitlines() if line.strip().startswith("FedProto")]
     heads = [r["accuracy"]["last10"]["head"] for r in good.results if r["algorithm"] == "fedproto"]
@@ -478,11 +514,10 @@ def test_the_version_is_printed(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"tinyproto {tinyproto.__version__}\n")
 
 
-def test_doctor_prints_versions_and_devices(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert in_process(monkeypatch, tmp_path, "doctor") == 0
-    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
+def test_doctor_prints_versions_and_devices(tmp_path: Path) -> None:
+    done = command("doctor", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
     assert tinyproto.__version__ in lines["tinyproto"]
     assert platform.python_version() in lines["python"]
     assert torch.__version__ in lines["torch"]
@@ -490,12 +525,6 @@ def test_doctor_prints_versions_and_devices(
     assert f"{os.cpu_count()} cores" in lines["cpu"]
     assert "cpu" in lines["devices"]
     assert "scikit-learn" in lines["data"]
-
-
-def test_doctor_runs_as_a_command(tmp_path: Path) -> None:
-    done = command("doctor", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert torch.__version__ in done.stdout
 
 
 def test_doctor_says_where_the_checkout_differs_from_its_commit(

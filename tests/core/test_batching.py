@@ -33,8 +33,3 @@ def test_shuffled_epochs_each_go_through_every_sample_in_a_new_order() -> None:
 def test_without_shuffling_the_same_samples_are_dropped_every_epoch() -> None:
     plan = batch_plan(10, 4, epochs=2, last="drop", shuffle=None)
     assert plan.order.tolist() == [list(range(8))] * 2
-
-
-def test_a_batch_of_one_is_recognised() -> None:
-    assert batch_plan(1, 4, epochs=1, last="join", shuffle=None).has_single
-    assert not batch_plan(5, 4, epochs=1, last="join", shuffle=None).has_single

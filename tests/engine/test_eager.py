@@ -99,6 +99,27 @@ def test_a_single_sample_trains_with_normalisation_in_eval_mode() -> None:
     assert not torch.equal(before, head_weight(client))
 
 
+def test_only_the_batch_of_one_does_without_batch_statistics() -> None:
+    client = make_client([5, 4, 0, 0])
+    norm = next(module for module in client.model.modules() if isinstance(module, nn.BatchNorm1d))
+    task = Task(
+        name="client 0",
+        key="k",
+        modules=nn.ModuleDict({"model": client.model}),
+        groups=[ParamGroup("model", 0.1)],
+        context={},
+        loss=lambda modules, batch, _: Step(modules["model"](batch.inputs).logits.square().sum(), torch.zeros(1)),
+        part_names=("zero",),
+        data=client.train,
+        plan=batch_plan(9, 4, 1, last="keep", shuffle=None),
+        num_classes=NUM_CLASSES,
+        seed=0,
+    )
+    EagerTrainer().fit([task])
+    assert norm.num_batches_tracked is not None
+    assert int(norm.num_batches_tracked) == 2
+
+
 def test_features_come_in_eval_mode_whatever_the_batch_size() -> None:
     client = make_client([5, 5, 5, 5])
     client.model.train()

@@ -6,22 +6,25 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
 import torch
+from torch import nn
 
 from support import NUM_CLASSES, PROTO_DIM, head_weight, tiny_net
 from tinyproto.algorithms import ALGORITHMS, Algorithm
-from tinyproto.algorithms.base import FederationSpec
+from tinyproto.algorithms.base import FederationSpec, Round
 from tinyproto.core.messages import Message
 from tinyproto.core.prototypes import Prototypes, class_means
 from tinyproto.data.federation import FederatedData
 from tinyproto.engine.agreement import expected_frames
 from tinyproto.engine.client import LocalTraining, PrototypeSamples
-from tinyproto.engine.server import Reply
+from tinyproto.engine.round import RoundPlan, play_round
+from tinyproto.engine.server import Reply, check_scores, read_hello
 from tinyproto.engine.stopwatch import Stopwatch
 from tinyproto.errors import WireError
+from tinyproto.models.split import SplitModel
 from tinyproto.simulation.loop import Simulation, SimulationSettings
 from tinyproto.wire.codec import decode, encode
 from tinyproto.wire.frame import Header, Kind
-from tinyproto.wire.meter import Cost
+from tinyproto.wire.meter import Cost, Meter
 
 FEDERATION = FederationSpec(NUM_CLASSES, PROTO_DIM, learning_rate=0.05)
 NAMES = ["local", "fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft"]
@@ -187,6 +190,122 @@ def test_one_frame_at_a_time_gives_the_same_answers_as_all_at_once(quarters: Fed
     }
     assert at_once == one_by_one
     assert decode(at_once[0]).message.metrics["test_samples"] == 10.0
+
+
+def test_a_tolerant_round_leaves_a_refused_client_out_and_says_why(quarters: FederatedData) -> None:
+    played = simulation(quarters, build("fedproto"))
+    meter = Meter()
+    played.server.greet(played.channel, list(range(5)), meter)
+    plan = RoundPlan(Round(1, 2), participants=range(5), evaluated=frozenset())
+    record = play_round(played.server, Tampering(played, b"noise"), plan, meter, tolerant=True)
+    assert record.participants == (0, 2, 3, 4)
+    assert record.refused[1].startswith("frame of client 1, round 1, refused: length")
+    assert list(record.clients) == [0, 2, 3, 4]
+
+
+class Echoing:
+    """A channel on which answers come late, twice and from strangers."""
+
+    def __init__(self, played: Simulation) -> None:
+        self.channel = played.channel
+
+    def exchange(self, round_number: int, frames: Mapping[int, bytes]) -> Iterable[Reply]:
+        replies = list(self.channel.exchange(round_number, frames))
+        yield from reversed(replies)
+        yield replies[0]
+        yield Reply(77, b"who asked?")
+
+
+def test_order_repetition_and_strangers_change_nothing(quarters: FederatedData) -> None:
+    straight, odd = simulation(quarters, build("tinyproto_ft")), simulation(quarters, build("tinyproto_ft"))
+    odd.channel = Echoing(odd)  # type: ignore[assignment]
+    assert [played.record for played in straight.rounds()] == [played.record for played in odd.rounds()]
+    assert all(torch.equal(straight.server.state[name], odd.server.state[name]) for name in straight.server.state)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"train_samples": 5.0, "counted_samples": 5.0},
+        {"train_samples": 5.0, "counted_samples": 5.0, "counted_classes": 2.0, "more": 1.0},
+        {"train_samples": -5.0, "counted_samples": 5.0, "counted_classes": 2.0},
+        {"train_samples": 5.0, "counted_samples": 4.0, "counted_classes": 2.0},
+        {"train_samples": 5.0, "counted_samples": 5.0, "counted_classes": 99.0},
+        {"train_samples": 5.5, "counted_samples": 6.0, "counted_classes": 2.0},
+    ],
+)
+def test_an_impossible_hello_is_refused(said: dict[str, float]) -> None:
+    with pytest.raises(WireError, match="hello of client 3, refused"):
+        read_hello(3, Message(metrics=said), num_classes=4)
+
+
+@pytest.mark.parametrize("scores", [{"correct_head": 1.0}, {"test_samples": 1.0, "correct_local": 500.0}])
+def test_impossible_scores_are_refused(scores: dict[str, float]) -> None:
+    with pytest.raises(WireError, match="test samples correct"):
+        check_scores(3, Message(metrics=scores))
+
+
+def test_a_client_takes_nothing_in_before_all_frames_are_found_good(quarters: FederatedData) -> None:
+    clients = simulation(quarters, build("fedproto")).channel.clients
+    rows = Prototypes(torch.ones(NUM_CLASSES, PROTO_DIM), torch.ones(NUM_CLASSES, dtype=torch.bool))
+    good = encode(Header(Kind.TRAIN, 1, 0, clients.expectation.digest), Message(rows=rows))
+    with pytest.raises(WireError, match="client 1"):
+        clients.handle({0: good, 1: good[:50]})
+    assert not clients.clients[0].state["present"].any()
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "client", "words"),
+    [
+        (Kind.TRAIN, 0, 0, "round: 0"),
+        (Kind.TRAIN, 3, 0, "round: 3"),
+        (Kind.EVALUATE, 4, 0, "round: 4"),
+        (Kind.TRAIN, 1, 9, "no such"),
+    ],
+)
+def test_a_round_that_is_not_and_a_client_that_is_not_here_are_refused(
+    quarters: FederatedData, kind: Kind, number: int, client: int, words: str
+) -> None:
+    clients = simulation(quarters, build("fedproto")).channel.clients
+    with pytest.raises(WireError, match=words):
+        clients.handle({client: encode(Header(kind, number, client, clients.expectation.digest), Message())})
+
+
+def test_a_client_and_a_server_that_scale_differently_are_different_federations() -> None:
+    digests = [
+        expected_frames(build("tinyproto_fp", scaling=scaling), NUM_CLASSES, PROTO_DIM).digest
+        for scaling in ("count", "none")
+    ]
+    assert digests[0] != digests[1]
+
+
+def test_a_network_never_sees_an_empty_batch(quarters: FederatedData) -> None:
+    def picky(input_shape: tuple[int, ...], proto_dim: int, num_classes: int) -> SplitModel:
+        model = tiny_net(input_shape, proto_dim, num_classes)
+
+        def check(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            assert len(inputs[0])
+
+        model.extractor.register_forward_pre_hook(check)
+        return model
+
+    settings = SimulationSettings(LocalTraining(1, batch_size=8), PROTO_DIM)
+    records = [played.record for played in Simulation(quarters, [picky], build("fedproto"), settings, seed=0).rounds()]
+    assert records[-1].clients[4].test_samples == 0
+
+
+def test_the_stopwatch_waits_for_the_device_before_it_reads_the_clock() -> None:
+    events: list[str] = []
+
+    def clock() -> float:
+        events.append("read")
+        return 0.0
+
+    watch = Stopwatch(clock, lambda: events.append("wait"))
+    with watch.phase("train"):
+        pass
+    assert events == ["wait", "read", "wait", "read"]
 
 
 def test_the_stopwatch_adds_up_what_its_clock_says() -> None:

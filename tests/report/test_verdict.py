@@ -84,7 +84,7 @@ def test_what_federating_brought_is_the_largest_gain_over_local_by_any_rule() ->
         row("local", 0.60, None, 0.50), row("fedproto", 0.62, 0.30, 0.50, 100), row("fedtgp", 0.61, 0.655, 0.50, 100)
     )
     assert found[-1] == (
-        "Local training alone, which sends nothing, reaches 60.0 % by own head; "
+        "Local training alone, which sends no parameters, reaches 60.0 % by own head; "
         "the most that federating added is +5.5 points (FedTGP, by nearest global prototype)."
     )
 
@@ -103,7 +103,7 @@ def test_methods_that_lose_to_local_training_are_named() -> None:
 def test_where_nothing_beats_local_training_the_verdict_says_so() -> None:
     found = sentences(row("local", 0.5, None, 0.8), row("fedproto", 0.7, 0.8, 0.8, 100))
     assert found[-1] == (
-        "Local training alone, which sends nothing, reaches 80.0 % by nearest local prototype: "
+        "Local training alone, which sends no parameters, reaches 80.0 % by nearest local prototype: "
         "no federated method did better by any rule."
     )
 

@@ -168,6 +168,7 @@ def test_records_and_clocks_go_to_different_files_one_line_each(tmp_path: Path) 
                 "down": {"parameters": 0, "payload": 0, "wire": 40},
             }
         },
+        "refused": {},
         "clients": {
             "id": [0, 2],
             "test_samples": [None, 4],
@@ -193,3 +194,10 @@ def test_prototypes_come_back_as_they_were_written(tmp_path: Path) -> None:
     loaded = load_file(folder.path / "prototypes.safetensors")
     assert torch.equal(loaded["fedproto/3/global/values"], values)
     assert [file.name for file in folder.path.iterdir()] == ["prototypes.safetensors"]
+
+
+def test_a_folder_in_which_only_the_first_write_was_begun_is_a_run_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / ".config.yaml.partial").write_text("schema")
+    assert RunFolder.create(tmp_path / "mine", overwrite=True).path.is_dir()
+    assert list((tmp_path / "mine").iterdir()) == []

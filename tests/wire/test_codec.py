@@ -98,10 +98,21 @@ def test_each_malformed_section_is_refused_with_its_field() -> None:
     refused(struct.pack("<BB", 3, 1) + b"\x01", "metric 'train_samples'")
 
 
-def test_rows_of_another_shape_are_refused_before_memory_is_taken_for_them() -> None:
-    huge = pack(HEADER, struct.pack("<BBHI", 1, 1, 65535, 4000) + bytes(8192))
-    with pytest.raises(WireError, match="classes × width is 65535 × 4000, not 10 × 50"):
-        decode(huge, rows_shape=(10, 50))
+def test_shapes_that_would_overflow_are_refused() -> None:
+    huge = struct.pack("<4I", 0, 2**32 - 1, 2**32 - 1, 2**32 - 1)
+    refused(struct.pack("<BH", 2, 1) + b"\x01a\x01\x04" + huge, "more than any federation")
+
+
+def test_a_metric_given_twice_is_refused() -> None:
+    metric = b"\x04" + struct.pack("<f", 1.0)
+    refused(struct.pack("<BB", 3, 2) + metric + metric, "metric 'test_samples': appears twice")
+
+
+def test_what_cannot_travel_is_our_own_mistake() -> None:
+    with pytest.raises(ValueError, match="only float32 travels"):
+        encode(HEADER, Message(tensors={"steps": torch.tensor(3)}))
+    with pytest.raises(ValueError, match="at most 65535 classes"):
+        encode(HEADER, Message(rows=Prototypes.absent(70_000, 1)))
 
 
 def test_a_tensor_with_too_long_a_name_is_our_own_mistake() -> None:

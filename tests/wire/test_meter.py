@@ -15,6 +15,7 @@ def test_costs_add_up_by_purpose_direction_and_client() -> None:
     meter.count("training", "up", 1, ROWS, bytes(90))
     meter.count("training", "down", 1, Message(), bytes(40))
     meter.count("evaluation", "up", 1, Message(), bytes(50))
+    meter.count("hello", "up", 1, Message(), bytes(7))
     assert meter.total("training", "up") == Cost(parameters=12, payload=48, wire=190)
     assert meter.total("training", "down") == Cost(0, 0, 40)
     assert meter.client(1, "up") == Cost(6, 24, 140)

@@ -1,13 +1,13 @@
 """What an algorithm is: a client side, a server side, and what travels between them.
 
 Both sides are plain objects that hold hyper-parameters only; all that changes lives in `Client` and in the server's
-`State`, so either side can be checkpointed, moved to another process, or run alone on another machine.
+`State`, so either side can be checkpointed, rebuilt in another process, or run alone on another machine.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -64,6 +64,7 @@ class Client:
     local: Prototypes  # (K, d), none present before the first training
     modules: nn.ModuleDict = field(default_factory=nn.ModuleDict)  # auxiliary networks
     state: State = field(default_factory=dict)
+    received: Prototypes | None = None  # (K, d), the global prototypes that last arrived, where the method has any
 
     @property
     def num_classes(self) -> int:
@@ -135,8 +136,9 @@ class Algorithm:
     server: ServerSide
     table2_parameters: Callable[[Sequence[int]], int]  # Kᵢ of all clients → parameters per round by the paper's Table 2
     row_width: int | None = None  # values per class row on the wire; None where no rows travel
-    tensor_names: frozenset[str] = frozenset()  # the named tensors that may travel
+    tensor_shapes: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)  # the tensors that may travel
     masks: Tensor | None = None  # (K, d) CPS masks, which never travel
+    agreed: Mapping[str, str] = field(default_factory=dict)  # what else both sides have to mean alike
 
 
 @dataclass(frozen=True)

@@ -170,6 +170,7 @@ def prototype_algorithm(
         table2_parameters=partial(prototype_parameters, num_classes=federation.num_classes, width=transform.width),
         row_width=transform.width,
         masks=transform.masks,
+        agreed=transform.agreed,
     )
 
 

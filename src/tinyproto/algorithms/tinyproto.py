@@ -6,7 +6,7 @@ scaling (`scaling: none`) switch off separately, which gives the rows of the pap
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -72,6 +72,11 @@ class ScaleAndSparsify:
     scaling: Scaling
     global_scale: GlobalScale
     aggregation: Aggregation
+
+    @property
+    def agreed(self) -> Mapping[str, str]:
+        """Whether rows are prototypes, or prototypes times counts."""
+        return {"scaling": self.scaling}
 
     def upload(self, prototypes: Prototypes, class_counts: Tensor) -> Prototypes:
         """n_ij ĉ_ij: scaled by the class's count, compressed by C."""

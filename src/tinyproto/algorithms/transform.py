@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -33,6 +33,11 @@ class Transform(Protocol):
         """The CPS masks, where the transform has any."""
         ...
 
+    @property
+    def agreed(self) -> Mapping[str, str]:
+        """What both sides have to mean alike beyond shapes and masks."""
+        ...
+
     def upload(self, prototypes: Prototypes, class_counts: Tensor) -> Prototypes:
         """Client: local prototypes (K, d) and n_ij to the rows it sends (K, w)."""
         ...
@@ -60,6 +65,11 @@ class Dense:
 
     width: int
     masks: None = None
+
+    @property
+    def agreed(self) -> Mapping[str, str]:
+        """Rows are prototypes."""
+        return {"scaling": "none"}
 
     def upload(self, prototypes: Prototypes, class_counts: Tensor) -> Prototypes:  # noqa: ARG002
         """Unchanged."""

@@ -28,7 +28,8 @@ def examine() -> None:
         table.add_row(name, version or "not installed")
     table.add_row("cpu", f"{cpu_name()}, {os.cpu_count()} cores")
     table.add_row(
-        "threads", f"torch uses {torch.get_num_threads()}; a simulation uses 1, so that results repeat bit for bit"
+        "threads",
+        f"torch uses {torch.get_num_threads()}; a simulation uses 1, so that results repeat bit for bit on a CPU",
     )
     table.add_row("devices", ", ".join(devices()))
     for extra, missing in extras().items():

@@ -43,4 +43,4 @@ def run_config(path: Path, overrides: Sequence[str], runs: Path, overwrite: bool
     console.print(comparison_table(comparison, console.width))
     for sentence in verdict(comparison):
         console.print(f"• {sentence}", markup=False)
-    console.print(f"\nWritten to {folder}", soft_wrap=True)
+    console.print(f"\nWritten to {folder}", soft_wrap=True, markup=False)

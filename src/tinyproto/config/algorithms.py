@@ -13,7 +13,7 @@ from tinyproto.algorithms import ALGORITHMS, Algorithm, AlgorithmSpec, Federatio
 from tinyproto.config.presets import Preset
 from tinyproto.config.schema import ConfigModel
 from tinyproto.errors import ConfigError
-from tinyproto.imports import load_dotted, nearest_name
+from tinyproto.imports import load_dotted, unknown
 
 _FINITE = ConfigDict(allow_inf_nan=False)
 
@@ -81,10 +81,8 @@ def _find(reference: Any, where: str) -> AlgorithmSpec:
             raise ConfigError(f"{where}: {reference!r} is {type(spec).__name__}, not an AlgorithmSpec")
         return spec
     if reference not in ALGORITHMS:
-        raise ConfigError(
-            f"{where}: unknown algorithm {reference!r}{nearest_name(reference, ALGORITHMS)}; "
-            f"known: {', '.join(ALGORITHMS)}, or a dotted path package.module:SPEC"
-        )
+        paths = ", or a dotted path package.module:SPEC"
+        raise ConfigError(f"{where}: {unknown('algorithm', reference, ALGORITHMS, paths)}")
     return ALGORITHMS[reference]
 
 
@@ -93,9 +91,7 @@ def _hyper(spec: AlgorithmSpec, given: Mapping[str, Any], model: ConfigModel, pr
     known = {field.name for field in fields(spec.hyper)}
     for key in given:
         if key not in known:
-            raise ConfigError(
-                f"{where}: unknown key {key!r}{nearest_name(key, known)}; known: {', '.join(sorted(known)) or 'none'}"
-            )
+            raise ConfigError(f"{where}: {unknown('key', key, sorted(known))}")
     prototypes = model.prototypes
     shared = {"cps_dim": prototypes.cps_dim, "masks": prototypes.masks, "mask_seed": prototypes.mask_seed}
     values = {key: value for key, value in {**preset.hyper, **shared, **given}.items() if key in known}

@@ -17,7 +17,7 @@ from tinyproto.config.yaml_text import parse_yaml
 from tinyproto.data.images import Images
 from tinyproto.data.sources import check_name
 from tinyproto.errors import ConfigError
-from tinyproto.imports import nearest_name
+from tinyproto.imports import nearest_name, unknown
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,7 @@ def parse_config(values: Mapping[str, Any], source: str = "the config", images: 
     """Check a config given as plain values; with `images` it is for Python, where data and networks are objects."""
     preset_name = values.get("preset", "sound")
     if not isinstance(preset_name, str) or preset_name not in PRESETS:
-        raise ConfigError(
-            f"{source}: unknown preset {preset_name!r}{nearest_name(str(preset_name), PRESETS)}; "
-            f"known: {', '.join(PRESETS)}"
-        )
+        raise ConfigError(f"{source}: {unknown('preset', preset_name, PRESETS)}")
     preset = PRESETS[preset_name]
     merged = dict(values)
     for section, defaults in preset.sections.items():
@@ -120,8 +117,9 @@ def _sentence(error: ValidationError) -> str:
         return f"unknown key {key!r}{_nearest_key(place)}"
     if first["type"] == "missing":
         return f"the key {key!r} is missing"
-    reason = first["msg"].removeprefix("Value error, ")
-    return f"{key}: {reason[0].lower()}{reason[1:]}, not {first['input']!r}"
+    if first["type"] == "value_error":
+        return f"{key}: {first['ctx']['error']}"
+    return f"{key}: {first['msg'][0].lower()}{first['msg'][1:]}, not {first['input']!r}"
 
 
 def _nearest_key(place: Sequence[str]) -> str:
@@ -134,8 +132,11 @@ def _nearest_key(place: Sequence[str]) -> str:
     elsewhere = [name for name in _dotted_keys() if name.rpartition(".")[2] == place[-1]]
     if elsewhere:
         return f", did you mean {elsewhere[0]!r}?"
+    nearest = nearest_name(place[-1], section.model_fields)
     known = [".".join([*place[:-1], name]) for name in section.model_fields]
-    return nearest_name(".".join(place), known) or f"; known here: {', '.join(known)}"
+    if not nearest:
+        return f"; known here: {', '.join(known)}"
+    return nearest.replace("'", f"'{'.'.join([*place[:-1], ''])}", 1)
 
 
 def _dotted_keys() -> Iterator[str]:

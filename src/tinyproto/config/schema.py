@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -22,8 +23,16 @@ Seed = Annotated[int, Field(ge=0)]
 
 def _all_different(seeds: list[int]) -> list[int]:
     if len(set(seeds)) < len(seeds):
-        raise ValueError("a seed stands there twice")
+        raise ValueError(f"{seeds} names a seed twice")
     return seeds
+
+
+def _folder_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ValueError(
+            f"{name!r} cannot name a folder; use letters, digits, '.', '_' and '-', a letter or digit first"
+        )
+    return name
 
 
 class Section(BaseModel):
@@ -87,7 +96,9 @@ class EvaluateSection(Section):
     """When, who, and which number is the headline; all three rules are always computed."""
 
     every: Positive = Field(1, description="evaluate every so many rounds; the closing exchange always does")
-    clients: EvaluatedClients = Field("auto", description="all, participants, or auto: all with full participation")
+    clients: EvaluatedClients = Field(
+        "auto", description="all, participants, or auto: all with full participation; the closing exchange takes all"
+    )
     rule: Rule = Field(
         "global", description="the headline for prototype methods: head, nearest global or local prototype"
     )
@@ -98,7 +109,7 @@ class ConfigModel(Section):
     """A whole config file."""
 
     schema_version: Literal[1] = Field(1, description="of this file's format")
-    name: str = Field("run", min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="names the run folder")
+    name: Annotated[str, AfterValidator(_folder_name)] = Field("run", description="names the run folder")
     preset: PresetName = Field("sound", description="the reading of every open point of the paper")
     data: DataSection = DataSection()
     partition: PartitionSection = PartitionSection()

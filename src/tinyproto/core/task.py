@@ -67,11 +67,6 @@ class BatchPlan:
         """How often the samples are gone through."""
         return self.order.shape[0]
 
-    @property
-    def has_single(self) -> bool:
-        """Whether a batch holds one sample only, on which batch statistics do not exist."""
-        return 1 in self.sizes
-
 
 class Step(NamedTuple):
     """What a loss returns for one batch."""
@@ -97,8 +92,9 @@ class Task:
     """One client's epochs, or the server's fit of trainable prototypes.
 
     Tasks with equal keys may share a CUDA graph or a stack, so `loss` has to be a function of its three arguments
-    alone: everything that differs between clients or rounds is in `modules`, `data` or `context`, whose shapes stay
-    the same from round to round. It never branches on values and never synchronises with the host.
+    alone: everything that differs between clients or rounds is in `modules`, `data` or `context`. Modules and context
+    have the same shapes wherever the key is the same; the number of samples and of batches may differ. The loss never
+    branches on values and never synchronises with the host.
     """
 
     name: str  # for messages: "client 3"

@@ -16,6 +16,8 @@ def expected_frames(algorithm: Algorithm, num_classes: int, proto_dim: int) -> E
         "proto_dim": proto_dim,
         "row_width": algorithm.row_width,
         "masks": None if algorithm.masks is None else mask_digest(algorithm.masks),
+        "tensors": {name: list(shape) for name, shape in algorithm.tensor_shapes.items()},
+        "agreed": dict(algorithm.agreed),
         "dtype": "float32",
     }
-    return Expectation(federation_digest(facts), num_classes, algorithm.row_width, algorithm.tensor_names)
+    return Expectation(federation_digest(facts), num_classes, algorithm.row_width, algorithm.tensor_shapes)

@@ -13,12 +13,13 @@ from typing import Literal, NamedTuple
 from tinyproto.algorithms.base import Algorithm, Client, Round
 from tinyproto.core.batching import LastBatch, batch_plan
 from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import Prototypes, class_means
+from tinyproto.core.prototypes import class_means
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import BatchPlan, Trainer
 from tinyproto.engine.evaluate import score
 from tinyproto.engine.stopwatch import Stopwatch
-from tinyproto.wire.codec import encode
+from tinyproto.errors import WireError
+from tinyproto.wire.codec import Decoded, encode
 from tinyproto.wire.frame import Header, Kind
 from tinyproto.wire.validate import Expectation, open_frame
 
@@ -39,11 +40,10 @@ class LocalTraining:
 
 
 class _Job(NamedTuple):
-    """One client's share of a call: what it was asked, and with which global prototypes it classifies."""
+    """One client's share of a call."""
 
     client: Client
     asked: Header
-    global_: Prototypes | None
 
 
 class ClientRuntime:
@@ -65,7 +65,8 @@ class ClientRuntime:
 
     def handle(self, frames: Mapping[int, bytes]) -> dict[int, bytes]:
         """Answer every frame: decode, take in, evaluate what arrived, train, encode."""
-        jobs = [self._open(client, frame) for client, frame in sorted(frames.items())]
+        opened = [self._open(client, frame) for client, frame in sorted(frames.items())]
+        jobs = [self._take_in(decoded) for decoded in opened]  # only once all frames are found good
         with self.stopwatch.phase("evaluate"):
             metrics = self._evaluate([job for job in jobs if job.asked.evaluate])
         updates = self._train([job for job in jobs if job.asked.kind is Kind.TRAIN])
@@ -79,13 +80,23 @@ class ClientRuntime:
             replies[client] = encode(header, message)
         return replies
 
-    def _open(self, client_id: int, frame: bytes) -> _Job:
+    def _open(self, client: int, frame: bytes) -> Decoded:
         kinds = (Kind.HELLO, Kind.TRAIN, Kind.EVALUATE)
-        decoded = open_frame(frame, self.expectation, client=client_id, round_number=None, kinds=kinds)
-        client = self.clients[client_id]
-        if decoded.header.kind is Kind.HELLO:
-            return _Job(client, decoded.header, None)
-        return _Job(client, decoded.header, self.side.receive(client, decoded.message))
+        decoded = open_frame(frame, self.expectation, client=client, round_number=None, kinds=kinds)
+        if client not in self.clients:
+            raise WireError(f"frame of client {client}, refused: client: no such client is here")
+        last = {Kind.HELLO: 0, Kind.TRAIN: self.training.rounds}.get(decoded.header.kind, self.training.rounds + 1)
+        if not min(last, 1) <= decoded.header.round_number <= last:
+            raise WireError(
+                f"frame of client {client}, refused: round: {decoded.header.round_number} is not in 1 … {last}"
+            )
+        return decoded
+
+    def _take_in(self, decoded: Decoded) -> _Job:
+        client = self.clients[decoded.header.client]
+        if decoded.header.kind is not Kind.HELLO:
+            client.received = self.side.receive(client, decoded.message)
+        return _Job(client, decoded.header)
 
     def _introduction(self, client: Client) -> dict[str, float]:
         """The hello: sizes, as the scaling counts them; never the sizes of classes."""
@@ -96,12 +107,12 @@ class ClientRuntime:
         }
 
     def _evaluate(self, jobs: Sequence[_Job]) -> dict[int, dict[str, float]]:
-        clients = [job.client for job in jobs]
+        clients = [job.client for job in jobs if len(job.client.test)]
         features = self.trainer.features([client.model for client in clients], [client.test for client in clients])
-        return {
-            job.client.id: score(job.client.model.head, rows, job.client.test.labels, job.global_, job.client.local)
-            for job, rows in zip(jobs, features, strict=True)
-        }
+        scores = {job.client.id: {"test_samples": 0.0} for job in jobs}
+        for client, rows in zip(clients, features, strict=True):
+            scores[client.id] = score(client.model.head, rows, client.test.labels, client.received, client.local)
+        return scores
 
     def _train(self, jobs: Sequence[_Job]) -> dict[int, Message]:
         plans = [self._plan(job) for job in jobs]

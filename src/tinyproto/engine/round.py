@@ -7,7 +7,7 @@ trains it. One closing exchange after the last round only evaluates.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tinyproto.algorithms.base import Round
 from tinyproto.core.messages import Message
@@ -50,6 +50,7 @@ class RoundRecord:
     loss: dict[str, float]  # sample-weighted means of the last local epoch
     traffic: dict[Purpose, Traffic]
     clients: dict[int, ClientRecord]
+    refused: dict[int, str] = field(default_factory=dict)  # why an answer was left out, by client
 
     @property
     def evaluated(self) -> bool:
@@ -57,9 +58,18 @@ class RoundRecord:
         return self.accuracy["head"] is not None
 
 
-def play_round(server: ServerRuntime, channel: Channel, plan: RoundPlan, meter: Meter) -> RoundRecord:
-    """Send, receive, aggregate; a refused frame raises before any state has changed."""
-    replies = server.ask(channel, plan.round, plan.participants, plan.evaluated, plan.closing, meter)
+def play_round(
+    server: ServerRuntime, channel: Channel, plan: RoundPlan, meter: Meter, *, tolerant: bool = False
+) -> RoundRecord:
+    """Send, receive, aggregate.
+
+    A refused frame raises before any state has changed, since in a simulation it means that training went wrong; a
+    tolerant round leaves that client out and says so in its record.
+    """
+    replies, refused = server.ask(channel, plan.round, plan.participants, plan.evaluated, plan.closing, meter)
+    if not tolerant:
+        for error in refused.values():
+            raise error
     trained = {client: replies[client] for client in plan.participants if client in replies}
     if trained:
         server.aggregate(plan.round, trained)
@@ -67,12 +77,13 @@ def play_round(server: ServerRuntime, channel: Channel, plan: RoundPlan, meter: 
     return RoundRecord(
         round=plan.round.number,
         closing=plan.closing,
-        participants=tuple(plan.participants),
+        participants=tuple(trained),
         accuracy={rule: _accuracy(rule, replies) for rule in RULES},
         client_mean={rule: _client_mean(rule, replies) for rule in RULES},
         loss=_mean_loss(trained, weights),
         traffic=_traffic(meter),
-        clients={client: _client_record(client, message, meter) for client, message in sorted(replies.items())},
+        clients={client: _client_record(client, message, meter) for client, message in replies.items()},
+        refused={client: str(error) for client, error in sorted(refused.items())},
     )
 
 

@@ -9,7 +9,9 @@ from tinyproto.algorithms.base import Algorithm, ClientInfo, Round, Update
 from tinyproto.core.messages import Message
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import State, Trainer
+from tinyproto.engine.evaluate import RULES
 from tinyproto.engine.stopwatch import Stopwatch
+from tinyproto.errors import WireError
 from tinyproto.wire.codec import encode
 from tinyproto.wire.frame import Header, Kind
 from tinyproto.wire.meter import Meter, Purpose
@@ -31,6 +33,13 @@ class Channel(Protocol):
         ...
 
 
+class Answers(NamedTuple):
+    """What came back: good messages by client id, and for the others why they were refused."""
+
+    messages: dict[int, Message]
+    refused: dict[int, WireError]
+
+
 class ServerRuntime:
     """Runs the server side of an algorithm; holds its state and what it knows of the clients."""
 
@@ -48,14 +57,16 @@ class ServerRuntime:
     def greet(self, channel: Channel, clients: Sequence[int], meter: Meter) -> None:
         """The one-off hello, from which the server learns the clients' sizes."""
         asked = dict.fromkeys(clients, Kind.HELLO)
-        replies = self._ask(channel, 0, asked, evaluated=(), purposes=dict.fromkeys(clients, "hello"), meter=meter)
-        for client, message in replies.items():
-            self.infos[client] = ClientInfo(id=client, **{name: int(value) for name, value in message.metrics.items()})
+        answers = self._ask(channel, 0, asked, evaluated=(), purposes=dict.fromkeys(clients, "hello"), meter=meter)
+        for error in answers.refused.values():
+            raise error
+        for client, message in answers.messages.items():
+            self.infos[client] = read_hello(client, message, self.expectation.num_classes)
 
     def ask(
         self, channel: Channel, round_: Round, participants: Sequence[int], evaluated: Collection[int], closing: bool,
         meter: Meter,
-    ) -> dict[int, Message]:  # fmt: skip
+    ) -> Answers:  # fmt: skip
         """Send this round's state to participants and to those who only evaluate it; their answers by client id."""
         asked = dict.fromkeys(evaluated, Kind.EVALUATE) | dict.fromkeys(participants, Kind.TRAIN)
         only: Purpose = "closing" if closing else "evaluation"
@@ -71,16 +82,47 @@ class ServerRuntime:
     def _ask(
         self, channel: Channel, round_number: int, asked: Mapping[int, Kind], evaluated: Collection[int],
         purposes: Mapping[int, Purpose], meter: Meter,
-    ) -> dict[int, Message]:  # fmt: skip
+    ) -> Answers:  # fmt: skip
         frames = {}
         for client, kind in sorted(asked.items()):
             message = Message() if kind is Kind.HELLO else self.side.broadcast(self.state, self.infos[client])
             header = Header(kind, round_number, client, self.expectation.digest, evaluate=client in evaluated)
             frames[client] = encode(header, message)
             meter.count(purposes[client], "down", client, message, frames[client])
-        replies = {}
+        answers = Answers({}, {})
         for client, frame in channel.exchange(round_number, frames):
-            decoded = open_frame(frame, self.expectation, client, round_number, kinds=(asked[client].answer,))
+            if client not in asked or client in answers.messages:
+                continue  # nobody asked, or this is the second answer
+            try:
+                decoded = open_frame(frame, self.expectation, client, round_number, kinds=(asked[client].answer,))
+                check_scores(client, decoded.message)
+            except WireError as error:
+                answers.refused[client] = error
+                continue
             meter.count(purposes[client], "up", client, decoded.message, frame)
-            replies[client] = decoded.message
-        return replies
+            answers.messages[client] = decoded.message
+        return Answers(dict(sorted(answers.messages.items())), answers.refused)
+
+
+def read_hello(client: int, message: Message, num_classes: int) -> ClientInfo:
+    """What a client says of itself, held to what can be."""
+    said = dict(message.metrics)
+    names = ("train_samples", "counted_samples", "counted_classes")
+    if sorted(said) != sorted(names) or any(value != int(value) for value in said.values()):
+        raise WireError(f"hello of client {client}, refused: it has to tell {', '.join(names)} in whole numbers")
+    train, counted, classes = (int(said[name]) for name in names)
+    if not (0 <= train <= counted and 0 <= classes <= min(num_classes, counted)):
+        raise WireError(
+            f"hello of client {client}, refused: {train} training samples, {counted} counted samples and {classes} of "
+            f"{num_classes} classes do not go together"
+        )
+    return ClientInfo(client, train, counted, classes)
+
+
+def check_scores(client: int, message: Message) -> None:
+    """No client can be right more often than it has test samples."""
+    samples = message.metrics.get("test_samples", 0.0)
+    for rule in RULES:
+        correct = message.metrics.get(f"correct_{rule}", 0.0)
+        if not 0 <= correct <= samples or correct != int(correct) or samples != int(samples):
+            raise WireError(f"frame of client {client}, refused: {correct:g} of {samples:g} test samples correct")

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from tinyproto.models.build import NETWORKS, ModelEntry, ModelShape, build_model, entry_name
+from tinyproto.models.build import NETWORKS, ModelEntry, ModelShape, build_model, entry_name, rehearse_training
 from tinyproto.models.split import Output, SplitModel
 
-__all__ = ["NETWORKS", "ModelEntry", "ModelShape", "Output", "SplitModel", "build_model", "entry_name"]
+__all__ = [
+    "NETWORKS",
+    "ModelEntry",
+    "ModelShape",
+    "Output",
+    "SplitModel",
+    "build_model",
+    "entry_name",
+    "rehearse_training",
+]

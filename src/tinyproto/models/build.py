@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tinyproto.core.streams import global_randomness
 from tinyproto.errors import ModelError, one_line
-from tinyproto.imports import load_dotted, nearest_name
+from tinyproto.imports import load_dotted, unknown
 from tinyproto.models import small_cnn
 from tinyproto.models.split import SplitModel
 
@@ -71,10 +71,7 @@ def _resolve(entry: str | ModelFactory) -> ModelFactory:
         factory: ModelFactory = load_dotted(entry, ModelError, "model")
         return factory
     if entry not in NETWORKS:
-        raise ModelError(
-            f"unknown model {entry!r}{nearest_name(entry, NETWORKS)}; "
-            f"known: {', '.join(NETWORKS)}, or a dotted path package.module:factory"
-        )
+        raise ModelError(unknown("model", entry, NETWORKS, ", or a dotted path package.module:factory"))
     return NETWORKS[entry]
 
 
@@ -118,3 +115,12 @@ def _probe(model: SplitModel, name: str, shape: ModelShape) -> None:
             )
         values = outcome
     model.train(was_training)
+
+
+def rehearse_training(model: SplitModel, name: str, shape: ModelShape) -> None:
+    """One step forward and back in training mode: a network may well work in eval mode only."""
+    model.train()
+    try:
+        model(torch.zeros(2, *shape.input_shape)).logits.sum().backward()
+    except Exception as error:
+        raise ModelError(f"model {name} cannot be trained on a batch of two: {one_line(error)}") from error

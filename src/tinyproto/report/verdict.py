@@ -55,16 +55,21 @@ def _against_local(comparison: Comparison) -> Iterator[str]:
     federated = [row for row in comparison.rows if row.algorithm != "local"]
     if not federated:
         return
-    start = f"Local training alone, which sends nothing, reaches {percent(accuracy)} by {RULE_NAMES[rule]}"
-    gains = [(gain, rule, row) for row in federated for rule, gain in _gains(comparison, row) if gain > 0]
+    start = f"Local training alone, which sends no parameters, reaches {percent(accuracy)} by {RULE_NAMES[rule]}"
+    gains = [(gain, rule, row) for row in federated for rule, gain in _gains(comparison, row) if _shows(gain)]
     if not gains:
         yield f"{start}: no federated method did better by any rule."
         return
     gain, rule, row = max(gains, key=lambda found: found[0])
-    beaten = [row.title for row in federated if not any(value > 0 for _, value in _gains(comparison, row))]
+    beaten = [row.title for row in federated if not any(_shows(value) for _, value in _gains(comparison, row))]
     rest = f" {_listed(beaten)} did not beat it by any rule." if beaten else ""
     most = f"the most that federating added is {points(gain)} points ({row.title}, by {RULE_NAMES[rule]})"
     yield f"{start}; {most}.{rest}"
+
+
+def _shows(gain: float) -> bool:
+    """Whether a gain is one at the precision that is printed."""
+    return gain > 0 and points(gain) != "0.0"
 
 
 def _gains(comparison: Comparison, row: Row) -> list[tuple[str, float]]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -62,8 +63,8 @@ class Simulation:
         self.algorithm = algorithm
         self.settings = settings
         self.streams = Streams(seed)
-        self.stopwatch = Stopwatch(clock)
         device = torch.device(settings.device)
+        self.stopwatch = Stopwatch(clock, partial(torch.cuda.synchronize, device) if device.type == "cuda" else None)
         self.peak_memory = PeakMemory(device)
         trainer = make_trainer(settings.trainer, device)
         expectation = expected_frames(algorithm, data.images.num_classes, settings.proto_dim)
@@ -80,10 +81,10 @@ class Simulation:
         meter = Meter()
         self.server.greet(self.channel, list(self.clients), meter)
         for number in range(1, total + 2):
-            start = self.stopwatch.clock()
+            start = self.stopwatch.now()
             with one_thread():
                 record = play_round(self.server, self.channel, self._plan(Round(number, total)), meter)
-            yield PlayedRound(record, {"total": self.stopwatch.clock() - start, **self.stopwatch.take()})
+            yield PlayedRound(record, {"total": self.stopwatch.now() - start, **self.stopwatch.take()})
             meter = Meter()
 
     def _plan(self, round_: Round) -> RoundPlan:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +21,8 @@ from tinyproto.simulation.loop import PlayedRound
 from tinyproto.wire.meter import WAYS
 
 FILES = {
-    "config.yaml", "environment.json", "rounds.jsonl", "timings.jsonl", "prototypes.safetensors", "summary.json"
+    "config.yaml", "environment.json", "rounds.jsonl", "timings.jsonl", "prototypes.safetensors", "summary.json",
+    "report.html", "checkpoint",
 }  # fmt: skip
 
 
@@ -48,7 +53,8 @@ class RunFolder:
         names = {entry.name for entry in path.iterdir()} if path.is_dir() else {path.name}
         known = names <= FILES | {_partial(name) for name in FILES}
         config = path / "config.yaml"
-        if names and not (known and config.is_file() and config.read_bytes().startswith(b"schema_version:")):
+        begun = config.is_file() and config.read_bytes().startswith(b"schema_version:")
+        if names and not (known and (begun or names == {_partial("config.yaml")})):
             raise RunFolderError(f"{path} is not a run folder, so it is not overwritten; choose another name")
 
     def write_config(self, resolved: dict[str, Any]) -> None:
@@ -67,19 +73,38 @@ class RunFolder:
 
     def write_prototypes(self, tensors: dict[str, Tensor]) -> None:
         """Local and global prototypes at the end of each run, for figures."""
-        target = self.path / "prototypes.safetensors"
-        partial = target.with_name(_partial(target.name))
-        safetensors.torch.save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
-        partial.replace(target)
+        partial = self.path / _partial("prototypes.safetensors")
+        with self._writing("prototypes.safetensors"):
+            safetensors.torch.save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
+            partial.replace(self.path / "prototypes.safetensors")
 
     def _append(self, name: str, value: Any) -> None:
-        with (self.path / name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(value, separators=(",", ":")) + "\n")
+        """One whole line, or none of it."""
+        line = (json.dumps(value, separators=(",", ":")) + "\n").encode()
+        with self._writing(name), (self.path / name).open("ab", buffering=0) as file:
+            start = file.seek(0, os.SEEK_END)
+            try:
+                written = file.write(line)
+                if written != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                file.truncate(start)
+                raise
 
     def _write(self, name: str, text: str) -> None:
         partial = self.path / _partial(name)
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(self.path / name)
+        with self._writing(name):
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(self.path / name)
+
+    @contextmanager
+    def _writing(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, safetensors.SafetensorError) as error:
+            raise RunFolderError(
+                f"cannot write {self.path / name}: {getattr(error, 'strerror', None) or error}"
+            ) from error
 
 
 def _partial(name: str) -> str:
@@ -99,6 +124,7 @@ def record_values(record: RoundRecord) -> dict[str, Any]:
         "traffic": {
             purpose: {way: cost._asdict() for way, cost in ways.items()} for purpose, ways in record.traffic.items()
         },
+        "refused": {str(client): reason for client, reason in record.refused.items()},
         "clients": {
             "id": list(record.clients),
             "test_samples": [client.test_samples for client in clients],

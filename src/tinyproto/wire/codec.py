@@ -15,6 +15,7 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -31,7 +32,8 @@ _ROWS_HEAD = struct.Struct("<BBHI")
 _TENSORS_HEAD = struct.Struct("<BH")
 _METRICS_HEAD = struct.Struct("<BB")
 _WIDE = 0x80
-_LARGEST_ROWS = 1 << 28
+_MOST_CLASSES = 0xFFFF
+_LARGEST = 1 << 28
 
 METRIC_CODES: Mapping[str, int] = {
     name: code
@@ -82,12 +84,27 @@ def encode(header: Header, message: Message) -> bytes:
     return pack(header, b"".join(sections))
 
 
-def decode(frame: bytes, rows_shape: tuple[int, int] | None = None) -> Decoded:
-    """The frame's header and message, or a WireError.
+class Shapes(Protocol):
+    """Says what may arrive, before memory is taken for it; raises a WireError for anything else."""
 
-    Rows are dense once decoded, so a few bytes can stand for many: whoever knows the (K, w) that is due says so.
-    """
+    def check_rows(self, num_classes: int, width: int) -> None:
+        """Rows of this shape."""
+        ...
+
+    def check_tensor(self, name: str, shape: tuple[int, ...]) -> None:
+        """A tensor of this name and shape."""
+        ...
+
+
+def decode(frame: bytes) -> Decoded:
+    """The frame's header and message, whatever its federation, or a WireError."""
     header, body = unpack(frame)
+    message = decode_body(body)
+    return Decoded(header, message, payload_bytes(message), len(frame))
+
+
+def decode_body(body: memoryview, shapes: Shapes | None = None) -> Message:
+    """The sections of a frame; `shapes` is asked before any value is read."""
     reader = _Reader(body)
     rows: Prototypes | None = None
     tensors: dict[str, Tensor] = {}
@@ -101,13 +118,12 @@ def decode(frame: bytes, rows_shape: tuple[int, int] | None = None) -> Decoded:
             raise WireError(f"section: type {tag} is repeated or out of order")
         last_tag = tag
         if tag == _ROWS:
-            rows = _decode_rows(reader, rows_shape)
+            rows = _decode_rows(reader, shapes)
         elif tag == _TENSORS:
-            tensors = _decode_tensors(reader)
+            tensors = _decode_tensors(reader, shapes)
         else:
             metrics = _decode_metrics(reader)
-    message = Message(rows, tensors, metrics)
-    return Decoded(header, message, payload_bytes(message), len(frame))
+    return Message(rows, tensors, metrics)
 
 
 class _Reader:
@@ -144,7 +160,15 @@ class _Reader:
             raise WireError(f"{what}: a name is not valid UTF-8") from error
 
 
+def _check_size(shape: tuple[int, ...], what: str) -> None:
+    """Rows and empty tensors cost fewer bytes than their shape says, so the shape itself has to be sane."""
+    if math.prod(max(size, 1) for size in shape) > _LARGEST:
+        raise WireError(f"{what}: {' × '.join(map(str, shape))} values are more than any federation has")
+
+
 def _float_bytes(values: Tensor) -> bytes:
+    if values.dtype != torch.float32:
+        raise ValueError(f"only float32 travels, not {values.dtype}")
     return values.detach().cpu().contiguous().numpy().astype("<f4", copy=False).tobytes()
 
 
@@ -154,19 +178,20 @@ def _check_float32(value_type: int, what: str) -> None:
 
 
 def _encode_rows(rows: Prototypes) -> bytes:
+    if rows.num_classes > _MOST_CLASSES:
+        raise ValueError(f"a frame holds at most {_MOST_CLASSES} classes, not {rows.num_classes}")
     present = rows.present.cpu()
     bitmap = np.packbits(present.numpy(), bitorder="little").tobytes()
     head = _ROWS_HEAD.pack(_ROWS, _FLOAT32, rows.num_classes, rows.width)
     return b"".join((head, bitmap, _float_bytes(rows.values.cpu()[present])))
 
 
-def _decode_rows(reader: _Reader, due: tuple[int, int] | None) -> Prototypes:
+def _decode_rows(reader: _Reader, shapes: Shapes | None) -> Prototypes:
     _, value_type, num_classes, width = reader.fields(_ROWS_HEAD, "rows")
     _check_float32(value_type, "rows")
-    if due is not None and (num_classes, width) != due:
-        raise WireError(f"rows: classes × width is {num_classes} × {width}, not {due[0]} × {due[1]}")
-    if num_classes * width > _LARGEST_ROWS:
-        raise WireError(f"rows: {num_classes} × {width} values are more than any federation has")
+    if shapes is not None:
+        shapes.check_rows(num_classes, width)
+    _check_size((num_classes, width), "rows")
     bits = np.unpackbits(np.frombuffer(reader.take((num_classes + 7) // 8, "rows bitmap"), np.uint8), bitorder="little")
     if bits[num_classes:].any():
         raise WireError(f"rows bitmap: names a class beyond the {num_classes} there are")
@@ -189,7 +214,7 @@ def _encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     return b"".join(pieces)
 
 
-def _decode_tensors(reader: _Reader) -> dict[str, Tensor]:
+def _decode_tensors(reader: _Reader, shapes: Shapes | None) -> dict[str, Tensor]:
     _, count = reader.fields(_TENSORS_HEAD, "tensors")
     tensors: dict[str, Tensor] = {}
     for _ in range(count):
@@ -199,6 +224,9 @@ def _decode_tensors(reader: _Reader) -> dict[str, Tensor]:
         shape = struct.unpack(f"<{axes}I", reader.take(4 * axes, f"tensor {name!r} shape"))
         if name in tensors:
             raise WireError(f"tensor {name!r}: appears twice")
+        if shapes is not None:
+            shapes.check_tensor(name, shape)
+        _check_size(shape, f"tensor {name!r}")
         tensors[name] = reader.floats(math.prod(shape), f"tensor {name!r} values").view(shape)
     return tensors
 
@@ -227,6 +255,8 @@ def _decode_metrics(reader: _Reader) -> dict[str, float]:
             name = _METRIC_NAMES[code]
         else:
             raise WireError(f"metric: unknown code {code}")
+        if name in metrics:
+            raise WireError(f"metric {name!r}: appears twice")
         layout = struct.Struct("<d" if wide else "<f")
         (metrics[name],) = layout.unpack(reader.take(layout.size, f"metric {name!r}"))
     return metrics

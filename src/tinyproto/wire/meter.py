@@ -42,13 +42,14 @@ class Meter:
         return self._sum(purpose=purpose, direction=direction)
 
     def client(self, client: int, direction: Direction) -> Cost:
-        """The cost of one client over all purposes."""
+        """The cost of one client in a round, whatever it was asked for; the hello is no part of a round."""
         return self._sum(direction=direction, client=client)
 
     def _sum(self, direction: Direction, purpose: Purpose | None = None, client: int | None = None) -> Cost:
         total = Cost()
         for (counted_purpose, counted_direction, counted_client), cost in self.costs.items():
-            wanted = purpose in (None, counted_purpose) and client in (None, counted_client)
+            wanted = counted_purpose == purpose if purpose is not None else counted_purpose != "hello"
+            wanted = wanted and client in (None, counted_client)
             if wanted and counted_direction == direction:
                 total = total.plus(cost)
         return total

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import math
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -10,11 +11,14 @@ from torch import Tensor
 
 from tinyproto.core.messages import Message
 from tinyproto.errors import WireError
-from tinyproto.wire.codec import Decoded, decode
-from tinyproto.wire.frame import Kind
+from tinyproto.wire.codec import Decoded, decode_body, payload_bytes
+from tinyproto.wire.frame import HEADER_BYTES, Header, Kind, unpack
 
 ABSURD_NORM = 1e9
 """No honest row or tensor is longer: count-scaled prototypes of a million samples stay far below."""
+
+
+_METRICS_ROOM = 4096  # bytes
 
 
 @dataclass(frozen=True)
@@ -23,8 +27,35 @@ class Expectation:
 
     digest: bytes
     num_classes: int
-    row_width: int | None
-    tensor_names: frozenset[str] = field(default_factory=frozenset)
+    row_width: int | None  # None where no rows travel
+    tensor_shapes: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)  # None for a size that varies
+
+    @property
+    def largest_frame(self) -> int | None:
+        """No frame can be longer, in bytes; None where sizes vary."""
+        sizes = [size for shape in self.tensor_shapes.values() for size in shape]
+        if None in sizes:
+            return None
+        values = self.num_classes * (self.row_width or 0)
+        values += sum(math.prod(size or 0 for size in shape) for shape in self.tensor_shapes.values())
+        names = sum(len(name.encode()) + 4 * len(shape) + 3 for name, shape in self.tensor_shapes.items())
+        return 4 * values + names + self.num_classes + HEADER_BYTES + _METRICS_ROOM
+
+    def check_rows(self, num_classes: int, width: int) -> None:
+        """Rows have one shape, or are none of this algorithm's."""
+        if self.row_width is None:
+            raise WireError("rows: this algorithm exchanges none")
+        if (num_classes, width) != (self.num_classes, self.row_width):
+            due = f"{self.num_classes} × {self.row_width}"
+            raise WireError(f"rows: classes × width is {num_classes} × {width}, not {due}")
+
+    def check_tensor(self, name: str, shape: tuple[int, ...]) -> None:
+        """A tensor has a name and a shape that both sides know."""
+        due = self.tensor_shapes.get(name)
+        if due is None:
+            raise WireError(f"tensor {name!r}: this algorithm exchanges no such tensor")
+        if len(shape) != len(due) or any(size not in (found, None) for found, size in zip(shape, due, strict=True)):
+            raise WireError(f"tensor {name!r}: its shape is {shape}, not {due}")
 
 
 def open_frame(
@@ -32,27 +63,29 @@ def open_frame(
 ) -> Decoded:
     """Decode a frame and hold it to what was expected; raises a WireError that names the client and the field.
 
-    The server knows which round it is; a client learns it from the frame (`round_number` None).
+    What the header says is checked before the body is touched. The server knows which round it is; a client learns it
+    from the frame (`round_number` None).
     """
     try:
-        shape = None if expected.row_width is None else (expected.num_classes, expected.row_width)
-        decoded = decode(frame, shape)
-        _check_header(decoded, expected, client, round_number, kinds)
-        _check_message(decoded.message, expected)
+        if expected.largest_frame is not None and len(frame) > expected.largest_frame:
+            raise WireError(f"length: {len(frame)} bytes, where no frame has more than {expected.largest_frame}")
+        header, body = unpack(frame)
+        _check_header(header, expected, client, round_number, kinds)
+        message = decode_body(body, expected)
+        _check_values_of(message)
     except WireError as error:
         when = "" if round_number is None else f", round {round_number}"
         raise WireError(f"frame of client {client}{when}, refused: {error}") from error
-    return decoded
+    return Decoded(header, message, payload_bytes(message), len(frame))
 
 
 def _check_header(
-    decoded: Decoded, expected: Expectation, client: int, round_number: int | None, kinds: Collection[Kind]
+    header: Header, expected: Expectation, client: int, round_number: int | None, kinds: Collection[Kind]
 ) -> None:
-    header = decoded.header
     if header.digest != expected.digest:
         raise WireError(
             "digest: the other side runs another federation; compare algorithm, classes, prototype and CPS "
-            "dimension, masks and mask seed on both ends"
+            "dimension, scaling, masks and mask seed on both ends"
         )
     if header.kind not in kinds:
         raise WireError(f"kind: {header.kind.name.lower()} where {_names(kinds)} was due")
@@ -66,17 +99,13 @@ def _names(kinds: Iterable[Kind]) -> str:
     return " or ".join(kind.name.lower() for kind in kinds)
 
 
-def _check_message(message: Message, expected: Expectation) -> None:
+def _check_values_of(message: Message) -> None:
     if message.rows is not None:
-        if expected.row_width is None:
-            raise WireError("rows: this algorithm exchanges none")
         _check_values("rows", message.rows.values)
     for name, tensor in message.tensors.items():
-        if name not in expected.tensor_names:
-            raise WireError(f"tensor {name!r}: this algorithm exchanges no such tensor")
         _check_values(f"tensor {name!r}", tensor.reshape(1, -1))
     for name, value in message.metrics.items():
-        if value != value or abs(value) == float("inf"):
+        if not math.isfinite(value):
             raise WireError(f"metric {name!r}: {value} is not a number that can be recorded; did training diverge?")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tinyproto.data.images import Images
 from tinyproto.data.sources import digits
 from tinyproto.errors import DataError
-from tinyproto.imports import nearest_name
+from tinyproto.imports import unknown
 
 
 class Source:
@@ -25,7 +25,7 @@ SOURCES: Mapping[str, Source] = {"digits": Source(digits.load, digits.locate)}
 def check_name(name: str) -> None:
     """Refuse a dataset nobody knows."""
     if name not in SOURCES:
-        raise DataError(f"unknown dataset {name!r}{nearest_name(name, SOURCES)}; known: {', '.join(SOURCES)}")
+        raise DataError(unknown("dataset", name, SOURCES))
 
 
 def load(name: str, root: str | Path | None = None) -> Images:

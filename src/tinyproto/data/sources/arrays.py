@@ -22,6 +22,10 @@ def from_arrays(images: Any, labels: Any, *, num_classes: int | None = None, nam
         pixels = pixels.unsqueeze(1)
     if pixels.dim() != 4:
         raise DataError(f"images have to be (N, C, H, W) or (N, H, W), these have shape {tuple(pixels.shape)}")
+    if pixels.shape[3] in (1, 3, 4) and pixels.shape[1] not in (1, 3, 4):
+        raise DataError(
+            f"images of shape {tuple(pixels.shape)} look like (N, H, W, C); bring the channels forward, (N, C, H, W)"
+        )
     if targets.dim() != 1 or len(targets) != len(pixels):
         raise DataError(f"{len(pixels)} images need as many labels, these have shape {tuple(targets.shape)}")
     if len(targets) == 0:

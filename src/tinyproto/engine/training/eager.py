@@ -34,7 +34,7 @@ class EagerTrainer:
         return results
 
     def _fit(self, task: Task) -> FitResult:
-        _set_training(task)
+        task.modules.train()
         optimisers = [
             torch.optim.SGD(task.modules[group.module].parameters(), lr=group.learning_rate) for group in task.groups
         ]
@@ -45,6 +45,7 @@ class EagerTrainer:
             observed = None
             start = 0
             for size in task.plan.sizes:
+                _set_normalisation(task.modules, training=size > 1)
                 batch = task.data.batch(order[epoch, start : start + size])
                 step = task.loss(task.modules, batch, task.context)
                 for optimiser in optimisers:
@@ -72,13 +73,11 @@ class EagerTrainer:
         return torch.cat([extractor(data.batch(slice(start, start + self.feature_batch)).inputs) for start in starts])
 
 
-def _set_training(task: Task) -> None:
-    """Training mode; normalisation layers stay in eval mode where a batch is too small to have statistics."""
-    task.modules.train()
-    if task.plan.has_single:
-        for module in task.modules.modules():
-            if isinstance(module, _NORMALISATION):
-                module.eval()
+def _set_normalisation(modules: nn.ModuleDict, training: bool) -> None:
+    """A batch of one has no statistics: for it normalisation layers use what they have gathered."""
+    for module in modules.modules():
+        if isinstance(module, _NORMALISATION):
+            module.train(training)
 
 
 def _plus(sums: ClassSums | None, more: ClassSums) -> ClassSums:

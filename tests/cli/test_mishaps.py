@@ -1,0 +1,64 @@
+"""What a run does when the world gets in its way."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+CONFIG = """
+name: long
+models: [small_cnn_c]
+partition: {num_clients: 3}
+prototypes: {dim: 10, cps_dim: 2}
+train: {rounds: 100000}
+algorithms: [fedproto]
+"""
+
+
+def test_control_c_ends_a_run_with_one_sentence_and_keeps_what_was_recorded(tmp_path: Path) -> None:
+    config = tmp_path / "long.yaml"
+    config.write_text(CONFIG)
+    command = [sys.executable, "-m", "tinyproto.cli.main", "run", str(config), "--runs", str(tmp_path / "runs")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    records = tmp_path / "runs" / "long" / "rounds.jsonl"
+    deadline = time.monotonic() + 60
+    while not (records.exists() and records.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors.strip() == f"tinyproto: interrupted; what was recorded so far is in {tmp_path / 'runs' / 'long'}"
+    assert records.read_text().startswith('{"algorithm":"fedproto"')
+
+
+def test_a_full_disk_ends_a_run_with_one_sentence_and_whole_lines(tmp_path: Path) -> None:
+    config = tmp_path / "long.yaml"
+    config.write_text(CONFIG)
+    command = [sys.executable, "-m", "tinyproto.cli.main", "run", str(config), "--runs", str(tmp_path / "runs")]
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit, timeout=60, check=False)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "tinyproto: error: cannot write" in done.stderr
+    lines = (tmp_path / "runs" / "long" / "rounds.jsonl").read_text()
+    assert lines.endswith("}\n")
+    assert 0 < len(lines) <= 5000
+
+
+def test_training_that_diverges_ends_with_a_sentence_that_names_client_and_remedy(tmp_path: Path) -> None:
+    config = tmp_path / "long.yaml"
+    config.write_text(CONFIG + "seeds: [0]\n")
+    command = [sys.executable, "-m", "tinyproto.cli.main", "run", str(config), "train.learning_rate=1e30"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "frame of client 0, round 1, refused" in done.stderr
+    assert "did training diverge?" in done.stderr
