@@ -18,7 +18,7 @@ PICTURE = ROOT / "docs" / "pictures" / "quickstart.svg"
 LEFT, TOP, WIDTH, HEIGHT = 70, 30, 600, 300
 COLOURS = {"fedproto": "#b45309", "fedtgp": "#6d28d9", "tinyproto_fp": "#0e7490", "tinyproto_ft": "#15803d"}
 NAMES = {"fedproto": "FedProto", "fedtgp": "FedTGP", "tinyproto_fp": "TinyProto-FP", "tinyproto_ft": "TinyProto-FT"}
-LOWEST, DECADES = 0.4, (4, 7)  # accuracy at the bottom; bytes from 10 kB to 10 MB
+LOWEST, DECADES = 0.2, (3, 7)  # accuracy at the bottom; bytes from 1 kB to 10 MB
 
 Curve = list[tuple[float, float]]  # (payload bytes sent so far, accuracy)
 
@@ -64,18 +64,22 @@ def draw(found: dict[str, Curve], local: float) -> str:
     summary = ", ".join(f"{NAMES[name]} ends at {curve[-1][1]:.1%}" for name, curve in found.items())
     parts = [f"<title>Accuracy by nearest global prototype against payload sent: {summary}</title>"]
     parts.append('<rect width="100%" height="100%" fill="#ffffff"/>')
-    for percent in (40, 60, 80, 100):
+    for percent in (20, 40, 60, 80, 100):
         parts.append(line([(LEFT, y(percent / 100)), (LEFT + WIDTH, y(percent / 100))], "#e5e7eb"))
         parts.append(text(LEFT - 8, y(percent / 100) + 4, f"{percent} %", anchor="end"))
-    for exponent, label in zip(range(DECADES[0], DECADES[1] + 1), ("10 kB", "100 kB", "1 MB", "10 MB"), strict=True):
+    for exponent, label in zip(
+        range(DECADES[0], DECADES[1] + 1), ("1 kB", "10 kB", "100 kB", "1 MB", "10 MB"), strict=True
+    ):
         parts.append(line([(x(10**exponent), TOP), (x(10**exponent), TOP + HEIGHT)], "#e5e7eb"))
         parts.append(text(x(10**exponent), TOP + HEIGHT + 18, label))
     parts.append(
         text(LEFT + WIDTH / 2, TOP + HEIGHT + 38, "payload sent so far, up and down, all 20 clients (log scale)")
     )
-    parts.append(text(LEFT, TOP - 12, "accuracy by nearest global prototype, 30 rounds", anchor="start"))
+    parts.append(text(LEFT, TOP - 12, "accuracy by nearest global prototype, 30 rounds, seed 0", anchor="start"))
     parts.append(line([(LEFT, y(local)), (LEFT + WIDTH, y(local))], "#6b7280", 'stroke-dasharray="5 4"'))
-    parts.append(text(LEFT + 6, y(local) - 6, f"Local training alone, no bytes: {local:.1%}", "#6b7280", "start"))
+    parts.append(
+        text(LEFT + 6, y(local) - 6, f"Local training alone, no parameters sent: {local:.1%}", "#6b7280", "start")
+    )
     for row, (name, curve) in enumerate(found.items()):
         parts.append(line([(x(count), y(accuracy)) for count, accuracy in curve], COLOURS[name]))
         key = TOP + HEIGHT - 78 + 20 * row

@@ -40,7 +40,7 @@ def run_config(path: Path, overrides: Sequence[str], runs: Path, overwrite: bool
     titles = {entry.label: entry.title for entry in config.algorithms}
     comparison = compare(results, titles, model.evaluate.rule, model.evaluate.statistic)
     console.print()
-    console.print(comparison_table(comparison, console.width))
+    console.print(comparison_table(comparison, console))
     for sentence in verdict(comparison):
         console.print(f"• {sentence}", markup=False)
     console.print(f"\nWritten to {folder}", soft_wrap=True, markup=False)

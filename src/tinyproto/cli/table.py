@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich import box
+from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from tinyproto.report.compare import RULE_NAMES, RULES, STATISTIC_NAMES, Comparison, Row, Spread
 from tinyproto.report.words import number, points, size
 
-WIDE = 92
-"""Columns of a terminal from which the bytes of whole frames are shown too."""
+ROOMY = 1000
+COSTS = (
+    ("params", "payload", "wire", "s/round"),
+    ("params", "payload", "s/round"),
+    ("payload", "s/round"),
+    ("payload",),
+)
+"""Which costs are shown, by how much room there is; summary.json has them all."""
 
 
-def comparison_table(comparison: Comparison, width: int) -> Table:
-    """One line per algorithm; the headline rule's column is bold."""
-    table = Table(box=box.SIMPLE_HEAD, caption_justify="left", caption=_caption(comparison), padding=(0, 1, 0, 0))
+def comparison_table(comparison: Comparison, console: Console) -> Table:
+    """One line per algorithm, as many columns as fit; the headline rule's column is bold."""
+    for costs in COSTS:
+        table = _table(comparison, costs)
+        if Measurement.get(console, console.options.update(width=ROOMY), table).maximum <= console.width:
+            break
+    table.caption = _caption(comparison)
+    return table
+
+
+def _table(comparison: Comparison, costs: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, caption_justify="left", padding=(0, 1, 0, 0))
     table.add_column("algorithm", no_wrap=True)
     for rule in RULES:
         table.add_column(rule, justify="right", style="bold" if rule == comparison.rule else "", no_wrap=True)
     for rule in _compared_rules(comparison):
         table.add_column(f"Δ {rule}", justify="right", no_wrap=True)
-    costs = ["params", "payload", "wire", "s/round"] if width >= WIDE else ["params", "payload", "s/round"]
     for name in costs:
         table.add_column(name, justify="right", no_wrap=True)
     for row in comparison.rows:
