@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from support import NUM_CLASSES, make_images
+from support_cli import GoodRun, command, write_project
 from tinyproto.data.federation import FederatedData
 from tinyproto.data.partition import Share
 
@@ -24,3 +27,17 @@ def quarters() -> FederatedData:
         Share(train=everything[80:97], test=everything[:0]),
     ]
     return FederatedData(images, shares)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A user's folder: a config and a module with networks."""
+    return write_project(tmp_path / "project")
+
+
+@pytest.fixture(scope="session")
+def good(tmp_path_factory: pytest.TempPathFactory) -> GoodRun:
+    cwd = write_project(tmp_path_factory.mktemp("good"))
+    done = command("run", "trial.yaml", cwd=cwd)
+    assert (done.returncode, done.stderr) == (0, "")
+    return GoodRun(cwd, cwd / "runs" / "trial", done.stdout)

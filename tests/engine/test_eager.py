@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from support import NUM_CLASSES, PROTO_DIM, head_weight, make_client, tiny_net
+from tinyproto.algorithms.base import Client
 from tinyproto.core.batching import batch_plan
 from tinyproto.core.prototypes import class_sums
-from tinyproto.core.task import Batch, ParamGroup, Step, Task, TensorData
+from tinyproto.core.task import Batch, BatchPlan, ParamGroup, Step, Task, TensorData
 from tinyproto.engine.training import EagerTrainer
 
 
@@ -76,22 +77,27 @@ def test_an_error_says_whom_it_hit() -> None:
     assert caught.value.__notes__ == ["while training a line"]
 
 
-def test_a_single_sample_trains_with_normalisation_in_eval_mode() -> None:
-    client = make_client([1, 0, 0, 0])
-    norm = next(module for module in client.model.modules() if isinstance(module, nn.BatchNorm1d))
-    task = Task(
+def logits_task(client: Client, plan: BatchPlan, seed: int = 0) -> Task:
+    """Pulls all logits to zero."""
+    return Task(
         name="client 0",
         key="k",
         modules=nn.ModuleDict({"model": client.model}),
         groups=[ParamGroup("model", 0.1)],
         context={},
-        loss=lambda modules, batch, _: Step(modules["model"](batch.inputs).logits.square().sum(), torch.zeros(1)),
+        loss=lambda modules, batch, _: Step(modules["model"](batch.inputs).logits.square().mean(), torch.zeros(1)),
         part_names=("zero",),
         data=client.train,
-        plan=batch_plan(1, 16, 1, last="join", shuffle=None),
+        plan=plan,
         num_classes=NUM_CLASSES,
-        seed=0,
+        seed=seed,
     )
+
+
+def test_a_single_sample_trains_with_normalisation_in_eval_mode() -> None:
+    client = make_client([1, 0, 0, 0])
+    norm = next(module for module in client.model.modules() if isinstance(module, nn.BatchNorm1d))
+    task = logits_task(client, batch_plan(1, 16, 1, last="join", shuffle=None))
     before = head_weight(client).clone()
     EagerTrainer().fit([task])
     assert norm.num_batches_tracked is not None
@@ -102,19 +108,7 @@ def test_a_single_sample_trains_with_normalisation_in_eval_mode() -> None:
 def test_only_the_batch_of_one_does_without_batch_statistics() -> None:
     client = make_client([5, 4, 0, 0])
     norm = next(module for module in client.model.modules() if isinstance(module, nn.BatchNorm1d))
-    task = Task(
-        name="client 0",
-        key="k",
-        modules=nn.ModuleDict({"model": client.model}),
-        groups=[ParamGroup("model", 0.1)],
-        context={},
-        loss=lambda modules, batch, _: Step(modules["model"](batch.inputs).logits.square().sum(), torch.zeros(1)),
-        part_names=("zero",),
-        data=client.train,
-        plan=batch_plan(9, 4, 1, last="keep", shuffle=None),
-        num_classes=NUM_CLASSES,
-        seed=0,
-    )
+    task = logits_task(client, batch_plan(9, 4, 1, last="keep", shuffle=None))
     EagerTrainer().fit([task])
     assert norm.num_batches_tracked is not None
     assert int(norm.num_batches_tracked) == 2
@@ -151,19 +145,7 @@ def test_a_plan_without_batches_leaves_no_trace() -> None:
 def test_dropout_follows_the_task_s_seed() -> None:
     def trained(seed: int) -> Tensor:
         client = make_client([8, 8, 8, 8])
-        task = Task(
-            name="client",
-            key="k",
-            modules=nn.ModuleDict({"model": client.model}),
-            groups=[ParamGroup("model", 0.1)],
-            context={},
-            loss=lambda modules, batch, _: Step(modules["model"](batch.inputs).logits.square().mean(), torch.zeros(1)),
-            part_names=("zero",),
-            data=client.train,
-            plan=batch_plan(32, 8, 1, last="join", shuffle=None),
-            num_classes=NUM_CLASSES,
-            seed=seed,
-        )
+        task = logits_task(client, batch_plan(32, 8, 1, last="join", shuffle=None), seed)
         EagerTrainer().fit([task])
         return head_weight(client)
 

@@ -1,0 +1,184 @@
+"""What a user can get wrong: one line, exit status 2, nothing half written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+from support_cli import CONFIG, GoodRun, command, in_process, jsonl, tree
+
+
+@dataclass(frozen=True)
+class Bad:
+    """Something a user gets wrong, and what the one line has to say about it."""
+
+    name: str
+    says: Sequence[str]
+    arguments: Sequence[str] = ("trial.yaml",)
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+BAD = [
+    Bad("an unknown key", ["'train.round'", "did you mean 'train.rounds'"], ["trial.yaml", "train.round=3"]),
+    Bad(
+        "an unknown algorithm", ["unknown algorithm 'fedprotto'", "did you mean 'fedproto'"],
+        ["trial.yaml", "algorithms=[fedprotto]"],
+    ),
+    Bad("an unknown preset", ["unknown preset 'sond'", "did you mean 'sound'"], ["trial.yaml", "preset=sond"]),
+    Bad(
+        "a CPS dimension above the prototype dimension", ["prototypes.cps_dim (21)", "prototypes.dim (20)"],
+        ["trial.yaml", "prototypes.cps_dim=21"],
+    ),
+    Bad(
+        "more clients than samples", ["5000 clients", "1797", "partition.num_clients"],
+        ["trial.yaml", "partition.num_clients=5000", "partition.min_samples=1"],
+    ),
+    Bad(
+        "a model that does not fit", ["nets:too_wide", "prototypes.dim", "(2, 21)", "(2, 20)"],
+        ["trial.yaml", "models=[small_cnn_a, nets:too_wide]"],
+    ),
+    Bad("a missing config file", ["no config file at nothing.yaml"], ["nothing.yaml"]),
+    Bad("a config that is not YAML", ["trial.yaml, line 2", "not valid YAML"], files={"trial.yaml": "a: [1\nb: 2\n"}),
+    Bad(
+        "a run folder that cannot be written", ["cannot write the run folder", "trial.yaml"],
+        ["trial.yaml", "--runs", "trial.yaml"],
+    ),
+    Bad("a wrong type", ["train.rounds", "integer", "'many'"], ["trial.yaml", "train.rounds=many"]),
+    Bad("an override without =", ["'train.rounds'", "key=value"], ["trial.yaml", "train.rounds"]),
+]  # fmt: skip
+
+MORE_BAD = [
+    Bad(
+        "an unknown key in the file", ["unknown key 'modles'", "did you mean 'models'"],
+        files={"trial.yaml": CONFIG.replace("models", "modles")},
+    ),
+    Bad("a model that does not exist", ["'nets:flatt'", "did you mean 'flat'"], ["trial.yaml", "models=[nets:flatt]"]),
+    Bad("a config without keys", ["trial.yaml is not a config"], files={"trial.yaml": "just words\n"}),
+    Bad("a preset of a wrong type", ["preset"], ["trial.yaml", "preset=[sound]"]),
+    Bad("an unknown dataset", ["unknown dataset 'digit'", "did you mean 'digits'"], ["trial.yaml", "data.name=digit"]),
+    Bad(
+        "masks that do not fit", ["algorithm tinyproto_ft", "cps_dim", "block"],
+        ["trial.yaml", "prototypes.masks=blocks", "prototypes.cps_dim=3"],
+    ),
+    Bad(
+        "a model whose own error has several lines", ["nets:talkative", "several", "reasons"],
+        ["trial.yaml", "models=[nets:talkative]"],
+    ),
+]  # fmt: skip
+
+
+def assert_refused(bad: Bad, project: Path, refuse: Callable[[], tuple[int, str]]) -> None:
+    """Status 2, one line that says what it has to, and the folder as it was."""
+    for name, text in bad.files.items():
+        (project / name).write_text(text)
+    before = tree(project)
+    status, stderr = refuse()
+    assert status == 2
+    assert len(stderr.splitlines()) == 1, stderr
+    assert stderr.startswith("tinyproto: error: ")
+    assert "Traceback" not in stderr
+    assert [text for text in bad.says if text not in stderr] == []
+    assert tree(project) == before
+    assert not (project / "runs").exists()
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
+def test_bad_input_is_one_line_and_status_2_and_leaves_nothing(project: Path, bad: Bad) -> None:
+    def refuse() -> tuple[int, str]:
+        done = command("run", *bad.arguments, cwd=project, PYTHONDONTWRITEBYTECODE="1")
+        return done.returncode, done.stderr
+
+    assert_refused(bad, project, refuse)
+
+
+@pytest.mark.parametrize("bad", MORE_BAD, ids=lambda bad: bad.name)
+def test_other_bad_input_is_one_line_and_status_2_too(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bad: Bad
+) -> None:
+    def refuse() -> tuple[int, str]:
+        return in_process(monkeypatch, project, "run", *bad.arguments), capsys.readouterr().err
+
+    assert_refused(bad, project, refuse)
+
+
+@pytest.mark.parametrize("device", ["meta", "mps", "gpu", "cuda:99"])
+def test_a_device_that_cannot_be_used_is_refused_before_a_run_folder_exists(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], device: str
+) -> None:
+    if device == "mps" and torch.backends.mps.is_available():
+        pytest.skip("this machine has one")
+    assert in_process(monkeypatch, project, "run", "trial.yaml", f"train.device={device}", "seeds=[0]") == 2
+    assert "train.device" in capsys.readouterr().err
+    assert not (project / "runs").exists()
+
+
+def test_an_existing_run_folder_is_refused_and_kept(good: GoodRun) -> None:
+    before = tree(good.folder)
+    done = command("run", "trial.yaml", cwd=good.cwd)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "exists already" in done.stderr
+    assert "--overwrite" in done.stderr
+    assert tree(good.folder) == before
+
+
+def test_a_bad_config_does_not_cost_the_run_it_would_overwrite(
+    good: GoodRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = tree(good.folder)
+    arguments = ("run", "trial.yaml", "models=[nets:too_wide]", "--overwrite")
+    assert in_process(monkeypatch, good.cwd, *arguments) == 2
+    assert tree(good.folder) == before
+
+
+def test_overwrite_replaces_a_run(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = ("run", "trial.yaml", "seeds=[0]", "train.rounds=1")
+    assert in_process(monkeypatch, project, *short, "algorithms=[fedproto]") == 0
+    assert in_process(monkeypatch, project, *short, "algorithms=[local]", "--overwrite") == 0
+    results = json.loads((project / "runs" / "trial" / "summary.json").read_text())["results"]
+    assert [result["algorithm"] for result in results] == ["local"]
+    assert len(jsonl(project / "runs" / "trial" / "rounds.jsonl")) == 2
+
+
+@pytest.mark.parametrize("files", [("thesis.tex",), ("thesis.tex", "config.yaml")])
+def test_a_folder_that_is_no_run_is_never_deleted(project: Path, files: tuple[str, ...]) -> None:
+    folder = project / "runs" / "trial"
+    folder.mkdir(parents=True)
+    for name in files:
+        (folder / name).write_text("years: of work\n")
+    done = command("run", "trial.yaml", "algorithms=[local]", "seeds=[0]", "--overwrite", cwd=project)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(files)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "is not a run folder" in done.stderr
+
+
+def test_no_name_of_a_run_reaches_out_of_the_runs_folder(project: Path) -> None:
+    (project / "trial.yaml").rename(project / "config.yaml")
+    (project / "runs").mkdir()
+    before = tree(project)
+    arguments = ("config.yaml", "name=..", "algorithms=[local]", "seeds=[0]", "--overwrite")
+    done = command("run", *arguments, cwd=project, PYTHONDONTWRITEBYTECODE="1")
+    assert tree(project) == before  # or the user's whole folder is gone
+    assert done.returncode == 2
+    assert "name" in done.stderr
+
+
+def test_an_interruption_is_said_in_one_line(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tinyproto.cli.run.load_config", interrupted)
+    assert in_process(monkeypatch, project, "run", "trial.yaml") == 130
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("tinyproto: interrupted")

@@ -1,0 +1,134 @@
+"""What is printed, and how soon."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import tinyproto
+from support_cli import GoodRun, command, in_process
+
+
+def test_a_label_with_brackets_is_printed_as_it_is(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = "algorithms=[{name: local, label: 'alone [s=5]'}, {name: fedproto, label: 'd [/20]'}]"
+    assert in_process(monkeypatch, project, "run", "trial.yaml", entries, "seeds=[0]", "train.rounds=1") == 0
+    table = capsys.readouterr().out.partition("algorithm ")[2]
+    assert "alone [s=5]" in table
+    assert "d [/20]" in table
+
+
+@pytest.mark.parametrize("runs", ["runs[a]", "runs[", "[/a]"])
+def test_a_runs_folder_with_brackets_is_printed_as_it_is(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], runs: str
+) -> None:
+    short = ("algorithms=[local]", "seeds=[0]", "train.rounds=1")
+    assert in_process(monkeypatch, project, "run", "trial.yaml", *short, "--runs", runs) == 0
+    assert f"Written to {Path(runs, 'trial')}" in capsys.readouterr().out
+
+
+def test_several_seeds_are_shown_with_their_spread(good: GoodRun) -> None:
+    (line,) = [line for line in good.stdout.splitlines() if line.strip().startswith("FedProto")]
+    heads = [r["accuracy"]["last10"]["head"] for r in good.results if r["algorithm"] == "fedproto"]
+    assert f"{100 * np.mean(heads):.1f} ± {100 * np.std(heads):.1f}" in line
+
+
+def test_a_terminal_without_unicode_gets_its_table_all_the_same(project: Path) -> None:
+    arguments = ("run", "trial.yaml", "algorithms=[local, fedproto]", "seeds=[0]", "train.rounds=1")
+    done = command(*arguments, cwd=project, PYTHONIOENCODING="latin-1", PYTHONUTF8="0")
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 0
+    assert "FedProto" in done.stdout
+
+
+# Help, version, doctor
+
+
+def test_help_names_the_verbs(tmp_path: Path) -> None:
+    done = command("--help", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(verb in done.stdout for verb in ("run", "doctor", "--version"))
+    assert command("-h", cwd=tmp_path).stdout == done.stdout
+
+
+def test_help_of_run_names_its_arguments_and_gives_examples_that_work(tmp_path: Path) -> None:
+    done = command("run", "--help", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(word in done.stdout for word in ("--overwrite", "--runs", "KEY=VALUE"))
+    assert "tinyproto run configs/quickstart.yaml name=three 'seeds=[0,1,2]'" in done.stdout
+    assert "'algorithms=[local,fedproto]'" in done.stdout
+
+
+def test_without_a_verb_the_help_is_shown(tmp_path: Path) -> None:
+    done = command(cwd=tmp_path)
+    assert "doctor" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_version_is_printed(tmp_path: Path) -> None:
+    done = command("--version", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"tinyproto {tinyproto.__version__}\n")
+
+
+def test_doctor_prints_versions_and_devices(tmp_path: Path) -> None:
+    done = command("doctor", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
+    assert tinyproto.__version__ in lines["tinyproto"]
+    assert platform.python_version() in lines["python"]
+    assert torch.__version__ in lines["torch"]
+    assert np.__version__ in lines["numpy"]
+    assert f"{os.cpu_count()} cores" in lines["cpu"]
+    assert "cpu" in lines["devices"]
+    assert "scikit-learn" in lines["data"]
+
+
+def test_doctor_says_where_the_checkout_differs_from_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tinyproto.cli.doctor.source_commit", lambda: f"{'0123456789' * 4}-modified")
+    assert in_process(monkeypatch, tmp_path, "doctor") == 0
+    assert "modified" in capsys.readouterr().out
+
+
+# Speed
+
+
+def best_of_five_is_below(limit: float, measure: Callable[[], float]) -> bool:
+    """Whether the best of five stays below a limit; stops at the first that does."""
+    return any(measure() < limit for _ in range(5))
+
+
+def test_help_comes_in_half_a_second(tmp_path: Path) -> None:
+    def measure() -> float:
+        start = time.perf_counter()
+        assert command("--help", cwd=tmp_path).returncode == 0
+        return time.perf_counter() - start
+
+    assert best_of_five_is_below(0.5, measure)
+
+
+def test_importing_tinyproto_adds_less_than_a_fifth_of_a_second_to_torch(tmp_path: Path) -> None:
+    timed = "import torch, time; start = time.perf_counter(); import tinyproto; print(time.perf_counter() - start)"
+
+    def measure() -> float:
+        done = subprocess.run([sys.executable, "-c", timed], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return float(done.stdout)
+
+    assert best_of_five_is_below(0.2, measure)
+
+
+def test_importing_tinyproto_loads_nothing_heavy(tmp_path: Path) -> None:
+    code = "import sys, tinyproto; print({'torch', 'numpy', 'sklearn', 'pydantic', 'rich', 'typer'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
