@@ -24,8 +24,9 @@ RANKS = {
     "report": 7,
     "tracking": 7,
     "experiment": 8,
-    "api": 9,
-    "cli": 9,
+    "grid": 9,
+    "api": 10,
+    "cli": 10,
 }
 LIGHT = ("core", "models", "data", "wire", "algorithms", "engine")
 ALLOWED_IN_LIGHT = {"torch", "numpy", "tinyproto", "sklearn"}

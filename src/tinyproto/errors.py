@@ -32,5 +32,9 @@ class WireError(TinyProtoError):
     """A frame is malformed, foreign or carries values no client could honestly send."""
 
 
+class CheckpointError(TinyProtoError):
+    """A checkpoint is damaged, foreign, or of another run."""
+
+
 class RunFolderError(TinyProtoError):
     """A run folder cannot be created, or holds another run."""

@@ -1,22 +1,15 @@
-"""The main job without a terminal: a config's grid of algorithms × seeds into a run folder.
-
-Whoever wants to show progress passes an observer.
-"""
+"""An experiment: a config with its data, ready to simulate any cell of its grid of algorithms × seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from tinyproto.algorithms.base import FederationSpec
 from tinyproto.config.algorithms import AlgorithmEntry
 from tinyproto.config.load import Config
-from tinyproto.core.prototypes import Prototypes
 from tinyproto.data.federation import FederatedData
 from tinyproto.data.images import Images
 from tinyproto.data.partition import dirichlet_shares
@@ -25,38 +18,7 @@ from tinyproto.engine.client import LocalTraining
 from tinyproto.errors import ConfigError
 from tinyproto.models import ModelShape, build_model, entry_name, rehearse_training
 from tinyproto.simulation.loop import PlayedRound, Simulation, SimulationSettings
-from tinyproto.tracking.environment import environment
-from tinyproto.tracking.run_folder import RunFolder
-from tinyproto.tracking.summary import SCHEMA_VERSION, summarise
-
-
-class Observer(Protocol):
-    """Is told how a run goes on."""
-
-    def started(self, entry: AlgorithmEntry, seed: int, rounds: int) -> None:
-        """A cell of the grid begins."""
-        ...
-
-    def played(self, played: PlayedRound) -> None:
-        """A round of it is done."""
-        ...
-
-    def finished(self, result: dict[str, Any]) -> None:
-        """The cell is done."""
-        ...
-
-
-class Silent:
-    """The observer that says nothing."""
-
-    def started(self, entry: AlgorithmEntry, seed: int, rounds: int) -> None:
-        """Nothing."""
-
-    def played(self, played: PlayedRound) -> None:
-        """Nothing."""
-
-    def finished(self, result: dict[str, Any]) -> None:
-        """Nothing."""
+from tinyproto.tracking.summary import summarise
 
 
 @dataclass(frozen=True)
@@ -137,52 +99,6 @@ class Experiment:
         classes_held = (self.data.counts > 0).sum(1).tolist()
         formula = simulation.algorithm.table2_parameters(classes_held)
         return summarise(played, identity, formula, simulation.peak_memory.read())
-
-    def run(self, runs: Path, *, overwrite: bool = False, observer: Observer | None = None) -> Path:
-        """Play every cell into `runs/<name>`; returns the run folder."""
-        observer = Silent() if observer is None else observer
-        folder = RunFolder.create(runs / self.config.model.name, overwrite=overwrite)
-        folder.write_config(self.config.resolved())
-        folder.write_json("environment.json", environment(self.device))
-        results: list[dict[str, Any]] = []
-        prototypes: dict[str, Tensor] = {}
-        for cell in self.cells:
-            observer.started(cell.entry, cell.seed, self.config.model.train.rounds)
-            result, tensors = self._play(cell, folder, observer)
-            results.append(result)
-            prototypes |= tensors
-            folder.write_prototypes(prototypes)
-            folder.write_json("summary.json", {"schema_version": SCHEMA_VERSION, "results": results})
-            observer.finished(result)
-        return folder.path
-
-    def _play(self, cell: Cell, folder: RunFolder, observer: Observer) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """One cell from start to end; its clients are gone before the next one's are built."""
-        simulation = self.simulation(cell)
-        played: list[PlayedRound] = []
-        for round_ in simulation.rounds():
-            folder.append_round(self.identity(cell), round_)
-            observer.played(round_)
-            played.append(round_)
-        tensors = dict(named_prototypes(f"{cell.entry.label}/{cell.seed}", simulation))
-        return self.summarise(cell, simulation, played), tensors
-
-
-def named_prototypes(prefix: str, simulation: Simulation) -> Iterator[tuple[str, Tensor]]:
-    """Every client's local prototypes, and the global ones where the method has any, as tensors to save."""
-    clients = simulation.clients.values()
-    yield from _pair(f"{prefix}/local", Prototypes(
-        torch.stack([client.local.values.cpu() for client in clients]),
-        torch.stack([client.local.present.cpu() for client in clients]),
-    ))  # fmt: skip
-    received = next(iter(clients)).received
-    if received is not None:
-        yield from _pair(f"{prefix}/global", received.to("cpu"))
-
-
-def _pair(name: str, prototypes: Prototypes) -> Iterator[tuple[str, Tensor]]:
-    yield f"{name}/values", prototypes.values
-    yield f"{name}/present", prototypes.present.to(torch.uint8)
 
 
 def resolve_device(name: str) -> str:

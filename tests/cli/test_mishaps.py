@@ -31,7 +31,7 @@ def test_control_c_ends_a_run_with_one_sentence_and_keeps_what_was_recorded(tmp_
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert errors.strip() == f"tinyproto: interrupted; what was recorded so far is in {tmp_path / 'runs' / 'long'}"
+    assert errors.strip() == f"tinyproto: interrupted; go on with: tinyproto resume {tmp_path / 'runs' / 'long'}"
     assert records.read_text().startswith('{"algorithm":"fedproto"')
 
 

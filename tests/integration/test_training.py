@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import tinyproto as tp
+from tinyproto import grid
 from tinyproto.config import load_config
 from tinyproto.experiment import Experiment
 
@@ -63,8 +64,7 @@ def test_tinyproto_ft_keeps_fedtgp_s_accuracy_at_a_tenth_of_the_bytes_over_three
 @pytest.mark.slow
 def test_the_quickstart_config_runs_and_its_seed_keeps_the_promise(tmp_path: Path) -> None:
     config = load_config(QUICKSTART, ["algorithms=[fedtgp,tinyproto_ft]"])
-    experiment = Experiment(config)
-    folder = experiment.run(tmp_path)
+    folder = grid.run(Experiment(config), tmp_path)
     results = {entry["algorithm"]: entry for entry in json.loads((folder / "summary.json").read_text())["results"]}
     for statistic in STATISTICS:
         base, tiny = (results[name]["accuracy"][statistic]["global"] for name in ("fedtgp", "tinyproto_ft"))

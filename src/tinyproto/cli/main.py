@@ -59,7 +59,8 @@ def run(
     """Simulate a federation: every algorithm and seed of a config.
 
     Shows progress, then a table of what each algorithm reached and what it cost. The run folder **runs/NAME** holds
-    the resolved config, the environment, rounds.jsonl, timings.jsonl, prototypes.safetensors and summary.json.
+    the resolved config, the environment, rounds.jsonl, timings.jsonl, prototypes.safetensors, summary.json and
+    checkpoints, from which **tinyproto resume** goes on.
 
     Examples:
 
@@ -73,6 +74,23 @@ def run(
         run_config(config, overrides or [], runs, overwrite)
     except KeyboardInterrupt:
         raise Interrupted("nothing was recorded yet") from None
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as runs/quickstart.")],
+) -> None:
+    """Go on with a run that was interrupted or killed, from its newest checkpoint.
+
+    It ends as it would have ended undisturbed; on a CPU, rounds.jsonl is the same byte for byte. A run that has
+    already ended only shows its table again.
+    """
+    from tinyproto.cli.run import resume_run
+
+    try:
+        resume_run(folder)
+    except KeyboardInterrupt:
+        raise Interrupted("nothing was changed") from None
 
 
 @app.command()

@@ -9,6 +9,7 @@ from rich import progress as bars
 from rich.console import Console
 from rich.text import Text
 
+from tinyproto.cli.interrupt import StopOnInterrupt
 from tinyproto.config.algorithms import AlgorithmEntry
 from tinyproto.report.words import percent, size
 from tinyproto.simulation.loop import PlayedRound
@@ -27,8 +28,9 @@ class TimeLeft(bars.ProgressColumn):
 class Progress:
     """An observer that shows algorithm, round, accuracy, bytes and time left."""
 
-    def __init__(self, console: Console, cells: int, rounds: int, rule: str) -> None:
+    def __init__(self, console: Console, cells: int, rounds: int, rule: str, stop: StopOnInterrupt) -> None:
         self.console = console
+        self.stop = stop
         self.rule = rule
         self.cells = cells
         self.done = 0
@@ -74,6 +76,10 @@ class Progress:
             payload = size(sum(cost.payload for cost in costs))
             self.bars.update(self.cell, advance=1, traffic=f"{payload}/round")
             self.bars.update(self.whole, advance=1)
+
+    def stop_wanted(self) -> bool:
+        """After a first Ctrl-C."""
+        return self.stop.wanted
 
     def finished(self, result: dict[str, Any]) -> None:
         """The bar stays; without a terminal one line takes its place."""

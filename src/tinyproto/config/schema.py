@@ -105,6 +105,12 @@ class EvaluateSection(Section):
     statistic: Statistic = Field("last10", description="the headline over rounds: best, last, or mean of the last 10")
 
 
+class CheckpointSection(Section):
+    """How much a killed run loses at the most."""
+
+    every_seconds: float = Field(30.0, ge=0, description="seconds between checkpoints; 0 writes one after every round")
+
+
 class ConfigModel(Section):
     """A whole config file."""
 
@@ -117,6 +123,7 @@ class ConfigModel(Section):
     prototypes: PrototypesSection = PrototypesSection()
     train: TrainSection = TrainSection()
     evaluate: EvaluateSection = EvaluateSection()
+    checkpoint: CheckpointSection = CheckpointSection()
     algorithms: list[Any] = Field(min_length=1, description="names, or {name: …, label: …, hyper-parameters}")
     seeds: Annotated[list[Seed], AfterValidator(_all_different)] = Field(
         [0], min_length=1, description="of weights, batches and draws; one run each"

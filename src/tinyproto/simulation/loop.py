@@ -75,12 +75,13 @@ class Simulation:
         self.channel = Loopback(runtime)
         self.server = ServerRuntime(algorithm, trainer, self.streams, expectation, self.stopwatch)
 
-    def rounds(self) -> Iterator[PlayedRound]:
-        """Play all rounds and the closing exchange."""
+    def rounds(self, first: int = 1) -> Iterator[PlayedRound]:
+        """Play all rounds from `first` on, and the closing exchange; the hello comes before round 1."""
         total = self.settings.training.rounds
         meter = Meter()
-        self.server.greet(self.channel, list(self.clients), meter)
-        for number in range(1, total + 2):
+        if first == 1:
+            self.server.greet(self.channel, list(self.clients), meter)
+        for number in range(first, total + 2):
             start = self.stopwatch.now()
             with one_thread():
                 record = play_round(self.server, self.channel, self._plan(Round(number, total)), meter)

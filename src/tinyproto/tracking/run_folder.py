@@ -15,10 +15,10 @@ import safetensors.torch
 import yaml
 from torch import Tensor
 
-from tinyproto.engine.round import RoundRecord
+from tinyproto.engine.round import ClientRecord, RoundRecord
 from tinyproto.errors import RunFolderError
 from tinyproto.simulation.loop import PlayedRound
-from tinyproto.wire.meter import WAYS
+from tinyproto.wire.meter import WAYS, Cost
 
 FILES = {
     "config.yaml", "environment.json", "rounds.jsonl", "timings.jsonl", "prototypes.safetensors", "summary.json",
@@ -43,6 +43,54 @@ class RunFolder:
         except OSError as error:
             raise RunFolderError(f"cannot write the run folder {path}: {error.strerror or error}") from error
         return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """An existing run."""
+        if not (path / "config.yaml").is_file():
+            raise RunFolderError(f"{path} is not a run folder: there is no config.yaml in it")
+        return cls(path)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where this run's checkpoints are."""
+        return self.path / "checkpoint"
+
+    def size(self, name: str) -> int:
+        """The length of one of its files, in bytes; 0 where it is not there yet."""
+        file = self.path / name
+        return file.stat().st_size if file.is_file() else 0
+
+    def cut(self, name: str, length: int) -> None:
+        """Shorten one of its files to what it was."""
+        if self.size(name) < length:
+            raise RunFolderError(f"{self.path / name} is shorter than the checkpoint says; it was changed since")
+        if self.size(name) > length:
+            with self.writing(name):
+                os.truncate(self.path / name, length)
+
+    def read_json(self, name: str) -> Any:
+        """One JSON file; None where it is not there yet."""
+        file = self.path / name
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+    def read_rounds(self, identity: dict[str, Any]) -> list[PlayedRound]:
+        """What was recorded of one cell."""
+        records = self._lines("rounds.jsonl", identity)
+        timings = self._lines("timings.jsonl", identity)
+        return [
+            PlayedRound(record_from(record), timing["seconds"]) for record, timing in zip(records, timings, strict=True)
+        ]
+
+    def read_prototypes(self) -> dict[str, Tensor]:
+        """The prototypes of the cells that are done."""
+        file = self.path / "prototypes.safetensors"
+        return safetensors.torch.load_file(file) if file.is_file() else {}
+
+    def _lines(self, name: str, identity: dict[str, Any]) -> list[dict[str, Any]]:
+        text = (self.path / name).read_text(encoding="utf-8") if self.size(name) else ""
+        lines = [json.loads(line) for line in text.splitlines()]
+        return [line for line in lines if identity.items() <= line.items()]
 
     @staticmethod
     def _check_replaceable(path: Path, overwrite: bool) -> None:
@@ -74,14 +122,14 @@ class RunFolder:
     def write_prototypes(self, tensors: dict[str, Tensor]) -> None:
         """Local and global prototypes at the end of each run, for figures."""
         partial = self.path / _partial("prototypes.safetensors")
-        with self._writing("prototypes.safetensors"):
+        with self.writing("prototypes.safetensors"):
             safetensors.torch.save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
             partial.replace(self.path / "prototypes.safetensors")
 
     def _append(self, name: str, value: Any) -> None:
         """One whole line, or none of it."""
         line = (json.dumps(value, separators=(",", ":")) + "\n").encode()
-        with self._writing(name), (self.path / name).open("ab", buffering=0) as file:
+        with self.writing(name), (self.path / name).open("ab", buffering=0) as file:
             start = file.seek(0, os.SEEK_END)
             try:
                 written = file.write(line)
@@ -93,12 +141,13 @@ class RunFolder:
 
     def _write(self, name: str, text: str) -> None:
         partial = self.path / _partial(name)
-        with self._writing(name):
+        with self.writing(name):
             partial.write_text(text, encoding="utf-8")
             partial.replace(self.path / name)
 
     @contextmanager
-    def _writing(self, name: str) -> Iterator[None]:
+    def writing(self, name: str) -> Iterator[None]:
+        """What goes wrong with the disk is an error that names the file."""
         try:
             yield
         except (OSError, safetensors.SafetensorError) as error:
@@ -133,3 +182,28 @@ def record_values(record: RoundRecord) -> dict[str, Any]:
             "wire_bytes": {way: [client.wire_bytes[way] for client in clients] for way in WAYS},
         },
     }
+
+
+def record_from(values: dict[str, Any]) -> RoundRecord:
+    """The record that `record_values` wrote."""
+    columns = values["clients"]
+    clients = {
+        client: ClientRecord(
+            test_samples=columns["test_samples"][row],
+            correct={rule: column[row] for rule, column in columns["correct"].items()},
+            payload_bytes={way: columns["payload_bytes"][way][row] for way in WAYS},
+            wire_bytes={way: columns["wire_bytes"][way][row] for way in WAYS},
+        )
+        for row, client in enumerate(columns["id"])
+    }
+    return RoundRecord(
+        round=values["round"],
+        closing=values["closing"],
+        participants=tuple(values["participants"]),
+        accuracy=values["accuracy"],
+        client_mean=values["client_mean"],
+        loss=values["loss"],
+        traffic={purpose: {way: Cost(**ways[way]) for way in WAYS} for purpose, ways in values["traffic"].items()},
+        clients=clients,
+        refused={int(client): reason for client, reason in values["refused"].items()},
+    )

@@ -1,0 +1,147 @@
+"""Checkpoints: where a run stands after a whole round, in one safetensors file that is there whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from tinyproto.algorithms.base import Client, ClientInfo
+from tinyproto.core.prototypes import Prototypes
+from tinyproto.errors import CheckpointError
+from tinyproto.simulation.loop import Simulation
+
+SCHEMA_VERSION = 1
+KEPT = 2
+_SUFFIX = ".safetensors"
+_TAG = "tinyproto"
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where in a run's grid and in its files a checkpoint was taken."""
+
+    cell: int  # how many cells are done
+    next_round: int  # of the cell under way; 1 where it has not begun
+    rounds_bytes: int  # length of rounds.jsonl
+    timings_bytes: int
+    config: Mapping[str, Any]  # resolved
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A position, and the state of the cell under way; no state where it has not begun."""
+
+    position: Position
+    tensors: Mapping[str, Tensor]
+    infos: Mapping[int, ClientInfo]
+
+    @classmethod
+    def beginning(cls, config: Mapping[str, Any]) -> Checkpoint:
+        """Where every run starts, and where one goes back to that was ended before its first checkpoint."""
+        return cls(Position(0, 1, 0, 0, config), {}, {})
+
+
+def save(folder: Path, position: Position, simulation: Simulation | None) -> None:
+    """Write the next checkpoint and drop all but the newest few."""
+    folder.mkdir(exist_ok=True)
+    numbers = [int(path.stem) for path in _files(folder)]
+    target = folder / f"{max(numbers, default=0) + 1:08}{_SUFFIX}"
+    partial = target.with_suffix(".partial")
+    infos = {} if simulation is None else simulation.server.infos
+    tensors = {} if simulation is None else dict(snapshot(simulation))
+    facts = {
+        "schema_version": SCHEMA_VERSION,
+        "position": asdict(position),
+        "infos": [asdict(info) for info in infos.values()],
+    }
+    safetensors.torch.save_file(tensors, partial, metadata={_TAG: json.dumps(facts)})
+    with partial.open("rb") as file:
+        os.fsync(file.fileno())
+    partial.replace(target)
+    for old in _files(folder)[:-KEPT]:
+        old.unlink()
+
+
+def load_newest(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint; None where a run was ended before its first."""
+    files = _files(folder)
+    if not files:
+        return None
+    newest = files[-1]
+    try:
+        with safetensors.safe_open(newest, framework="pt") as file:
+            tag = (file.metadata() or {}).get(_TAG)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, safetensors.SafetensorError) as error:
+        raise CheckpointError(f"{newest} is damaged ({error}); remove it to go on from the one before") from error
+    if tag is None:
+        raise CheckpointError(f"{newest} is not a checkpoint of tinyproto; remove it to go on from the one before")
+    facts = json.loads(tag)
+    if facts["schema_version"] > SCHEMA_VERSION:
+        raise CheckpointError(
+            f"{newest} has schema version {facts['schema_version']}, this tinyproto knows {SCHEMA_VERSION}; "
+            "resume with the newer release that wrote it"
+        )
+    infos = {info["id"]: ClientInfo(**info) for info in facts["infos"]}
+    return Checkpoint(Position(**facts["position"]), tensors, infos)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob(f"*{_SUFFIX}") if path.stem.isdecimal())
+
+
+def snapshot(simulation: Simulation) -> Iterator[tuple[str, Tensor]]:
+    """All that changes from round to round, by name."""
+    for name, tensor in simulation.server.state.items():
+        yield f"server/{name}", _own(tensor)
+    for client in simulation.clients.values():
+        for part, tensors in _parts(client).items():
+            for name, tensor in tensors.items():
+                yield f"client/{client.id}/{part}/{name}", _own(tensor)
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """A copy: safetensors refuses tensors that share memory."""
+    return tensor.detach().cpu().contiguous().clone()
+
+
+def _parts(client: Client) -> dict[str, Mapping[str, Tensor]]:
+    received = {} if client.received is None else client.received._asdict()
+    return {
+        "model": client.model.state_dict(),
+        "modules": client.modules.state_dict(),
+        "state": client.state,
+        "local": client.local._asdict(),
+        "received": received,
+    }
+
+
+def restore(simulation: Simulation, checkpoint: Checkpoint) -> None:
+    """Put a new simulation where the checkpointed one was."""
+    groups: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in checkpoint.tensors.items():
+        *group, last = name.split("/", 3 if name.startswith("client/") else 1)
+        groups.setdefault("/".join(group), {})[last] = tensor
+    try:
+        simulation.server.state = groups.get("server", {})
+        simulation.server.infos = dict(checkpoint.infos)
+        for client in simulation.clients.values():
+            _restore_client(client, {part: groups.get(f"client/{client.id}/{part}", {}) for part in _parts(client)})
+    except (RuntimeError, KeyError) as error:
+        raise CheckpointError(f"the checkpoint does not fit this run: {' '.join(str(error).split())}") from error
+
+
+def _restore_client(client: Client, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+    client.model.load_state_dict(parts["model"])
+    client.modules.load_state_dict(parts["modules"])
+    client.state = {name: tensor.to(client.device) for name, tensor in parts["state"].items()}
+    client.local = Prototypes(**parts["local"]).to(client.device)
+    client.received = Prototypes(**parts["received"]).to(client.device) if parts["received"] else None

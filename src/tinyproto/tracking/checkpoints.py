@@ -1,0 +1,66 @@
+"""When a run's checkpoints are written, and whether one belongs to the config at hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from tinyproto.errors import CheckpointError
+from tinyproto.simulation.checkpoint import Position, save
+from tinyproto.simulation.loop import Simulation
+from tinyproto.tracking.run_folder import RunFolder
+
+
+class Checkpoints:
+    """Writes the checkpoints of one run, no more often than told."""
+
+    def __init__(
+        self, folder: RunFolder, config: Mapping[str, Any], every_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._folder = folder
+        self._config = config
+        self._every = every_seconds
+        self._clock = clock
+        self._last = clock()
+
+    def due(self) -> bool:
+        """Whether enough seconds have passed since the last."""
+        return self._clock() - self._last >= self._every
+
+    def save(self, cell: int, next_round: int, simulation: Simulation | None) -> None:
+        """Write where the run stands now: `cell` cells done, the next one about to play `next_round`."""
+        position = Position(
+            cell=cell,
+            next_round=next_round,
+            rounds_bytes=self._folder.size("rounds.jsonl"),
+            timings_bytes=self._folder.size("timings.jsonl"),
+            config=self._config,
+        )
+        with self._folder.writing("checkpoint"):
+            save(self._folder.checkpoints, position, simulation)
+        self._last = self._clock()
+
+
+def check_same_config(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """A run goes on with the config it began with, or not at all."""
+    before, after = dict(_flat(then)), dict(_flat(now))
+    keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    if keys:
+        changes = ", ".join(f"{key}: {before.get(key)!r} → {after.get(key)!r}" for key in keys)
+        raise CheckpointError(
+            f"config.yaml was changed since the run began ({changes}); change it back, or start another run"
+        )
+
+
+def _flat(values: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Every single value with its dotted key."""
+    if isinstance(values, Mapping) and values:
+        for key, value in values.items():
+            yield from _flat(value, f"{place}.{key}" if place else str(key))
+    elif isinstance(values, list) and values:
+        for index, value in enumerate(values):
+            yield from _flat(value, f"{place}[{index}]")
+    else:
+        yield place, values
