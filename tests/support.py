@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tinyproto.algorithms.base import Client, ClientInfo, FederationSpec, Update
+from tinyproto.algorithms.base import Algorithm, Client, ClientInfo, FederationSpec, Update
 from tinyproto.core.messages import Message
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.streams import Streams, global_randomness
 from tinyproto.core.task import FitResult, TensorData
+from tinyproto.data.federation import FederatedData
 from tinyproto.data.images import Images
+from tinyproto.models import ModelEntry
 from tinyproto.models.split import SplitModel
+from tinyproto.simulation.loop import Simulation, SimulationSettings, make_loopback
 
 NUM_CLASSES = 4
 PROTO_DIM = 12
@@ -69,3 +73,15 @@ def random_prototypes(held: list[int], seed: int = 0, width: int = PROTO_DIM) ->
 
 def update(rows: Prototypes | None, id_: int = 0, samples: int = 10, classes: int = 2) -> Update:
     return Update(ClientInfo(id_, samples, samples, classes), Message(rows=rows))
+
+
+class InProcess(Simulation):
+    """A simulation whose clients are at hand."""
+
+    def __init__(
+        self, data: FederatedData, models: Sequence[ModelEntry], algorithm: Algorithm, settings: SimulationSettings,
+        seed: int, clock: Callable[[], float] = time.perf_counter,
+    ) -> None:  # fmt: skip
+        self.loopback = make_loopback(data, models, algorithm, settings, seed, clock)
+        self.clients = self.loopback.clients.clients
+        super().__init__(data, algorithm, settings, seed, self.loopback, clock)

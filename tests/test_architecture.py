@@ -24,9 +24,10 @@ RANKS = {
     "report": 7,
     "tracking": 7,
     "experiment": 8,
-    "grid": 9,
-    "api": 10,
-    "cli": 10,
+    "workers": 9,
+    "grid": 10,
+    "api": 11,
+    "cli": 11,
 }
 LIGHT = ("core", "models", "data", "wire", "algorithms", "engine")
 ALLOWED_IN_LIGHT = {"torch", "numpy", "tinyproto", "sklearn"}

@@ -92,12 +92,13 @@ def simulate(
         values[section] = {**values.get(section, {}), **given}
     experiment = Experiment(parse_config(values, "simulate", images=images), images)
     (cell,) = experiment.cells
-    simulation = experiment.simulation(cell)
+    host = experiment.loopback(cell)
+    simulation = experiment.simulation(cell, host)
     played: list[PlayedRound] = list(simulation.rounds())
     return Result(
         summary=experiment.summarise(cell, simulation, played),
         rounds=[round_.record for round_ in played],
-        clients=list(simulation.clients.values()),
+        clients=list(host.clients.clients.values()),
     )
 
 

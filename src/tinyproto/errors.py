@@ -36,5 +36,9 @@ class CheckpointError(TinyProtoError):
     """A checkpoint is damaged, foreign, or of another run."""
 
 
+class WorkerError(TinyProtoError):
+    """A worker process failed or died."""
+
+
 class RunFolderError(TinyProtoError):
     """A run folder cannot be created, or holds another run."""

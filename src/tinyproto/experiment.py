@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +19,12 @@ from tinyproto.data.sources import load
 from tinyproto.engine.client import LocalTraining
 from tinyproto.errors import ConfigError
 from tinyproto.models import ModelShape, build_model, entry_name, rehearse_training
-from tinyproto.simulation.loop import PlayedRound, Simulation, SimulationSettings
+from tinyproto.simulation.loop import PlayedRound, Simulation, SimulationSettings, make_loopback
+from tinyproto.simulation.loopback import ClientHost, Loopback
 from tinyproto.tracking.summary import summarise
+
+WORTH_WORKERS = 40
+"""Rounds, over all cells, from which `workers: auto` starts worker processes: about 3 s each."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ class Experiment:
         self.config = config
         model = config.model
         self.device = resolve_device(model.train.device)
+        self._has_objects = images is not None
         self.images = load(model.data.name, model.data.root) if images is None else images
         partition = model.partition
         shares = dirichlet_shares(
@@ -63,19 +70,32 @@ class Experiment:
         """What names a cell in every record."""
         return {"algorithm": cell.entry.spec.name, "label": cell.entry.label, "seed": cell.seed}
 
-    def simulation(self, cell: Cell) -> Simulation:
-        """The simulation of one cell, ready to play."""
+    @property
+    def workers(self) -> int:
+        """How many processes train clients; `auto` starts several only where they pay for their start."""
+        asked = self.config.model.train.workers
+        if self._has_objects:  # a worker rebuilds everything from the config alone
+            return 1
+        if asked != "auto":
+            return min(asked, self.data.num_clients)
+        rounds = len(self.cells) * self.config.model.train.rounds
+        if self.device != "cpu" or rounds < WORTH_WORKERS:
+            return 1
+        return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, self.data.num_clients)
+
+    @property
+    def settings(self) -> SimulationSettings:
+        """What all cells have in common."""
         model = self.config.model
-        training = LocalTraining(
-            rounds=model.train.rounds,
-            local_epochs=model.train.local_epochs,
-            batch_size=model.train.batch_size,
-            shuffle=model.train.shuffle,
-            last_batch=model.train.last_batch,
-            prototype_samples=model.prototypes.samples,
-        )
-        settings = SimulationSettings(
-            training=training,
+        return SimulationSettings(
+            training=LocalTraining(
+                rounds=model.train.rounds,
+                local_epochs=model.train.local_epochs,
+                batch_size=model.train.batch_size,
+                shuffle=model.train.shuffle,
+                last_batch=model.train.last_batch,
+                prototype_samples=model.prototypes.samples,
+            ),
             proto_dim=model.prototypes.dim,
             participation=model.train.participation,
             evaluate_every=model.evaluate.every,
@@ -84,7 +104,15 @@ class Experiment:
             trainer=model.train.trainer,
             device=self.device,
         )
-        return Simulation(self.data, model.models, cell.entry.build(self.federation), settings, cell.seed)
+
+    def loopback(self, cell: Cell, only: Collection[int] | None = None) -> Loopback:
+        """The clients of one cell in this process: all of them, or `only` some."""
+        algorithm = cell.entry.build(self.federation)
+        return make_loopback(self.data, self.config.model.models, algorithm, self.settings, cell.seed, only=only)
+
+    def simulation(self, cell: Cell, host: ClientHost) -> Simulation:
+        """The simulation of one cell, ready to play."""
+        return Simulation(self.data, cell.entry.build(self.federation), self.settings, cell.seed, host)
 
     def summarise(self, cell: Cell, simulation: Simulation, played: list[PlayedRound]) -> dict[str, Any]:
         """The cell's entry of summary.json."""

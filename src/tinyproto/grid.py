@@ -13,14 +13,16 @@ import torch
 from torch import Tensor
 
 from tinyproto.config.algorithms import AlgorithmEntry
-from tinyproto.core.prototypes import Prototypes
 from tinyproto.experiment import Cell, Experiment
 from tinyproto.simulation.checkpoint import Checkpoint, load_newest, restore
+from tinyproto.simulation.clients import grouped
 from tinyproto.simulation.loop import PlayedRound, Simulation
+from tinyproto.simulation.loopback import ClientHost
 from tinyproto.tracking.checkpoints import Checkpoints, check_same_config
 from tinyproto.tracking.environment import environment
 from tinyproto.tracking.run_folder import RunFolder
 from tinyproto.tracking.summary import SCHEMA_VERSION
+from tinyproto.workers.pool import WorkerPool
 
 
 class Observer(Protocol):
@@ -89,7 +91,14 @@ class _Grid:
         self.checkpoints = Checkpoints(folder, experiment.config.resolved(), every_seconds)
 
     def play(self, start: Checkpoint) -> Path:
-        """All cells from `start` on."""
+        """All cells from `start` on, with as many workers as the config asks for."""
+        workers = self.experiment.workers
+        if workers == 1:
+            return self._play_from(start, None)
+        with WorkerPool(self.experiment.config.resolved(), workers) as pool:
+            return self._play_from(start, pool)
+
+    def _play_from(self, start: Checkpoint, pool: WorkerPool | None) -> Path:
         folder, position = self.folder, start.position
         folder.cut("rounds.jsonl", position.rounds_bytes)
         folder.cut("timings.jsonl", position.timings_bytes)
@@ -100,7 +109,9 @@ class _Grid:
         for index, cell in enumerate(self.experiment.cells):
             if index < position.cell:
                 continue
-            result, tensors = self._play(index, cell, start if index == position.cell else None)
+            host = self._host(index, cell, pool)
+            result, tensors = self._play(index, cell, host, start if index == position.cell else None)
+            del host  # its clients go before the next one's are built
             results.append(result)
             prototypes |= tensors
             folder.write_prototypes(prototypes)
@@ -109,11 +120,18 @@ class _Grid:
             self.observer.finished(result)
         return folder.path
 
-    def _play(self, index: int, cell: Cell, start: Checkpoint | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """One cell from where it stands to its end; its clients are gone before the next one's are built."""
+    def _host(self, index: int, cell: Cell, pool: WorkerPool | None) -> ClientHost:
+        if pool is None:
+            return self.experiment.loopback(cell)
+        return pool.begin(index, self.experiment.data.train_counts.sum(1).tolist())
+
+    def _play(
+        self, index: int, cell: Cell, host: ClientHost, start: Checkpoint | None
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """One cell from where it stands to its end."""
         experiment, identity = self.experiment, self.experiment.identity(cell)
         self.observer.started(cell.entry, cell.seed, experiment.config.model.train.rounds)
-        simulation = experiment.simulation(cell)
+        simulation = experiment.simulation(cell, host)
         played: list[PlayedRound] = []
         if start is not None and start.position.next_round > 1:
             restore(simulation, start)
@@ -140,15 +158,10 @@ class _Grid:
 
 def named_prototypes(prefix: str, simulation: Simulation) -> Iterator[tuple[str, Tensor]]:
     """Every client's local prototypes, and the global ones where the method has any, as tensors to save."""
-    clients = simulation.clients.values()
-    values = torch.stack([client.local.values.cpu() for client in clients])
-    present = torch.stack([client.local.present.cpu() for client in clients])
-    yield from _pair(f"{prefix}/local", Prototypes(values, present))
-    received = next(iter(clients)).received
-    if received is not None:
-        yield from _pair(f"{prefix}/global", received.to("cpu"))
-
-
-def _pair(name: str, prototypes: Prototypes) -> Iterator[tuple[str, Tensor]]:
-    yield f"{name}/values", prototypes.values
-    yield f"{name}/present", prototypes.present.to(torch.uint8)
+    groups = grouped(simulation.host.snapshot(("local", "received")))
+    locals_ = [groups[client, "local"] for client in range(simulation.num_clients)]
+    yield f"{prefix}/local/values", torch.stack([local["values"] for local in locals_])
+    yield f"{prefix}/local/present", torch.stack([local["present"] for local in locals_]).to(torch.uint8)
+    if (0, "received") in groups:
+        yield f"{prefix}/global/values", groups[0, "received"]["values"]
+        yield f"{prefix}/global/present", groups[0, "received"]["present"].to(torch.uint8)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from support import NUM_CLASSES, PROTO_DIM, head_weight, tiny_net
+from support import NUM_CLASSES, PROTO_DIM, InProcess, head_weight, tiny_net
 from tinyproto.algorithms import ALGORITHMS, Algorithm
 from tinyproto.algorithms.base import FederationSpec, Round
 from tinyproto.core.messages import Message
@@ -21,7 +21,8 @@ from tinyproto.engine.server import Reply, check_scores, read_hello
 from tinyproto.engine.stopwatch import Stopwatch
 from tinyproto.errors import WireError
 from tinyproto.models.split import SplitModel
-from tinyproto.simulation.loop import Simulation, SimulationSettings
+from tinyproto.simulation.loop import SimulationSettings
+from tinyproto.simulation.loopback import Loopback
 from tinyproto.wire.codec import decode, encode
 from tinyproto.wire.frame import Header, Kind
 from tinyproto.wire.meter import Cost, Meter
@@ -41,9 +42,9 @@ def build(name: str, **hyper: object) -> Algorithm:
 
 def simulation(
     data: FederatedData, algorithm: Algorithm, rounds: int = 2, prototype_samples: PrototypeSamples = "all"
-) -> Simulation:
+) -> InProcess:
     training = LocalTraining(rounds=rounds, batch_size=8, prototype_samples=prototype_samples)
-    return Simulation(data, [tiny_net], algorithm, SimulationSettings(training, PROTO_DIM), seed=0)
+    return InProcess(data, [tiny_net], algorithm, SimulationSettings(training, PROTO_DIM), seed=0)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -131,7 +132,7 @@ def test_stale_prototypes_are_those_of_the_network_before_training(quarters: Fed
 def test_prototypes_can_be_taken_over_the_samples_seen_only(quarters: FederatedData) -> None:
     training = LocalTraining(1, batch_size=8, shuffle=False, last_batch="drop", prototype_samples="seen")
     settings = SimulationSettings(training, PROTO_DIM)
-    played = Simulation(quarters, [tiny_net], build("fedproto"), settings, seed=0)
+    played = InProcess(quarters, [tiny_net], build("fedproto"), settings, seed=0)
     next(iter(played.rounds()))
     client = played.clients[0]  # 30 samples: 24 in full batches
     client.model.eval()
@@ -142,8 +143,8 @@ def test_prototypes_can_be_taken_over_the_samples_seen_only(quarters: FederatedD
 class Tampering:
     """A channel that changes what one client says."""
 
-    def __init__(self, played: Simulation, forged: bytes) -> None:
-        self.channel = played.channel
+    def __init__(self, played: InProcess, forged: bytes) -> None:
+        self.channel = played.loopback
         self.forged = forged
 
     def exchange(self, round_number: int, frames: Mapping[int, bytes]) -> Iterable[Reply]:
@@ -166,7 +167,7 @@ def forgeries() -> Iterator[tuple[str, bytes]]:
 @pytest.mark.parametrize(("field", "forged"), list(forgeries()))
 def test_a_refused_frame_changes_no_state(quarters: FederatedData, field: str, forged: bytes) -> None:
     played = simulation(quarters, build("fedproto"))
-    played.channel = Tampering(played, forged)  # type: ignore[assignment]
+    played.host = Tampering(played, forged)  # type: ignore[assignment]
     before = {name: value.clone() for name, value in played.server.state.items()}
     with pytest.raises(WireError, match=rf"frame of client 1, round 1, refused: .*{field}"):
         next(iter(played.rounds()))
@@ -177,16 +178,16 @@ def test_a_frame_of_another_federation_is_refused_by_the_client(quarters: Federa
     played = simulation(quarters, build("fedproto"))
     stranger = expected_frames(build("tinyproto_fp"), NUM_CLASSES, PROTO_DIM).digest
     with pytest.raises(WireError, match="digest: the other side runs another federation"):
-        played.channel.clients.handle({0: encode(Header(Kind.TRAIN, 1, 0, stranger), Message())})
+        played.loopback.clients.handle({0: encode(Header(Kind.TRAIN, 1, 0, stranger), Message())})
 
 
 def test_one_frame_at_a_time_gives_the_same_answers_as_all_at_once(quarters: FederatedData) -> None:
     together, apart = simulation(quarters, build("fedproto")), simulation(quarters, build("fedproto"))
-    digest = together.channel.clients.expectation.digest
+    digest = together.loopback.clients.expectation.digest
     frames = {client: encode(Header(Kind.TRAIN, 1, client, digest, evaluate=True), Message()) for client in range(5)}
-    at_once = together.channel.clients.handle(frames)
+    at_once = together.loopback.clients.handle(frames)
     one_by_one = {
-        client: apart.channel.clients.handle({client: frame})[client] for client, frame in reversed(frames.items())
+        client: apart.loopback.clients.handle({client: frame})[client] for client, frame in reversed(frames.items())
     }
     assert at_once == one_by_one
     assert decode(at_once[0]).message.metrics["test_samples"] == 10.0
@@ -195,7 +196,7 @@ def test_one_frame_at_a_time_gives_the_same_answers_as_all_at_once(quarters: Fed
 def test_a_tolerant_round_leaves_a_refused_client_out_and_says_why(quarters: FederatedData) -> None:
     played = simulation(quarters, build("fedproto"))
     meter = Meter()
-    played.server.greet(played.channel, list(range(5)), meter)
+    played.server.greet(played.host, list(range(5)), meter)
     plan = RoundPlan(Round(1, 2), participants=range(5), evaluated=frozenset())
     record = play_round(played.server, Tampering(played, b"noise"), plan, meter, tolerant=True)
     assert record.participants == (0, 2, 3, 4)
@@ -203,14 +204,11 @@ def test_a_tolerant_round_leaves_a_refused_client_out_and_says_why(quarters: Fed
     assert list(record.clients) == [0, 2, 3, 4]
 
 
-class Echoing:
+class Echoing(Loopback):
     """A channel on which answers come late, twice and from strangers."""
 
-    def __init__(self, played: Simulation) -> None:
-        self.channel = played.channel
-
     def exchange(self, round_number: int, frames: Mapping[int, bytes]) -> Iterable[Reply]:
-        replies = list(self.channel.exchange(round_number, frames))
+        replies = list(super().exchange(round_number, frames))
         yield from reversed(replies)
         yield replies[0]
         yield Reply(77, b"who asked?")
@@ -218,7 +216,7 @@ class Echoing:
 
 def test_order_repetition_and_strangers_change_nothing(quarters: FederatedData) -> None:
     straight, odd = simulation(quarters, build("tinyproto_ft")), simulation(quarters, build("tinyproto_ft"))
-    odd.channel = Echoing(odd)  # type: ignore[assignment]
+    odd.host = Echoing(odd.loopback.clients)
     assert [played.record for played in straight.rounds()] == [played.record for played in odd.rounds()]
     assert all(torch.equal(straight.server.state[name], odd.server.state[name]) for name in straight.server.state)
 
@@ -247,7 +245,7 @@ def test_impossible_scores_are_refused(scores: dict[str, float]) -> None:
 
 
 def test_a_client_takes_nothing_in_before_all_frames_are_found_good(quarters: FederatedData) -> None:
-    clients = simulation(quarters, build("fedproto")).channel.clients
+    clients = simulation(quarters, build("fedproto")).loopback.clients
     rows = Prototypes(torch.ones(NUM_CLASSES, PROTO_DIM), torch.ones(NUM_CLASSES, dtype=torch.bool))
     good = encode(Header(Kind.TRAIN, 1, 0, clients.expectation.digest), Message(rows=rows))
     with pytest.raises(WireError, match="client 1"):
@@ -267,7 +265,7 @@ def test_a_client_takes_nothing_in_before_all_frames_are_found_good(quarters: Fe
 def test_a_round_that_is_not_and_a_client_that_is_not_here_are_refused(
     quarters: FederatedData, kind: Kind, number: int, client: int, words: str
 ) -> None:
-    clients = simulation(quarters, build("fedproto")).channel.clients
+    clients = simulation(quarters, build("fedproto")).loopback.clients
     with pytest.raises(WireError, match=words):
         clients.handle({client: encode(Header(kind, number, client, clients.expectation.digest), Message())})
 
@@ -291,7 +289,7 @@ def test_a_network_never_sees_an_empty_batch(quarters: FederatedData) -> None:
         return model
 
     settings = SimulationSettings(LocalTraining(1, batch_size=8), PROTO_DIM)
-    records = [played.record for played in Simulation(quarters, [picky], build("fedproto"), settings, seed=0).rounds()]
+    records = [played.record for played in InProcess(quarters, [picky], build("fedproto"), settings, seed=0).rounds()]
     assert records[-1].clients[4].test_samples == 0
 
 

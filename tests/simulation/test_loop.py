@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from support import NUM_CLASSES, PROTO_DIM, head_weight, tiny_net
+from support import NUM_CLASSES, PROTO_DIM, InProcess, head_weight, tiny_net
 from tinyproto.algorithms import ALGORITHMS, Algorithm
 from tinyproto.algorithms.base import FederationSpec
 from tinyproto.core.streams import Streams
 from tinyproto.data.federation import FederatedData
 from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.round import RoundRecord
-from tinyproto.simulation.loop import Simulation, SimulationSettings, one_thread
+from tinyproto.simulation.loop import SimulationSettings, one_thread
 from tinyproto.simulation.memory import PeakMemory
 from tinyproto.simulation.participation import draw_participants
 
@@ -27,7 +27,7 @@ def algorithm(name: str = "fedproto") -> Algorithm:
 def records(
     data: FederatedData, settings: SimulationSettings, seed: int = 0, name: str = "fedproto"
 ) -> list[RoundRecord]:
-    return [played.record for played in Simulation(data, [tiny_net], algorithm(name), settings, seed).rounds()]
+    return [played.record for played in InProcess(data, [tiny_net], algorithm(name), settings, seed).rounds()]
 
 
 def test_equal_seeds_give_equal_records_and_other_seeds_others(quarters: FederatedData) -> None:
@@ -48,8 +48,8 @@ def test_results_do_not_depend_on_the_global_generator_or_thread_count(quarters:
 
 
 def test_every_algorithm_starts_from_the_same_weights(quarters: FederatedData) -> None:
-    first = Simulation(quarters, [tiny_net], algorithm("local"), SETTINGS, 0).clients
-    second = Simulation(quarters, [tiny_net], algorithm("fedtgp"), SETTINGS, 0).clients
+    first = InProcess(quarters, [tiny_net], algorithm("local"), SETTINGS, 0).clients
+    second = InProcess(quarters, [tiny_net], algorithm("fedtgp"), SETTINGS, 0).clients
     assert torch.equal(head_weight(first[0]), head_weight(second[0]))
     assert not torch.equal(head_weight(first[0]), head_weight(first[1]))
 
@@ -75,7 +75,7 @@ def test_evaluating_everyone_under_partial_participation_is_metered_as_evaluatio
 
 
 def test_only_participants_change(quarters: FederatedData) -> None:
-    simulation = Simulation(quarters, [tiny_net], algorithm(), replace(SETTINGS, participation=0.2), 0)
+    simulation = InProcess(quarters, [tiny_net], algorithm(), replace(SETTINGS, participation=0.2), 0)
     before = {client.id: head_weight(client).clone() for client in simulation.clients.values()}
     first = next(iter(simulation.rounds())).record
     changed = {id_ for id_, weight in before.items() if not torch.equal(weight, head_weight(simulation.clients[id_]))}
@@ -108,7 +108,7 @@ def test_the_draw_of_participants_is_uniform_sorted_and_never_empty() -> None:
 
 def test_the_clock_is_the_caller_s(quarters: FederatedData) -> None:
     ticks = iter(range(10_000))
-    simulation = Simulation(quarters, [tiny_net], algorithm(), SETTINGS, 0, clock=lambda: float(next(ticks)))
+    simulation = InProcess(quarters, [tiny_net], algorithm(), SETTINGS, 0, clock=lambda: float(next(ticks)))
     seconds = next(iter(simulation.rounds())).seconds
     assert set(seconds) == {"total", "train", "prototypes", "server", "evaluate"}
     assert all(value > 0 and value == int(value) for value in seconds.values())
@@ -130,8 +130,8 @@ def test_peak_memory_sees_what_was_taken_since() -> None:
 
 
 def test_n_ij_may_count_test_samples_too(quarters: FederatedData) -> None:
-    train = Simulation(quarters, [tiny_net], algorithm(), SETTINGS, 0)
-    everything = Simulation(quarters, [tiny_net], algorithm(), replace(SETTINGS, counted_samples="all"), 0)
+    train = InProcess(quarters, [tiny_net], algorithm(), SETTINGS, 0)
+    everything = InProcess(quarters, [tiny_net], algorithm(), replace(SETTINGS, counted_samples="all"), 0)
     assert int(train.clients[0].class_counts.sum()) == 30
     assert int(everything.clients[0].class_counts.sum()) == 40
 
@@ -139,6 +139,6 @@ def test_n_ij_may_count_test_samples_too(quarters: FederatedData) -> None:
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_client_i_gets_model_i_modulo_their_number(quarters: FederatedData, count: int) -> None:
     networks = ["small_cnn_a", "small_cnn_b", "small_cnn_c"][:count]
-    simulation = Simulation(quarters, networks, algorithm(), SETTINGS, 0)
+    simulation = InProcess(quarters, networks, algorithm(), SETTINGS, 0)
     architectures = [client.architecture for client in simulation.clients.values()]
     assert architectures == [networks[client % count] for client in range(5)]

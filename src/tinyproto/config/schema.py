@@ -89,6 +89,10 @@ class TrainSection(Section):
         "join", description="the rest of an epoch: join (a single sample joins the batch before), keep, drop"
     )
     trainer: TrainerName = Field("auto", description="how steps are executed; eager is the reference")
+    workers: Literal["auto"] | Positive = Field(
+        "auto",
+        description="processes that train clients side by side; auto: one per core, if the run is long enough",
+    )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
 
 

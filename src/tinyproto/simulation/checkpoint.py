@@ -13,9 +13,9 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from tinyproto.algorithms.base import Client, ClientInfo
-from tinyproto.core.prototypes import Prototypes
-from tinyproto.errors import CheckpointError
+from tinyproto.algorithms.base import ClientInfo
+from tinyproto.errors import CheckpointError, one_line
+from tinyproto.simulation.clients import own
 from tinyproto.simulation.loop import Simulation
 
 SCHEMA_VERSION = 1
@@ -101,47 +101,16 @@ def _files(folder: Path) -> list[Path]:
 def snapshot(simulation: Simulation) -> Iterator[tuple[str, Tensor]]:
     """All that changes from round to round, by name."""
     for name, tensor in simulation.server.state.items():
-        yield f"server/{name}", _own(tensor)
-    for client in simulation.clients.values():
-        for part, tensors in _parts(client).items():
-            for name, tensor in tensors.items():
-                yield f"client/{client.id}/{part}/{name}", _own(tensor)
-
-
-def _own(tensor: Tensor) -> Tensor:
-    """A copy: safetensors refuses tensors that share memory."""
-    return tensor.detach().cpu().contiguous().clone()
-
-
-def _parts(client: Client) -> dict[str, Mapping[str, Tensor]]:
-    received = {} if client.received is None else client.received._asdict()
-    return {
-        "model": client.model.state_dict(),
-        "modules": client.modules.state_dict(),
-        "state": client.state,
-        "local": client.local._asdict(),
-        "received": received,
-    }
+        yield f"server/{name}", own(tensor)
+    yield from simulation.host.snapshot().items()
 
 
 def restore(simulation: Simulation, checkpoint: Checkpoint) -> None:
     """Put a new simulation where the checkpointed one was."""
-    groups: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in checkpoint.tensors.items():
-        *group, last = name.split("/", 3 if name.startswith("client/") else 1)
-        groups.setdefault("/".join(group), {})[last] = tensor
+    server = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith("server/")}
+    simulation.server.state = {name.removeprefix("server/"): tensor for name, tensor in server.items()}
+    simulation.server.infos = dict(checkpoint.infos)
     try:
-        simulation.server.state = groups.get("server", {})
-        simulation.server.infos = dict(checkpoint.infos)
-        for client in simulation.clients.values():
-            _restore_client(client, {part: groups.get(f"client/{client.id}/{part}", {}) for part in _parts(client)})
-    except (RuntimeError, KeyError) as error:
-        raise CheckpointError(f"the checkpoint does not fit this run: {' '.join(str(error).split())}") from error
-
-
-def _restore_client(client: Client, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
-    client.model.load_state_dict(parts["model"])
-    client.modules.load_state_dict(parts["modules"])
-    client.state = {name: tensor.to(client.device) for name, tensor in parts["state"].items()}
-    client.local = Prototypes(**parts["local"]).to(client.device)
-    client.received = Prototypes(**parts["received"]).to(client.device) if parts["received"] else None
+        simulation.host.restore(checkpoint.tensors)
+    except (RuntimeError, KeyError, TypeError) as error:
+        raise CheckpointError(f"the checkpoint does not fit this run: {one_line(error)}") from error

@@ -1,9 +1,9 @@
-"""The simulation: builds the clients, plays the rounds, yields their records."""
+"""The simulation: plays the rounds of one cell and yields their records."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -11,8 +11,7 @@ from typing import Literal
 
 import torch
 
-from tinyproto.algorithms.base import Algorithm, Client, Round
-from tinyproto.core.prototypes import Prototypes
+from tinyproto.algorithms.base import Algorithm, Round
 from tinyproto.core.streams import Streams
 from tinyproto.data.federation import CountedSamples, FederatedData
 from tinyproto.engine.agreement import expected_frames
@@ -21,8 +20,9 @@ from tinyproto.engine.round import RoundPlan, RoundRecord, play_round
 from tinyproto.engine.server import ServerRuntime
 from tinyproto.engine.stopwatch import Clock, Stopwatch
 from tinyproto.engine.training import TrainerName, make_trainer
-from tinyproto.models import ModelEntry, ModelShape, build_model, entry_name
-from tinyproto.simulation.loopback import Loopback
+from tinyproto.models import ModelEntry
+from tinyproto.simulation.clients import build_clients
+from tinyproto.simulation.loopback import ClientHost, Loopback
 from tinyproto.simulation.memory import PeakMemory
 from tinyproto.simulation.participation import draw_participants
 from tinyproto.wire.meter import Meter
@@ -52,27 +52,47 @@ class PlayedRound:
     seconds: dict[str, float]  # total, train, prototypes, server, evaluate
 
 
+def make_loopback(
+    data: FederatedData, models: Sequence[ModelEntry], algorithm: Algorithm, settings: SimulationSettings, seed: int,
+    clock: Clock = time.perf_counter, only: Collection[int] | None = None,
+) -> Loopback:  # fmt: skip
+    """The client side of a simulation in this process: all clients, or `only` some."""
+    device, streams = torch.device(settings.device), Streams(seed)
+    clients = build_clients(data, models, settings.proto_dim, settings.counted_samples, streams, device, only)
+    return Loopback(
+        ClientRuntime(
+            clients,
+            algorithm,
+            make_trainer(settings.trainer, device),
+            settings.training,
+            streams,
+            expected_frames(algorithm, data.images.num_classes, settings.proto_dim),
+            _stopwatch(clock, device),
+        )
+    )
+
+
+def _stopwatch(clock: Clock, device: torch.device) -> Stopwatch:
+    return Stopwatch(clock, partial(torch.cuda.synchronize, device) if device.type == "cuda" else None)
+
+
 class Simulation:
-    """One algorithm, one seed, one federation."""
+    """One algorithm, one seed, one federation; the server is here, the clients are wherever their host has them."""
 
     def __init__(
-        self, data: FederatedData, models: Sequence[ModelEntry], algorithm: Algorithm, settings: SimulationSettings,
-        seed: int, clock: Clock = time.perf_counter,
+        self, data: FederatedData, algorithm: Algorithm, settings: SimulationSettings, seed: int, host: ClientHost,
+        clock: Clock = time.perf_counter,
     ) -> None:  # fmt: skip
-        self.data = data
+        self.num_clients = data.num_clients
         self.algorithm = algorithm
         self.settings = settings
         self.streams = Streams(seed)
+        self.host = host
         device = torch.device(settings.device)
-        self.stopwatch = Stopwatch(clock, partial(torch.cuda.synchronize, device) if device.type == "cuda" else None)
+        self.stopwatch = _stopwatch(clock, device)
         self.peak_memory = PeakMemory(device)
-        trainer = make_trainer(settings.trainer, device)
         expectation = expected_frames(algorithm, data.images.num_classes, settings.proto_dim)
-        self.clients = self._build_clients(models, device)
-        runtime = ClientRuntime(
-            self.clients, algorithm, trainer, settings.training, self.streams, expectation, self.stopwatch
-        )
-        self.channel = Loopback(runtime)
+        trainer = make_trainer(settings.trainer, device)
         self.server = ServerRuntime(algorithm, trainer, self.streams, expectation, self.stopwatch)
 
     def rounds(self, first: int = 1) -> Iterator[PlayedRound]:
@@ -80,16 +100,17 @@ class Simulation:
         total = self.settings.training.rounds
         meter = Meter()
         if first == 1:
-            self.server.greet(self.channel, list(self.clients), meter)
+            self.server.greet(self.host, range(self.num_clients), meter)
         for number in range(first, total + 2):
             start = self.stopwatch.now()
             with one_thread():
-                record = play_round(self.server, self.channel, self._plan(Round(number, total)), meter)
-            yield PlayedRound(record, {"total": self.stopwatch.now() - start, **self.stopwatch.take()})
+                record = play_round(self.server, self.host, self._plan(Round(number, total)), meter)
+            seconds = {**self.host.take_seconds(), **self.stopwatch.take()}
+            yield PlayedRound(record, {"total": self.stopwatch.now() - start, **seconds})
             meter = Meter()
 
     def _plan(self, round_: Round) -> RoundPlan:
-        everyone = list(self.clients)
+        everyone = range(self.num_clients)
         if round_.number > round_.total:
             return RoundPlan(round_, participants=(), evaluated=frozenset(everyone), closing=True)
         settings = self.settings
@@ -98,27 +119,8 @@ class Simulation:
         choice = settings.evaluate_clients
         if choice == "auto":
             choice = "all" if len(participants) == len(everyone) else "participants"
-        evaluated = (everyone if choice == "all" else participants) if due else []
+        evaluated = (everyone if choice == "all" else participants) if due else ()
         return RoundPlan(round_, participants, frozenset(evaluated))
-
-    def _build_clients(self, models: Sequence[ModelEntry], device: torch.device) -> dict[int, Client]:
-        shape = ModelShape(self.data.images.input_shape, self.settings.proto_dim, self.data.images.num_classes)
-        counts = self.data.counted(self.settings.counted_samples)
-        clients = {}
-        for client in range(self.data.num_clients):
-            index = client % len(models)
-            entry = models[index]
-            model = build_model(entry, shape, self.streams.derive("model", client=client))
-            clients[client] = Client(
-                id=client,
-                architecture=entry if isinstance(entry, str) else (index, entry_name(entry)),
-                model=model.to(device),
-                train=self.data.train(client).to(device),
-                test=self.data.test(client).to(device),
-                class_counts=counts[client].to(device),
-                local=Prototypes.absent(shape.num_classes, shape.proto_dim, device),
-            )
-        return clients
 
 
 @contextmanager

@@ -1,0 +1,161 @@
+"""The pool: starts workers, deals out clients, and is the host of their simulation."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from tinyproto.engine.server import Reply
+from tinyproto.errors import TinyProtoError, WorkerError
+from tinyproto.simulation.clients import PARTS
+from tinyproto.workers.pipe import Parcel, pack_tensors, receive, send, unpack_tensors
+
+
+class WorkerPool:
+    """Processes that each hold a share of the clients; close it, and they are gone."""
+
+    def __init__(self, config: Mapping[str, Any], count: int) -> None:
+        self._workers = [_Process(index, config) for index in range(count)]
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker in self._workers:
+            worker.close()
+
+    def begin(self, cell: int, samples: Sequence[int]) -> WorkerHost:
+        """Have the clients of a cell built, dealt out by their number of training samples."""
+        shares = deal(samples, len(self._workers))
+        for worker, share in zip(self._workers, shares, strict=True):
+            worker.ask(Parcel({"do": "begin", "cell": cell, "clients": share}))
+        for worker in self._workers:
+            worker.answer("begin")
+        return WorkerHost(self._workers, shares)
+
+
+def deal(samples: Sequence[int], count: int) -> list[list[int]]:
+    """Clients to workers, the largest first and each to the worker with the least so far."""
+    shares: list[list[int]] = [[] for _ in range(count)]
+    loads = [0] * count
+    for client in sorted(range(len(samples)), key=lambda client: (-samples[client], client)):
+        least = loads.index(min(loads))
+        shares[least].append(client)
+        loads[least] += samples[client]
+    return [sorted(share) for share in shares]
+
+
+class WorkerHost:
+    """The clients of one cell, wherever they are."""
+
+    def __init__(self, workers: Sequence[_Process], shares: Sequence[Sequence[int]]) -> None:
+        self._workers = workers
+        self._shares = shares
+        self._seconds: dict[str, float] = {}
+
+    def exchange(self, round_number: int, frames: Mapping[int, bytes]) -> Iterator[Reply]:
+        """All workers at once; their answers worker by worker."""
+        asked = [[client for client in share if client in frames] for share in self._shares]
+        for worker, clients in zip(self._workers, asked, strict=True):
+            head = {"do": "exchange", "round": round_number, "clients": clients}
+            worker.ask(Parcel(head, [frames[client] for client in clients]))
+        for worker, clients in zip(self._workers, asked, strict=True):
+            for client in clients:
+                parcel = worker.answer("client", f"client {client}")
+                yield Reply(parcel.head["client"], parcel.blobs[0])
+            seconds = worker.answer("exchange").head["seconds"]
+            for phase, value in seconds.items():  # side by side: the slowest counts
+                self._seconds[phase] = max(self._seconds.get(phase, 0.0), value)
+
+    def snapshot(self, parts: Collection[str] = PARTS) -> Mapping[str, Tensor]:
+        """All that changes of all clients, by name, in order of client."""
+        tensors: dict[str, Tensor] = {}
+        for worker in self._workers:
+            worker.ask(Parcel({"do": "snapshot", "parts": list(parts)}))
+        for worker in self._workers:
+            tensors |= unpack_tensors(worker.answer("snapshot").blobs[0])
+        return tensors
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Each worker gets its own clients'."""
+        for worker, share in zip(self._workers, self._shares, strict=True):
+            owners = {f"client/{client}" for client in share}
+            mine = {name: value for name, value in tensors.items() if "/".join(name.split("/")[:2]) in owners}
+            worker.ask(Parcel({"do": "restore"}, [pack_tensors(mine)]))
+        for worker in self._workers:
+            worker.answer("restore")
+
+    def take_seconds(self) -> Mapping[str, float]:
+        """Seconds per phase since last asked."""
+        seconds, self._seconds = self._seconds, {}
+        return seconds
+
+
+class _Process:
+    """One worker process and the pipe to it."""
+
+    def __init__(self, index: int, config: Mapping[str, Any]) -> None:
+        self.name = f"worker {index + 1}"
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tinyproto.workers.process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        self._loaded = False
+        self.ask(Parcel({"do": "load", "config": config}))
+
+    def ask(self, parcel: Parcel) -> None:
+        """Send a request."""
+        assert self._process.stdin is not None
+        try:
+            send(self._process.stdin, parcel)
+        except BrokenPipeError:
+            raise self._gone("between two requests") from None
+
+    def answer(self, expected: str, whose: str = "") -> Parcel:
+        """The next answer, which has to be of the kind expected."""
+        if not self._loaded:
+            self._loaded = True
+            self.answer("load")
+        assert self._process.stdout is not None
+        parcel = receive(self._process.stdout)
+        if parcel is None:
+            raise self._gone(f"on {whose or expected}")
+        if "error" in parcel.head:
+            if parcel.head["kind"] == "ours":
+                raise TinyProtoError(parcel.head["error"])
+            place = parcel.head["place"] or f"on {whose or expected}"
+            raise WorkerError(f"{self.name} failed {place}: {parcel.head['error']}")
+        assert parcel.head.get("done", "client") == expected
+        return parcel
+
+    def _gone(self, when: str) -> WorkerError:
+        status = self._process.wait(timeout=10)
+        self._errors.seek(0)
+        last = self._errors.read().decode(errors="replace").strip().splitlines()[-1:]
+        cause = f"; its last words: {last[0]}" if last else ""
+        reason = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        return WorkerError(f"{self.name} {reason} {when}{cause}; the run can be resumed")
+
+    def close(self) -> None:
+        """End it now."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._errors):
+            if stream is not None:
+                try:
+                    stream.close()
+                except BrokenPipeError:
+                    continue

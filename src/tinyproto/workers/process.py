@@ -1,0 +1,94 @@
+"""A worker, `python -m tinyproto.workers.process`: rebuilds the experiment and runs the clients it is told to.
+
+It reads parcels from standard input and answers on standard output, one client at a time, so that the main process
+knows whose training a worker died of. It ends with its input, and on Linux with its parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from typing import IO
+
+import torch
+
+from tinyproto.config import parse_config
+from tinyproto.errors import TinyProtoError, one_line
+from tinyproto.experiment import Experiment
+from tinyproto.simulation.loopback import Loopback
+from tinyproto.workers.pipe import Parcel, pack_tensors, receive, send, unpack_tensors
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
+    _die_with_parent()
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a user's network prints must not enter the pipe
+    torch.set_num_threads(1)
+    worker = Worker(answers)
+    while (parcel := receive(requests)) is not None:
+        try:
+            worker.serve(parcel)
+        except Exception as error:
+            send(answers, Parcel(_error(error)))
+
+
+def _error(error: Exception) -> dict[str, str]:
+    """What went wrong, as the main process will say it: our own sentence, or another library's error with its place."""
+    ours = isinstance(error, TinyProtoError)
+    place = " ".join(getattr(error, "__notes__", []))
+    return {"error": str(error) if ours else one_line(error), "kind": "ours" if ours else "fault", "place": place}
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Worker:
+    """What a worker knows: the experiment, and the clients of the cell under way."""
+
+    def __init__(self, answers: IO[bytes]) -> None:
+        self.answers = answers
+        self.experiment: Experiment | None = None
+        self.host: Loopback | None = None
+
+    def serve(self, parcel: Parcel) -> None:
+        """Do one thing."""
+        getattr(self, f"_{parcel.head['do']}")(parcel)
+
+    def _load(self, parcel: Parcel) -> None:
+        self.experiment = Experiment(parse_config(parcel.head["config"], "config.yaml"))
+        send(self.answers, Parcel({"done": "load"}))
+
+    def _begin(self, parcel: Parcel) -> None:
+        assert self.experiment is not None
+        self.host = None  # the clients of the cell before go first
+        self.host = self.experiment.loopback(self.experiment.cells[parcel.head["cell"]], only=parcel.head["clients"])
+        send(self.answers, Parcel({"done": "begin"}))
+
+    def _exchange(self, parcel: Parcel) -> None:
+        assert self.host is not None
+        for client, frame in zip(parcel.head["clients"], parcel.blobs, strict=True):
+            for reply in self.host.exchange(parcel.head["round"], {client: frame}):
+                send(self.answers, Parcel({"client": reply.client}, [reply.frame]))
+        send(self.answers, Parcel({"done": "exchange", "seconds": dict(self.host.take_seconds())}))
+
+    def _snapshot(self, parcel: Parcel) -> None:
+        assert self.host is not None
+        tensors = dict(self.host.snapshot(parcel.head["parts"]))
+        send(self.answers, Parcel({"done": "snapshot"}, [pack_tensors(tensors)]))
+
+    def _restore(self, parcel: Parcel) -> None:
+        assert self.host is not None
+        self.host.restore(unpack_tensors(parcel.blobs[0]))
+        send(self.answers, Parcel({"done": "restore"}))
+
+
+if __name__ == "__main__":
+    main()

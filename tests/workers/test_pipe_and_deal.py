@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import io
+
+import torch
+
+from tinyproto.workers.pipe import Parcel, pack_tensors, receive, send, unpack_tensors
+from tinyproto.workers.pool import deal
+
+
+def test_parcels_come_out_as_they_went_in() -> None:
+    stream = io.BytesIO()
+    send(stream, Parcel({"do": "exchange", "clients": [1, 2]}, [b"", b"frame"]))
+    send(stream, Parcel({"done": "load"}))
+    stream.seek(0)
+    assert receive(stream) == Parcel({"do": "exchange", "clients": [1, 2]}, [b"", b"frame"])
+    assert receive(stream) == Parcel({"done": "load"}, [])
+    assert receive(stream) is None
+
+
+def test_tensors_come_out_as_they_went_in() -> None:
+    tensors = {"a": torch.arange(3), "b": torch.tensor([True, False])}
+    unpacked = unpack_tensors(pack_tensors(tensors))
+    assert all(torch.equal(unpacked[name], tensors[name]) for name in tensors)
+
+
+def test_clients_are_dealt_out_evenly_by_size() -> None:
+    assert deal([10, 1, 9, 2], 2) == [[0, 1], [2, 3]]
+    assert deal([5, 5, 5], 1) == [[0, 1, 2]]
+    shares = deal([7] * 20, 3)
+    assert sorted(client for share in shares for client in share) == list(range(20))
+    assert {len(share) for share in shares} == {6, 7}
