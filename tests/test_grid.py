@@ -106,6 +106,23 @@ def test_a_finished_run_stays_as_it_is(tmp_path: Path) -> None:
     assert ((folder / "rounds.jsonl").read_bytes(), (folder / "summary.json").read_bytes()) == before
 
 
+def test_a_finished_run_without_checkpoints_stays_as_it_is(tmp_path: Path) -> None:
+    small = experiment(tmp_path, "algorithms=[local,fedproto]", "seeds=[0]", "train.rounds=1")
+    folder = grid.run(small, tmp_path / "runs")
+    for file in (folder / "checkpoint").iterdir():
+        file.unlink()
+    before = (folder / "rounds.jsonl").read_bytes(), (folder / "summary.json").read_bytes()
+    grid.resume(small, folder)
+    assert ((folder / "rounds.jsonl").read_bytes(), (folder / "summary.json").read_bytes()) == before
+
+    summary = json.loads((folder / "summary.json").read_text())
+    del summary["results"][1]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(CheckpointError, match="holds results but no checkpoint"):
+        grid.resume(small, folder)
+    assert (folder / "rounds.jsonl").read_bytes() == before[0]
+
+
 def test_checkpoints_are_bounded_in_number(tmp_path: Path) -> None:
     often = experiment(tmp_path, "checkpoint.every_seconds=0", "algorithms=[fedproto]")
     folder = grid.run(often, tmp_path / "runs")

@@ -1,9 +1,12 @@
-"""What the README quotes is what the committed record says."""
+"""What the README quotes is what the committed record says, and what it shows runs."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+
+import pytest
 
 from tinyproto.config import load_config
 from tinyproto.report.compare import Row, Spread, compare
@@ -43,3 +46,11 @@ def test_the_record_is_of_the_quickstart_config_and_says_where_it_was_made() -> 
     assert environment["packages"]["torch"]
     cells = {(line["algorithm"], line["seed"]) for line in map(json.loads, (RECORD / "rounds.jsonl").open())}
     assert len(cells) == 15
+
+
+def test_the_readme_s_python_runs_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    exec(snippet, {"__name__": "readme"})
+    printed = capsys.readouterr().out
+    assert "'up': " in printed
+    assert "Linear(in_features=64, out_features=30" in printed

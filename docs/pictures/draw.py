@@ -18,7 +18,7 @@ PICTURE = ROOT / "docs" / "pictures" / "quickstart.svg"
 LEFT, TOP, WIDTH, HEIGHT = 70, 30, 600, 300
 COLOURS = {"fedproto": "#b45309", "fedtgp": "#6d28d9", "tinyproto_fp": "#0e7490", "tinyproto_ft": "#15803d"}
 NAMES = {"fedproto": "FedProto", "fedtgp": "FedTGP", "tinyproto_fp": "TinyProto-FP", "tinyproto_ft": "TinyProto-FT"}
-LOWEST, DECADES = 0.2, (3, 7)  # accuracy at the bottom; bytes from 1 kB to 10 MB
+DECADES = (4, 7)  # 10 kB to 10 MB
 
 Curve = list[tuple[float, float]]  # (payload bytes sent so far, accuracy)
 
@@ -30,10 +30,11 @@ def curves(records: list[dict[str, Any]]) -> dict[str, Curve]:
     for record in records:
         if record["seed"] != 0 or record["algorithm"] not in COLOURS:
             continue
+        name, traffic = record["algorithm"], record["traffic"].get("training") or record["traffic"]["closing"]
+        spent[name] += traffic["down"]["payload"]  # what is evaluated has just arrived
         if record["accuracy"]["global"] is not None:
-            found[record["algorithm"]].append((spent[record["algorithm"]], record["accuracy"]["global"]))
-        traffic = record["traffic"].get("training", {})
-        spent[record["algorithm"]] += sum(cost["payload"] for cost in traffic.values())
+            found[name].append((spent[name], record["accuracy"]["global"]))
+        spent[name] += traffic["up"]["payload"]
     return found
 
 
@@ -45,7 +46,7 @@ def x(count: float) -> float:
 
 def y(accuracy: float) -> float:
     """Accuracy to pixels."""
-    return TOP + HEIGHT * (1 - (max(accuracy, LOWEST) - LOWEST) / (1 - LOWEST))
+    return TOP + HEIGHT * (1 - accuracy)
 
 
 def text(left: float, top: float, words: str, colour: str = "#374151", anchor: str = "middle") -> str:
@@ -64,12 +65,10 @@ def draw(found: dict[str, Curve], local: float) -> str:
     summary = ", ".join(f"{NAMES[name]} ends at {curve[-1][1]:.1%}" for name, curve in found.items())
     parts = [f"<title>Accuracy by nearest global prototype against payload sent: {summary}</title>"]
     parts.append('<rect width="100%" height="100%" fill="#ffffff"/>')
-    for percent in (20, 40, 60, 80, 100):
+    for percent in (0, 20, 40, 60, 80, 100):
         parts.append(line([(LEFT, y(percent / 100)), (LEFT + WIDTH, y(percent / 100))], "#e5e7eb"))
         parts.append(text(LEFT - 8, y(percent / 100) + 4, f"{percent} %", anchor="end"))
-    for exponent, label in zip(
-        range(DECADES[0], DECADES[1] + 1), ("1 kB", "10 kB", "100 kB", "1 MB", "10 MB"), strict=True
-    ):
+    for exponent, label in zip(range(DECADES[0], DECADES[1] + 1), ("10 kB", "100 kB", "1 MB", "10 MB"), strict=True):
         parts.append(line([(x(10**exponent), TOP), (x(10**exponent), TOP + HEIGHT)], "#e5e7eb"))
         parts.append(text(x(10**exponent), TOP + HEIGHT + 18, label))
     parts.append(

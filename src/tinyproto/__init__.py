@@ -21,6 +21,10 @@ __all__ = ["Result", "SplitModel", "TinyProtoError", "__version__", "data", "sim
 _LAZY = {"simulate": "tinyproto.api", "Result": "tinyproto.api", "SplitModel": "tinyproto.models.split"}
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)

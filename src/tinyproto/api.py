@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch import nn
@@ -20,13 +20,17 @@ from tinyproto.models import NETWORKS, ModelEntry
 from tinyproto.simulation.loop import PlayedRound
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """What a simulation reached and cost, and the clients as they ended."""
 
     summary: Mapping[str, Any]  # one entry of summary.json
     rounds: Sequence[RoundRecord]
     clients: Sequence[Client]
+
+    def __repr__(self) -> str:
+        name, rounds = self.summary["algorithm"], self.summary["rounds"]
+        return f"Result({name}, {rounds} rounds, {len(self.clients)} clients, last accuracy {self.accuracy['last']})"
 
     @property
     def accuracy(self) -> Mapping[str, Mapping[str, float | None]]:
@@ -51,7 +55,7 @@ def simulate(
     seed: int = 0,
     preset: str = "sound",
     proto_dim: int = 100,
-    cps_dim: int | None = 10,
+    cps_dim: int | Literal["tenth"] | None = "tenth",
     settings: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Result:
     """Simulate one algorithm on one federation.
@@ -68,7 +72,7 @@ def simulate(
         seed: of weights, batches and draws.
         preset: the reading of the paper's open points.
         proto_dim: d, the width of features.
-        cps_dim: s, how many dimensions of a prototype travel; None for all.
+        cps_dim: s, how many dimensions of a prototype travel; None for all, a tenth of d if left out.
         settings: any other config keys by section, such as `{"train": {"batch_size": 16}}`; they win over the above.
 
     """
@@ -81,7 +85,10 @@ def simulate(
         "algorithms": [algorithm if isinstance(algorithm, str) else dict(algorithm)],
         "seeds": [_plain(seed)],
         "partition": {"num_clients": _plain(num_clients), "alpha": _plain(alpha)},
-        "prototypes": {"dim": _plain(proto_dim), "cps_dim": _plain(cps_dim)},
+        "prototypes": {
+            "dim": _plain(proto_dim),
+            "cps_dim": max(1, proto_dim // 10) if cps_dim == "tenth" else _plain(cps_dim),
+        },
         "train": {"rounds": _plain(rounds)},
     }
     for section, given in (settings or {}).items():
@@ -112,4 +119,6 @@ def _entries(models: ModelEntry | Sequence[ModelEntry] | None) -> list[ModelEntr
         return list(NETWORKS)
     if isinstance(models, str | nn.Module) or callable(models):
         return [models]
+    if not isinstance(models, Sequence):
+        raise ConfigError(f"models has to be a network or a list of them, not {models!r}")
     return list(models)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tinyproto.config.algorithms import AlgorithmEntry
+from tinyproto.errors import CheckpointError
 from tinyproto.experiment import Cell, Experiment
 from tinyproto.simulation.checkpoint import Checkpoint, load_newest, restore
 from tinyproto.simulation.clients import grouped
@@ -75,7 +76,14 @@ def resume(experiment: Experiment, path: Path, *, observer: Observer | None = No
     """Go on with a run from its newest checkpoint, to the end it would have had undisturbed."""
     folder = RunFolder.open(path)
     now = experiment.config.resolved()
-    checkpoint = load_newest(folder.checkpoints) or Checkpoint.beginning(now)
+    checkpoint = load_newest(folder.checkpoints)
+    if checkpoint is None:
+        results = (folder.read_json("summary.json") or {"results": []})["results"]
+        if len(results) == len(experiment.cells):
+            return folder.path
+        if results:
+            raise CheckpointError(f"{path} holds results but no checkpoint to go on from; start another run")
+        checkpoint = Checkpoint.beginning(now)
     check_same_config(checkpoint.position.config, now)
     if not folder.size("environment.json"):
         folder.write_json("environment.json", environment(experiment.device))

@@ -12,9 +12,9 @@ from typing import Any
 from tinyproto.errors import TinyProtoError, one_line
 
 
-def nearest_name(name: str, known: Iterable[str]) -> str:
-    """ ", did you mean 'x'?" where a known name is close, else nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+def nearest_name(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+    """The words `, did you mean 'x'?` where a known name is close, else nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f", did you mean {close[0]!r}?" if close else ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import signal
 import subprocess
@@ -60,5 +61,5 @@ def test_training_that_diverges_ends_with_a_sentence_that_names_client_and_remed
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
-    assert "frame of client 0, round 1, refused" in done.stderr
+    assert re.search(r"frame of client \d, round 1, refused", done.stderr)
     assert "did training diverge?" in done.stderr

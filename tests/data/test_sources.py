@@ -82,3 +82,15 @@ def test_arrays_that_cannot_be_a_dataset_are_refused(
 def test_labels_that_are_words_are_refused_in_words() -> None:
     with pytest.raises(DataError, match="whole numbers"):
         from_arrays(GREY, ["cat", "dog", "bird", "dog"])
+
+
+def test_the_embedded_digits_are_scikit_learn_s_whichever_way_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    read = load("digits")
+    assert read.pixels.squeeze(1).numpy().tolist() == digits.images.tolist()
+    assert read.labels.tolist() == digits.target.tolist()
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert load("digits").pixels.equal(read.pixels)
+    assert load("digits").labels.equal(read.labels)

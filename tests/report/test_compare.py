@@ -23,6 +23,7 @@ def result(
         "params_per_round": (up + down) / 4,
         "payload_bytes_per_round": {"up": up, "down": down},
         "wire_bytes_per_round": {"up": up + 10, "down": down + 10},
+        "evaluation_bytes_per_round": {"up": 0, "down": 0},
         "seconds_per_round": {"total": seconds},
     }
 

@@ -13,7 +13,9 @@ TITLES = {
 }
 
 
-def row(algorithm: str, head: float, global_: float | None, local: float, payload: float = 0.0) -> Row:
+def row(
+    algorithm: str, head: float, global_: float | None, local: float, payload: float = 0.0, evaluation: float = 0.0
+) -> Row:
     accuracy = {"head": head, "global": global_, "local": local}
     return Row(
         algorithm=algorithm,
@@ -23,6 +25,7 @@ def row(algorithm: str, head: float, global_: float | None, local: float, payloa
         parameters=payload / 4,
         payload_bytes=payload,
         wire_bytes=payload + 100,
+        evaluation_bytes=evaluation,
         seconds=1.0,
     )
 
@@ -34,6 +37,13 @@ def sentences(*rows: Row, rule: str = "global", statistic: str = "best") -> list
 def about(found: list[str], start: str) -> str:
     (sentence,) = [sentence for sentence in found if sentence.startswith(start)]
     return sentence
+
+
+def test_traffic_that_only_evaluates_is_not_hidden() -> None:
+    found = sentences(row("fedproto", 0.5, 0.6, 0.7, payload=100, evaluation=5000.0))
+    assert about(found, "Frames sent only to evaluate") == (
+        "Frames sent only to evaluate are not in the table; they cost up to 5 kB more a round."
+    )
 
 
 def test_methods_are_ranked_by_the_headline_best_first() -> None:

@@ -89,6 +89,14 @@ def test_a_client_evaluated_for_the_first_time_has_no_local_prototypes_yet(quart
     assert all(played[1].clients[client].correct["global"] is not None for client in newcomers)
 
 
+def test_who_has_no_answer_counts_as_wrong_so_that_all_rules_speak_of_the_same_clients(quarters: FederatedData) -> None:
+    played = records(quarters, replace(SETTINGS, participation=0.4, evaluate_clients="all"))
+    second = played[1].clients.values()
+    assert any(client.correct["local"] is None for client in second if client.test_samples)
+    everyone = sum(client.test_samples or 0 for client in second)
+    assert played[1].accuracy["local"] == sum(client.correct["local"] or 0 for client in second) / everyone
+
+
 def test_evaluation_can_be_rarer_and_always_closes(quarters: FederatedData) -> None:
     played = records(quarters, replace(SETTINGS, evaluate_every=2))
     assert [record.evaluated for record in played] == [True, False, True, True]

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from tinyproto.cli.interrupt import StopOnInterrupt
 from tinyproto.config.algorithms import AlgorithmEntry
-from tinyproto.report.words import percent, size
+from tinyproto.report.words import counted, percent, size
 from tinyproto.simulation.loop import PlayedRound
 
 
@@ -89,7 +89,7 @@ class Progress:
         last = {rule: value for rule, value in result["accuracy"]["last"].items() if value is not None}
         payload = result["payload_bytes_per_round"]
         self.console.print(
-            f"[{self.done}/{self.cells}] {self.title}: {result['rounds']} rounds, "
+            f"[{self.done}/{self.cells}] {self.title}: {counted(result['rounds'], 'round')}, "
             f"{', '.join(f'{rule} {percent(value)}' for rule, value in last.items())}, "
             f"{size(payload['up'] + payload['down'])}/round, {result['seconds_per_round']['total']:.2f} s/round",
             markup=False,

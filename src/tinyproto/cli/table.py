@@ -82,5 +82,5 @@ def _caption(comparison: Comparison) -> str:
     return (
         f"Accuracy in %, {STATISTIC_NAMES[comparison.statistic]}: by own head, nearest global, nearest local prototype."
         f"{over} "
-        "Parameters and bytes per round: measured, up and down, all clients."
+        "Parameters and bytes per round: measured, up and down, all participants."
     )

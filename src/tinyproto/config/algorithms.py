@@ -15,6 +15,7 @@ from tinyproto.config.schema import ConfigModel
 from tinyproto.errors import ConfigError
 from tinyproto.imports import load_dotted, unknown
 
+_CHANGES_THE_METHOD = ("cps_dim", "scaling")  # an ablation has to be seen as one wherever its numbers are shown
 _FINITE = ConfigDict(allow_inf_nan=False)
 
 
@@ -59,10 +60,13 @@ def resolve_algorithms(model: ConfigModel, preset: Preset, source: str) -> tuple
         reference = item.pop("name")
         spec = _find(reference, where)
         label = item.pop("label", None)
-        if label is None:
-            details = ",".join(f"{key}={'null' if value is None else value}" for key, value in item.items())
-            label = f"{spec.name}({details})" if repeats[str(reference)] > 1 and details else spec.name
         hyper = _hyper(spec, item, model, preset, f"{where}: {spec.name}")
+        if label is None:
+            told = (
+                item if repeats[str(reference)] > 1 else {key: item[key] for key in item if key in _CHANGES_THE_METHOD}
+            )
+            details = ",".join(f"{key}={'null' if value is None else value}" for key, value in told.items())
+            label = f"{spec.name}({details})" if details else spec.name
         entries.append(AlgorithmEntry(reference, spec, str(label), hyper))
     for label, count in Counter(entry.label for entry in entries).items():
         if count > 1:

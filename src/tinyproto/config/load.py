@@ -107,6 +107,13 @@ def _apply(values: dict[str, Any], override: str) -> None:
     place[last] = _yaml(text, f"override {override!r}")
 
 
+_PLAIN_WORDS = {
+    "too_short": "at least one is needed",
+    "list_type": "a list is needed, such as [a, b]",
+    "model_type": "keys and values are needed, such as {key: value}",
+}
+
+
 def _sentence(error: ValidationError) -> str:
     """The first thing that is wrong, in words, with the key and, for an unknown key, the nearest valid one."""
     errors = error.errors()
@@ -119,6 +126,8 @@ def _sentence(error: ValidationError) -> str:
         return f"the key {key!r} is missing"
     if first["type"] == "value_error":
         return f"{key}: {first['ctx']['error']}"
+    if first["type"] in _PLAIN_WORDS:
+        return f"{key}: {_PLAIN_WORDS[first['type']]}, not {first['input']!r}"
     return f"{key}: {first['msg'][0].lower()}{first['msg'][1:]}, not {first['input']!r}"
 
 
@@ -129,10 +138,11 @@ def _nearest_key(place: Sequence[str]) -> str:
         assert isinstance(annotation, type)
         assert issubclass(annotation, BaseModel)
         section = annotation
-    elsewhere = [name for name in _dotted_keys() if name.rpartition(".")[2] == place[-1]]
+    here = nearest_name(place[-1], section.model_fields, cutoff=0.8)
+    elsewhere = [] if here else [name for name in _dotted_keys() if name.rpartition(".")[2] == place[-1]]
     if elsewhere:
         return f", did you mean {elsewhere[0]!r}?"
-    nearest = nearest_name(place[-1], section.model_fields)
+    nearest = here or nearest_name(place[-1], section.model_fields)
     known = [".".join([*place[:-1], name]) for name in section.model_fields]
     if not nearest:
         return f"; known here: {', '.join(known)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,8 +15,8 @@ class Images:
     """A labelled dataset in memory."""
 
     name: str
-    pixels: Tensor  # (N, C, H, W) uint8
-    labels: Tensor  # (N,) int64
+    pixels: Tensor = field(repr=False)  # (N, C, H, W) uint8
+    labels: Tensor = field(repr=False)  # (N,) int64
     num_classes: int
     scale: float  # a network sees pixel · scale + shift
     shift: float

@@ -88,10 +88,15 @@ def play_round(
 
 
 def _scores(rule: str, replies: Mapping[int, Message]) -> list[tuple[int, int]]:
-    """(correct, samples) of the clients that have test samples and to which the rule applies."""
+    """(correct, samples) of the clients that have test samples; none where the rule applies to nobody yet.
+
+    A client that the rule does not apply to has no answer, which counts as wrong: all rules speak of the same clients.
+    """
     name = f"correct_{rule}"
-    scored = [message.metrics for message in replies.values() if name in message.metrics]
-    return [(int(metrics[name]), int(metrics["test_samples"])) for metrics in scored if metrics["test_samples"]]
+    scored = [message.metrics for message in replies.values() if message.metrics.get("test_samples")]
+    if not any(name in metrics for metrics in scored):
+        return []
+    return [(int(metrics.get(name, 0)), int(metrics["test_samples"])) for metrics in scored]
 
 
 def _accuracy(rule: str, replies: Mapping[int, Message]) -> float | None:

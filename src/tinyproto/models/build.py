@@ -53,8 +53,9 @@ def build_model(entry: ModelEntry, shape: ModelShape, seed: int) -> SplitModel:
     A module given as an object is copied with the weights it has.
     """
     name = entry_name(entry)
+    found = _resolve(entry)
     with global_randomness(seed):
-        module = copy.deepcopy(entry) if isinstance(entry, nn.Module) else _call(_resolve(entry), name, shape)
+        module = copy.deepcopy(found) if isinstance(found, nn.Module) else _call(found, name, shape)
         model = (
             module
             if isinstance(module, SplitModel)
@@ -64,14 +65,16 @@ def build_model(entry: ModelEntry, shape: ModelShape, seed: int) -> SplitModel:
     return model
 
 
-def _resolve(entry: str | ModelFactory) -> ModelFactory:
+def _resolve(entry: ModelEntry) -> ModelFactory | nn.Module:
     if not isinstance(entry, str):
         return entry
     if ":" in entry:
-        factory: ModelFactory = load_dotted(entry, ModelError, "model")
-        return factory
+        found: ModelFactory | nn.Module = load_dotted(entry, ModelError, "model")
+        return found
     if entry not in NETWORKS:
-        raise ModelError(unknown("model", entry, NETWORKS, ", or a dotted path package.module:factory"))
+        package, _, name = entry.rpartition(".")
+        hint = f", such as {package}:{name}" if package else ""
+        raise ModelError(unknown("model", entry, NETWORKS, f", or a dotted path package.module:factory{hint}"))
     return NETWORKS[entry]
 
 
@@ -111,7 +114,8 @@ def _probe(model: SplitModel, name: str, shape: ModelShape) -> None:
         if found != needed:
             raise ModelError(
                 f"model {name} gives {what} of shape {found} for a batch of 2, but {setting} needs {needed}; "
-                "return a SplitModel(extractor, head) of that width, or change the setting"
+                "what a plain module gives is taken for features; for one with a head of its own return "
+                "tinyproto.SplitModel(extractor, head)"
             )
         values = outcome
     model.train(was_training)

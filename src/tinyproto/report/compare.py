@@ -32,6 +32,7 @@ class Row:
     parameters: float
     payload_bytes: float  # up and down
     wire_bytes: float
+    evaluation_bytes: float  # wire bytes of frames sent only to evaluate
     seconds: float
 
 
@@ -95,6 +96,7 @@ def _row(results: Sequence[Mapping[str, Any]], titles: Mapping[str, str], statis
         parameters=statistics.fmean(result["params_per_round"] for result in results),
         payload_bytes=both_ways("payload_bytes_per_round"),
         wire_bytes=both_ways("wire_bytes_per_round"),
+        evaluation_bytes=both_ways("evaluation_bytes_per_round"),
         seconds=statistics.fmean(result["seconds_per_round"]["total"] for result in results),
     )
 

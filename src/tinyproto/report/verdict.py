@@ -13,7 +13,12 @@ BASES = {"tinyproto_fp": "fedproto", "tinyproto_ft": "fedtgp"}
 
 def verdict(comparison: Comparison) -> list[str]:
     """Sentences, the ranking first; flattering or not."""
-    return [*_ranking(comparison), *_against_bases(comparison), *_against_local(comparison)]
+    return [
+        *_ranking(comparison),
+        *_against_bases(comparison),
+        *_against_local(comparison),
+        *_evaluation_traffic(comparison),
+    ]
 
 
 def _ranking(comparison: Comparison) -> Iterator[str]:
@@ -65,6 +70,12 @@ def _against_local(comparison: Comparison) -> Iterator[str]:
     rest = f" {_listed(beaten)} did not beat it by any rule." if beaten else ""
     most = f"the most that federating added is {points(gain)} points ({row.title}, by {RULE_NAMES[rule]})"
     yield f"{start}; {most}.{rest}"
+
+
+def _evaluation_traffic(comparison: Comparison) -> Iterator[str]:
+    most = max((row.evaluation_bytes for row in comparison.rows), default=0.0)
+    if most:
+        yield f"Frames sent only to evaluate are not in the table; they cost up to {size(most)} more a round."
 
 
 def _shows(gain: float) -> bool:

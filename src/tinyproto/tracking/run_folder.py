@@ -96,7 +96,8 @@ class RunFolder:
     def _check_replaceable(path: Path, overwrite: bool) -> None:
         if not overwrite:
             raise RunFolderError(
-                f"{path} exists already; --overwrite replaces it, name=NEW or --runs DIR goes elsewhere"
+                f"{path} exists already; --overwrite replaces it, name=NEW or --runs DIR goes elsewhere, and "
+                f"`tinyproto resume {path}` goes on with it"
             )
         names = {entry.name for entry in path.iterdir()} if path.is_dir() else {path.name}
         known = names <= FILES | {_partial(name) for name in FILES}

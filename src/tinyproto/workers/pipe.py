@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 from typing import IO, Any, NamedTuple
 
-import safetensors.torch
+from safetensors.torch import load, save
 from torch import Tensor
 
 _LENGTH = struct.Struct("<Q")
@@ -40,9 +40,9 @@ def receive(stream: IO[bytes]) -> Parcel | None:
 
 def pack_tensors(tensors: dict[str, Tensor]) -> bytes:
     """Named tensors as one blob."""
-    return safetensors.torch.save(tensors)
+    return save(tensors)
 
 
 def unpack_tensors(blob: bytes) -> dict[str, Tensor]:
     """Named tensors from one blob."""
-    return safetensors.torch.load(blob)
+    return load(blob)
