@@ -126,7 +126,7 @@ class Experiment:
         }
         classes_held = (self.data.counts > 0).sum(1).tolist()
         formula = simulation.algorithm.table2_parameters(classes_held)
-        return summarise(played, identity, formula, simulation.peak_memory.read())
+        return summarise(played, identity, formula, simulation.peak_memory.read() + simulation.host.other_memory())
 
 
 def resolve_device(name: str) -> str:

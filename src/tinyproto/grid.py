@@ -68,7 +68,7 @@ def run(experiment: Experiment, runs: Path, *, overwrite: bool = False, observer
     config = experiment.config
     folder = RunFolder.create(runs / config.model.name, overwrite=overwrite)
     folder.write_config(config.resolved())
-    folder.write_json("environment.json", environment(experiment.device))
+    folder.write_json("environment.json", environment(experiment.device, experiment.workers))
     return _Grid(experiment, folder, observer or Silent()).play(Checkpoint.beginning(config.resolved()))
 
 
@@ -86,7 +86,7 @@ def resume(experiment: Experiment, path: Path, *, observer: Observer | None = No
         checkpoint = Checkpoint.beginning(now)
     check_same_config(checkpoint.position.config, now)
     if not folder.size("environment.json"):
-        folder.write_json("environment.json", environment(experiment.device))
+        folder.write_json("environment.json", environment(experiment.device, experiment.workers))
     return _Grid(experiment, folder, observer or Silent()).play(checkpoint)
 
 

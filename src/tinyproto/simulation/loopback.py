@@ -27,6 +27,10 @@ class ClientHost(Channel, Protocol):
         """Seconds per phase on the clients' side since last asked."""
         ...
 
+    def other_memory(self) -> int:
+        """Peak bytes of the other processes in which clients live."""
+        ...
+
 
 class Loopback:
     """Clients in this process; all frames are handed over at once, so that a trainer may run clients together."""
@@ -49,3 +53,7 @@ class Loopback:
     def take_seconds(self) -> Mapping[str, float]:
         """Seconds per phase since last asked."""
         return self.clients.stopwatch.take()
+
+    def other_memory(self) -> int:
+        """None: all clients are in this process."""
+        return 0

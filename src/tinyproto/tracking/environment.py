@@ -78,7 +78,7 @@ def source_commit() -> str | None:
     return commit if commit is None or not git("status", "--porcelain", "--", str(folder)) else f"{commit}-modified"
 
 
-def environment(device: str) -> dict[str, Any]:
+def environment(device: str, workers: int) -> dict[str, Any]:
     """Hardware, versions and commit."""
     return {
         "tinyproto": tinyproto.__version__,
@@ -87,7 +87,8 @@ def environment(device: str) -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.machine()}",
         "cpu": cpu_name(),
         "cpu_count": os.cpu_count(),
-        "threads": 1,
+        "workers": workers,
+        "threads_per_worker": 1,
         "device": device,
         "devices": devices(),
         "packages": package_versions(),

@@ -61,6 +61,7 @@ class WorkerHost:
         self._workers = workers
         self._shares = shares
         self._seconds: dict[str, float] = {}
+        self._memory: dict[str, int] = {}
 
     def exchange(self, round_number: int, frames: Mapping[int, bytes]) -> Iterator[Reply]:
         """All workers at once; their answers worker by worker."""
@@ -72,8 +73,9 @@ class WorkerHost:
             for client in clients:
                 parcel = worker.answer("client", f"client {client}")
                 yield Reply(parcel.head["client"], parcel.blobs[0])
-            seconds = worker.answer("exchange").head["seconds"]
-            for phase, value in seconds.items():  # side by side: the slowest counts
+            report = worker.answer("exchange").head
+            self._memory[worker.name] = report["memory"]
+            for phase, value in report["seconds"].items():  # side by side: the slowest counts
                 self._seconds[phase] = max(self._seconds.get(phase, 0.0), value)
 
     def snapshot(self, parts: Collection[str] = PARTS) -> Mapping[str, Tensor]:
@@ -98,6 +100,10 @@ class WorkerHost:
         """Seconds per phase since last asked."""
         seconds, self._seconds = self._seconds, {}
         return seconds
+
+    def other_memory(self) -> int:
+        """The workers' peaks together."""
+        return sum(self._memory.values())
 
 
 class _Process:

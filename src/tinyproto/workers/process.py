@@ -18,6 +18,7 @@ from tinyproto.config import parse_config
 from tinyproto.errors import TinyProtoError, one_line
 from tinyproto.experiment import Experiment
 from tinyproto.simulation.loopback import Loopback
+from tinyproto.simulation.memory import PeakMemory
 from tinyproto.workers.pipe import Parcel, pack_tensors, receive, send, unpack_tensors
 
 _PR_SET_PDEATHSIG = 1
@@ -57,6 +58,7 @@ class Worker:
         self.answers = answers
         self.experiment: Experiment | None = None
         self.host: Loopback | None = None
+        self.peak_memory = PeakMemory(torch.device("cpu"))
 
     def serve(self, parcel: Parcel) -> None:
         """Do one thing."""
@@ -69,6 +71,7 @@ class Worker:
     def _begin(self, parcel: Parcel) -> None:
         assert self.experiment is not None
         self.host = None  # the clients of the cell before go first
+        self.peak_memory = PeakMemory(torch.device(self.experiment.device))
         self.host = self.experiment.loopback(self.experiment.cells[parcel.head["cell"]], only=parcel.head["clients"])
         send(self.answers, Parcel({"done": "begin"}))
 
@@ -77,7 +80,8 @@ class Worker:
         for client, frame in zip(parcel.head["clients"], parcel.blobs, strict=True):
             for reply in self.host.exchange(parcel.head["round"], {client: frame}):
                 send(self.answers, Parcel({"client": reply.client}, [reply.frame]))
-        send(self.answers, Parcel({"done": "exchange", "seconds": dict(self.host.take_seconds())}))
+        report = {"seconds": dict(self.host.take_seconds()), "memory": self.peak_memory.read()}
+        send(self.answers, Parcel({"done": "exchange", **report}))
 
     def _snapshot(self, parcel: Parcel) -> None:
         assert self.host is not None
