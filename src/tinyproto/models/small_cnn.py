@@ -1,8 +1,9 @@
 """Four small CNNs of different depth, width and kind, for small images and quick trials on a CPU.
 
-They were chosen by trial on the digits (README). Each ends in ReLU(Linear(·, d)), so a feature is never negative and a unit can be dead for a class, as in the paper.
-The vector before that layer is normalised per sample: its length then bounds the step that the pull towards a far
-prototype can cause, and plain SGD stays stable while FedTGP's margin drives prototypes apart.
+They were chosen by trial on the digits (README says how). Each ends in ReLU(Linear(·, d)), so a feature is never
+negative and a unit can be dead for a class, as in the paper. The vector before that layer is
+normalised per sample: its length then bounds the step that the pull towards a far prototype can cause, and plain SGD
+stays stable while FedTGP's margin drives prototypes apart.
 """
 
 from __future__ import annotations
