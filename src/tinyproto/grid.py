@@ -78,7 +78,7 @@ def resume(experiment: Experiment, path: Path, *, observer: Observer | None = No
     now = experiment.config.resolved()
     checkpoint = load_newest(folder.checkpoints)
     if checkpoint is None:
-        results = (folder.read_json("summary.json") or {"results": []})["results"]
+        results = folder.read_results()
         if len(results) == len(experiment.cells):
             return folder.path
         if results:
@@ -110,9 +110,7 @@ class _Grid:
         folder, position = self.folder, start.position
         folder.cut("rounds.jsonl", position.rounds_bytes)
         folder.cut("timings.jsonl", position.timings_bytes)
-        results: list[dict[str, Any]] = (folder.read_json("summary.json") or {"results": []})["results"][
-            : position.cell
-        ]
+        results = folder.read_results()[: position.cell]
         prototypes = folder.read_prototypes() if position.cell else {}
         for index, cell in enumerate(self.experiment.cells):
             if index < position.cell:

@@ -221,6 +221,25 @@ def test_order_repetition_and_strangers_change_nothing(quarters: FederatedData) 
     assert all(torch.equal(straight.server.state[name], odd.server.state[name]) for name in straight.server.state)
 
 
+class Correcting(Loopback):
+    """A channel on which a client's noise is followed by what it meant to say."""
+
+    def exchange(self, round_number: int, frames: Mapping[int, bytes]) -> Iterable[Reply]:
+        if round_number:
+            yield Reply(1, b"noise")
+        yield from super().exchange(round_number, frames)
+
+
+def test_a_client_s_first_answer_counts_good_or_bad(quarters: FederatedData) -> None:
+    played = simulation(quarters, build("fedproto"))
+    channel, meter = Correcting(played.loopback.clients), Meter()
+    played.server.greet(channel, range(5), meter)
+    plan = RoundPlan(Round(1, 2), participants=range(5), evaluated=frozenset())
+    record = play_round(played.server, channel, plan, meter, tolerant=True)
+    assert list(record.refused) == [1]
+    assert record.participants == (0, 2, 3, 4)
+
+
 @pytest.mark.parametrize(
     "said",
     [

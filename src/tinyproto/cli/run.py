@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,11 +13,12 @@ from tinyproto.cli.progress import Progress
 from tinyproto.cli.table import comparison_table
 from tinyproto.cli.terminal import terminal
 from tinyproto.config import Config, load_config
-from tinyproto.errors import Interrupted, RunFolderError
+from tinyproto.errors import Interrupted
 from tinyproto.experiment import Experiment
 from tinyproto.report.compare import compare
 from tinyproto.report.verdict import verdict
 from tinyproto.report.words import counted
+from tinyproto.tracking.run_folder import RunFolder
 
 
 def run_config(path: Path, overrides: Sequence[str], runs: Path, overwrite: bool) -> None:
@@ -30,9 +30,7 @@ def run_config(path: Path, overrides: Sequence[str], runs: Path, overwrite: bool
 
 def resume_run(folder: Path) -> None:
     """A run folder in, the same run folder out, finished."""
-    if not (folder / "config.yaml").is_file():
-        raise RunFolderError(f"{folder} is not a run folder: there is no config.yaml in it")
-    experiment = Experiment(load_config(folder / "config.yaml"))
+    experiment = Experiment(load_config(RunFolder.open(folder).path / "config.yaml"))
     _watch(experiment, folder, lambda progress: grid.resume(experiment, folder, observer=progress))
 
 
@@ -63,7 +61,7 @@ def _announce(console: Console, experiment: Experiment) -> None:
 
 def _conclude(console: Console, config: Config, folder: Path) -> None:
     """The table, the verdict, and where everything is."""
-    results = json.loads((folder / "summary.json").read_text())["results"]
+    results = RunFolder(folder).read_results()
     titles = {entry.label: entry.title for entry in config.algorithms}
     comparison = compare(results, titles, config.model.evaluate.rule, config.model.evaluate.statistic)
     console.print()

@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-from tinyproto.report.compare import RULE_NAMES, RULES, STATISTIC_NAMES, Comparison, Row, Spread
+from tinyproto.engine.evaluate import RULES
+from tinyproto.report.compare import RULE_NAMES, STATISTIC_NAMES, Comparison, Row, Spread
 from tinyproto.report.words import number, points, size
 
 ROOMY = 1000

@@ -91,7 +91,7 @@ class ServerRuntime:
             meter.count(purposes[client], "down", client, message, frames[client])
         answers = Answers({}, {})
         for client, frame in channel.exchange(round_number, frames):
-            if client not in asked or client in answers.messages:
+            if client not in asked or client in answers.messages or client in answers.refused:
                 continue  # nobody asked, or this is the second answer
             try:
                 decoded = open_frame(frame, self.expectation, client, round_number, kinds=(asked[client].answer,))

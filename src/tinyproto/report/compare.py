@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-RULES = ("head", "global", "local")
+from tinyproto.engine.evaluate import RULES
+
 RULE_NAMES = {"head": "own head", "global": "nearest global prototype", "local": "nearest local prototype"}
 STATISTIC_NAMES = {"best": "best round", "last": "last round", "last10": "mean of the last 10 evaluations"}
 

@@ -69,10 +69,12 @@ class RunFolder:
             with self.writing(name):
                 os.truncate(self.path / name, length)
 
-    def read_json(self, name: str) -> Any:
-        """One JSON file; None where it is not there yet."""
-        file = self.path / name
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    def read_results(self) -> list[dict[str, Any]]:
+        """The results of the cells that are done, from summary.json."""
+        if not self.size("summary.json"):
+            return []
+        results: list[dict[str, Any]] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))["results"]
+        return results
 
     def read_rounds(self, identity: dict[str, Any]) -> list[PlayedRound]:
         """What was recorded of one cell."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -11,6 +12,7 @@ from tinyproto.wire.codec import payload_bytes
 Direction = Literal["up", "down"]
 WAYS: tuple[Direction, Direction] = ("up", "down")
 Purpose = Literal["hello", "training", "evaluation", "closing"]
+_IN_A_ROUND: tuple[Purpose, ...] = ("training", "evaluation", "closing")
 
 
 class Cost(NamedTuple):
@@ -39,17 +41,15 @@ class Meter:
 
     def total(self, purpose: Purpose, direction: Direction) -> Cost:
         """The cost of one purpose over all clients."""
-        return self._sum(purpose=purpose, direction=direction)
+        return _sum(cost for (*counted, _), cost in self.costs.items() if counted == [purpose, direction])
 
     def client(self, client: int, direction: Direction) -> Cost:
         """The cost of one client in a round, whatever it was asked for; the hello is no part of a round."""
-        return self._sum(direction=direction, client=client)
+        return _sum(self.costs.get((purpose, direction, client), Cost()) for purpose in _IN_A_ROUND)
 
-    def _sum(self, direction: Direction, purpose: Purpose | None = None, client: int | None = None) -> Cost:
-        total = Cost()
-        for (counted_purpose, counted_direction, counted_client), cost in self.costs.items():
-            wanted = counted_purpose == purpose if purpose is not None else counted_purpose != "hello"
-            wanted = wanted and client in (None, counted_client)
-            if wanted and counted_direction == direction:
-                total = total.plus(cost)
-        return total
+
+def _sum(costs: Iterable[Cost]) -> Cost:
+    total = Cost()
+    for cost in costs:
+        total = total.plus(cost)
+    return total
