@@ -61,6 +61,14 @@ class Experiment:
         for algorithm in config.algorithms:
             algorithm.build(self.federation)
 
+    def holdings(self) -> dict[str, Any]:
+        """federation.json: who holds what, counted over train + test, and how many of them for each."""
+        return {
+            "counts": self.data.counts.tolist(),
+            "train": [len(share.train) for share in self.data.shares],
+            "test": [len(share.test) for share in self.data.shares],
+        }
+
     @property
     def cells(self) -> list[Cell]:
         """The grid, seed after seed, so that the methods of one seed can be compared early."""

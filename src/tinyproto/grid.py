@@ -68,7 +68,7 @@ def run(experiment: Experiment, runs: Path, *, overwrite: bool = False, observer
     config = experiment.config
     folder = RunFolder.create(runs / config.model.name, overwrite=overwrite)
     folder.write_config(config.resolved())
-    folder.write_json("environment.json", environment(experiment.device, experiment.workers))
+    _describe(experiment, folder)
     return _Grid(experiment, folder, observer or Silent()).play(Checkpoint.beginning(config.resolved()))
 
 
@@ -85,9 +85,16 @@ def resume(experiment: Experiment, path: Path, *, observer: Observer | None = No
             raise CheckpointError(f"{path} holds results but no checkpoint to go on from; start another run")
         checkpoint = Checkpoint.beginning(now)
     check_same_config(checkpoint.position.config, now)
+    _describe(experiment, folder)
+    return _Grid(experiment, folder, observer or Silent()).play(checkpoint)
+
+
+def _describe(experiment: Experiment, folder: RunFolder) -> None:
+    """What it runs on and who holds what, where a run killed at its start has not said so yet."""
     if not folder.size("environment.json"):
         folder.write_json("environment.json", environment(experiment.device, experiment.workers))
-    return _Grid(experiment, folder, observer or Silent()).play(checkpoint)
+    if not folder.size("federation.json"):
+        folder.write_json("federation.json", experiment.holdings())
 
 
 class _Grid:

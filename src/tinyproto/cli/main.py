@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 import tinyproto
+from tinyproto.cli.options import Json, Quiet, Verbose
 from tinyproto.errors import Interrupted, TinyProtoError
 
 USER_ERROR = 2
@@ -55,12 +56,15 @@ def run(
     ] = None,
     runs: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run folder if it exists.")] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Simulate a federation: every algorithm and seed of a config.
 
     Shows progress, then a table of what each algorithm reached and what it cost. The run folder **runs/NAME** holds
-    the resolved config, the environment, rounds.jsonl, timings.jsonl, prototypes.safetensors, summary.json and
-    checkpoints, from which **tinyproto resume** goes on.
+    report.html to look at, the resolved config, the environment, who held what, rounds.jsonl, timings.jsonl,
+    prototypes.safetensors, summary.json and checkpoints, from which **tinyproto resume** goes on.
 
     Examples:
 
@@ -69,9 +73,10 @@ def run(
     - tinyproto run configs/quickstart.yaml name=three 'seeds=[0,1,2]'
     """
     from tinyproto.cli.run import run_config
+    from tinyproto.cli.terminal import Output
 
     try:
-        run_config(config, overrides or [], runs, overwrite)
+        run_config(config, overrides or [], runs, overwrite, Output(json=json, quiet=quiet, verbose=verbose))
     except KeyboardInterrupt:
         raise Interrupted("nothing was recorded yet") from None
 
@@ -79,6 +84,9 @@ def run(
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as runs/quickstart.")],
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Go on with a run that was interrupted or killed, from its newest checkpoint.
 
@@ -86,19 +94,63 @@ def resume(
     already ended only shows its table again.
     """
     from tinyproto.cli.run import resume_run
+    from tinyproto.cli.terminal import Output
 
     try:
-        resume_run(folder)
+        resume_run(folder, Output(json=json, quiet=quiet, verbose=verbose))
     except KeyboardInterrupt:
         raise Interrupted("nothing was changed") from None
 
 
 @app.command()
-def doctor() -> None:
+def report(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Run folders, or folders of run folders.", show_default=False),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The file to write.", show_default="RUN/report.html, ./report.html for several"),
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="A folder for every figure as .svg and .csv.", show_default="none")
+    ] = None,
+    class_id: Annotated[
+        int | None,
+        typer.Option("--class", min=0, help="Whose prototypes are drawn.", show_default="the class most clients hold"),
+    ] = None,
+    client_id: Annotated[
+        int | None,
+        typer.Option("--client", min=0, help="Whose prototypes are drawn.", show_default="with the most classes"),
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write one HTML page that shows what runs reached and cost; it needs nothing beside it.
+
+    The verdict in words, the table, accuracy over rounds and over bytes, who holds what, accuracy per client, and
+    heatmaps of prototypes. Runs that differ only in seeds are put together; other runs on the same data stand side by
+    side.
+
+    Examples:
+
+    - tinyproto report runs/quickstart
+    - tinyproto report runs/a runs/b --out comparison.html --figures figures
+    """
+    from tinyproto.cli.report import report_runs
+    from tinyproto.cli.terminal import Output
+    from tinyproto.report.figures.prototypes import Shown
+
+    report_runs(paths, out, figures, Shown(class_id, client_id), Output(json=json, quiet=quiet))
+
+
+@app.command()
+def doctor(json: Json = False) -> None:
     """Say what this machine offers: versions, devices, threads, extras, and where data is found."""
     from tinyproto.cli.doctor import examine
+    from tinyproto.cli.terminal import Output
 
-    examine()
+    examine(Output(json=json))
 
 
 def main() -> None:

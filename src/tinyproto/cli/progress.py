@@ -6,10 +6,10 @@ from types import TracebackType
 from typing import Any
 
 from rich import progress as bars
-from rich.console import Console
 from rich.text import Text
 
 from tinyproto.cli.interrupt import StopOnInterrupt
+from tinyproto.cli.terminal import Output
 from tinyproto.config.algorithms import AlgorithmEntry
 from tinyproto.report.words import counted, percent, size
 from tinyproto.simulation.loop import PlayedRound
@@ -28,8 +28,8 @@ class TimeLeft(bars.ProgressColumn):
 class Progress:
     """An observer that shows algorithm, round, accuracy, bytes and time left."""
 
-    def __init__(self, console: Console, cells: int, rounds: int, rule: str, stop: StopOnInterrupt) -> None:
-        self.console = console
+    def __init__(self, output: Output, cells: int, rounds: int, rule: str, stop: StopOnInterrupt) -> None:
+        self.output = output
         self.stop = stop
         self.rule = rule
         self.cells = cells
@@ -41,8 +41,8 @@ class Progress:
             bars.TextColumn("{task.fields[accuracy]}"),
             bars.TextColumn("{task.fields[traffic]}"),
             TimeLeft(),
-            console=console,
-            disable=not console.is_terminal,
+            console=output.console,
+            disable=not output.has_bars,
         )
         self.whole = self.bars.add_task("all", total=cells * rounds, accuracy="", traffic="", visible=cells > 1)
         self.cell: bars.TaskID | None = None
@@ -76,6 +76,19 @@ class Progress:
             payload = size(sum(cost.payload for cost in costs))
             self.bars.update(self.cell, advance=1, traffic=f"{payload}/round")
             self.bars.update(self.whole, advance=1)
+        if self.output.verbose:
+            self.output.say(self._line(played))
+
+    def _line(self, played: PlayedRound) -> str:
+        """One round in words."""
+        record = played.record
+        what = "closing" if record.closing else f"round {record.round}"
+        known = {rule: value for rule, value in record.accuracy.items() if value is not None}
+        accuracy = ", ".join(f"{rule} {percent(value)}" for rule, value in known.items())
+        losses = ", ".join(f"{name} {value:.4g}" for name, value in record.loss.items())
+        seconds = ", ".join(f"{phase} {value:.3f} s" for phase, value in played.seconds.items())
+        refused = ", ".join(f"client {client} refused: {reason}" for client, reason in record.refused.items())
+        return f"{self.title}: {what}: " + "; ".join(part for part in (accuracy, losses, seconds, refused) if part)
 
     def stop_wanted(self) -> bool:
         """After a first Ctrl-C."""
@@ -84,14 +97,12 @@ class Progress:
     def finished(self, result: dict[str, Any]) -> None:
         """The bar stays; without a terminal one line takes its place."""
         self.done += 1
-        if self.console.is_terminal:
+        if self.output.has_bars:
             return
         last = {rule: value for rule, value in result["accuracy"]["last"].items() if value is not None}
         payload = result["payload_bytes_per_round"]
-        self.console.print(
+        self.output.say(
             f"[{self.done}/{self.cells}] {self.title}: {counted(result['rounds'], 'round')}, "
             f"{', '.join(f'{rule} {percent(value)}' for rule, value in last.items())}, "
-            f"{size(payload['up'] + payload['down'])}/round, {result['seconds_per_round']['total']:.2f} s/round",
-            markup=False,
-            soft_wrap=True,
+            f"{size(payload['up'] + payload['down'])}/round, {result['seconds_per_round']['total']:.2f} s/round"
         )

@@ -10,9 +10,8 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-from tinyproto.engine.evaluate import RULES
-from tinyproto.report.compare import RULE_NAMES, STATISTIC_NAMES, Comparison, Row, Spread
-from tinyproto.report.words import number, points, size
+from tinyproto.report.columns import accuracy_cells, accuracy_columns, cost_cells
+from tinyproto.report.compare import RULE_NAMES, STATISTIC_NAMES, Comparison
 
 ROOMY = 1000
 COSTS = (
@@ -37,44 +36,14 @@ def comparison_table(comparison: Comparison, console: Console) -> Table:
 def _table(comparison: Comparison, costs: Sequence[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, caption_justify="left", padding=(0, 1, 0, 0))
     table.add_column("algorithm", no_wrap=True)
-    for rule in RULES:
-        table.add_column(rule, justify="right", style="bold" if rule == comparison.rule else "", no_wrap=True)
-    for rule in _compared_rules(comparison):
-        table.add_column(f"Δ {rule}", justify="right", no_wrap=True)
+    for name in accuracy_columns(comparison):
+        table.add_column(name, justify="right", style="bold" if name == comparison.rule else "", no_wrap=True)
     for name in costs:
         table.add_column(name, justify="right", no_wrap=True)
     for row in comparison.rows:
-        table.add_row(*_results(comparison, row), *(_costs(row)[name] for name in costs))
+        shown = (cost_cells(row)[name] for name in costs)
+        table.add_row(escape(row.title), *accuracy_cells(comparison, row), *shown)
     return table
-
-
-def _compared_rules(comparison: Comparison) -> list[str]:
-    return ["head"] if comparison.rule == "head" else ["head", comparison.rule]
-
-
-def _results(comparison: Comparison, row: Row) -> list[str]:
-    gains = [comparison.over_local(row, rule) for rule in _compared_rules(comparison)]
-    return [
-        escape(row.title),
-        *(_accuracy(row.accuracy[rule]) for rule in RULES),
-        *("–" if gain is None else points(gain) for gain in gains),
-    ]
-
-
-def _costs(row: Row) -> dict[str, str]:
-    return {
-        "params": number(row.parameters),
-        "payload": size(row.payload_bytes),
-        "wire": size(row.wire_bytes),
-        "s/round": f"{row.seconds:.3f}",
-    }
-
-
-def _accuracy(spread: Spread | None) -> str:
-    if spread is None:
-        return "–"
-    text = f"{100 * spread.mean:.1f}"
-    return text if spread.count == 1 else f"{text} ± {100 * spread.deviation:.1f}"
 
 
 def _caption(comparison: Comparison) -> str:

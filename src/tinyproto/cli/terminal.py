@@ -1,13 +1,39 @@
-"""Where output goes."""
+"""Where output goes: words for people, JSON for programs."""
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from rich.console import Console
+
+from tinyproto.errors import ConfigError
 
 PLAIN_WIDTH = 120
 
 
-def terminal() -> Console:
-    """Standard output: as wide as the terminal, or of a fixed width where there is none."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=PLAIN_WIDTH)
+class Output:
+    """What a verb says. With `json`, words go to standard error, so that standard output is one JSON value."""
+
+    def __init__(self, *, json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
+        if quiet and verbose:
+            raise ConfigError("--quiet and --verbose exclude each other")
+        self.verbose = verbose
+        self.wants_json = json
+        self.console = Console(highlight=False, stderr=json, quiet=quiet)
+        if not self.console.is_terminal:
+            self.console = Console(highlight=False, stderr=json, quiet=quiet, width=PLAIN_WIDTH)
+
+    @property
+    def has_bars(self) -> bool:
+        """Whether progress can be shown as bars that move."""
+        return self.console.is_terminal and not self.console.quiet
+
+    def say(self, words: str) -> None:
+        """One line, however long; nothing in it is markup."""
+        self.console.print(words, soft_wrap=True, markup=False)
+
+    def result(self, value: Any) -> None:
+        """What was asked for with `--json`; nothing without."""
+        if self.wants_json:
+            print(json.dumps(value, indent=1, ensure_ascii=False))

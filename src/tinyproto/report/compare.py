@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tinyproto.engine.evaluate import RULES
@@ -31,6 +31,7 @@ class Row:
     title: str
     accuracy: Mapping[str, Spread | None]  # by rule, fractions
     parameters: float
+    formula_parameters: float | None  # the paper's Table 2; None where it has no formula
     payload_bytes: float  # up and down
     wire_bytes: float
     evaluation_bytes: float  # wire bytes of frames sent only to evaluate
@@ -74,6 +75,18 @@ class Comparison:
             return None
         return own.mean - baseline[1]
 
+    def plain(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        baseline = self.baseline
+        return {
+            "rule": self.rule,
+            "statistic": self.statistic,
+            "local": None if baseline is None else {"rule": baseline[0], "accuracy": baseline[1]},
+            "rows": [
+                {**asdict(row), "rule": self.headline_rule(row), "headline": self.headline(row)} for row in self.rows
+            ],
+        }
+
 
 def compare(results: Sequence[Mapping[str, Any]], titles: Mapping[str, str], rule: str, statistic: str) -> Comparison:
     """Rows in the order in which the algorithms first appear; several seeds become one row."""
@@ -95,6 +108,7 @@ def _row(results: Sequence[Mapping[str, Any]], titles: Mapping[str, str], statis
         title=titles.get(first["label"], first["label"]),
         accuracy={rule: _spread([result["accuracy"][statistic][rule] for result in results]) for rule in RULES},
         parameters=statistics.fmean(result["params_per_round"] for result in results),
+        formula_parameters=first.get("params_per_round_formula"),
         payload_bytes=both_ways("payload_bytes_per_round"),
         wire_bytes=both_ways("wire_bytes_per_round"),
         evaluation_bytes=both_ways("evaluation_bytes_per_round"),

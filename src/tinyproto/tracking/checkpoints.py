@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tinyproto.errors import CheckpointError
 from tinyproto.simulation.checkpoint import Position, save
 from tinyproto.simulation.loop import Simulation
+from tinyproto.tracking.differences import differences
 from tinyproto.tracking.run_folder import RunFolder
 
 
@@ -45,22 +46,9 @@ class Checkpoints:
 
 def check_same_config(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """A run goes on with the config it began with, or not at all."""
-    before, after = dict(_flat(then)), dict(_flat(now))
-    keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
-    if keys:
-        changes = ", ".join(f"{key}: {before.get(key)!r} → {after.get(key)!r}" for key in keys)
+    changed = differences([then, now])
+    if changed:
+        changes = ", ".join(f"{key}: {before!r} → {after!r}" for key, (before, after) in changed.items())
         raise CheckpointError(
             f"config.yaml was changed since the run began ({changes}); change it back, or start another run"
         )
-
-
-def _flat(values: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    """Every single value with its dotted key."""
-    if isinstance(values, Mapping) and values:
-        for key, value in values.items():
-            yield from _flat(value, f"{place}.{key}" if place else str(key))
-    elif isinstance(values, list) and values:
-        for index, value in enumerate(values):
-            yield from _flat(value, f"{place}[{index}]")
-    else:
-        yield place, values

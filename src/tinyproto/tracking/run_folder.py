@@ -21,8 +21,8 @@ from tinyproto.simulation.loop import PlayedRound
 from tinyproto.wire.meter import WAYS, Cost
 
 FILES = {
-    "config.yaml", "environment.json", "rounds.jsonl", "timings.jsonl", "prototypes.safetensors", "summary.json",
-    "report.html", "checkpoint",
+    "config.yaml", "environment.json", "federation.json", "rounds.jsonl", "timings.jsonl", "prototypes.safetensors",
+    "summary.json", "report.html", "checkpoint",
 }  # fmt: skip
 
 

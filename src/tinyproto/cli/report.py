@@ -1,0 +1,70 @@
+"""`tinyproto report`: runs in, one HTML file out, and its figures as files where wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tinyproto.cli.terminal import Output
+from tinyproto.errors import RunFolderError
+from tinyproto.report.draw.svg import with_style
+from tinyproto.report.figures.prototypes import Shown
+from tinyproto.report.page import Report, figure_style, make_report
+from tinyproto.report.runs import find_runs, read_run
+from tinyproto.report.studies import arrange
+from tinyproto.report.words import size
+
+
+def report_runs(
+    paths: Sequence[Path], out: Path | None, figures: Path | None, shown: Shown, output: Output
+) -> None:  # fmt: skip
+    """One page for all the runs meant; where nothing is said, beside the run, or here where there are several."""
+    folders = find_runs(paths)
+    runs = [read_run(folder) for folder in folders]
+    page = make_report(runs, shown)
+    target = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
+    _write(target, page.html)
+    if figures is not None:
+        write_figures(page, figures)
+    settings = [setting for study in arrange(runs) for setting in study.settings]
+    for setting in settings:
+        for sentence in setting.verdict():
+            output.console.print(
+                f"• {setting.name}: {sentence}" if len(settings) > 1 else f"• {sentence}", markup=False
+            )
+    output.say(f"Written to {target} ({size(len(page.html.encode()))})")
+    if figures is not None:
+        output.say(f"{len(page.figures)} figures, each as .svg and .csv, in {figures}")
+    output.result(
+        {
+            "report": str(target),
+            "figures": [figure.slug for figure in page.figures],
+            "settings": [
+                {"name": setting.name, "verdict": setting.verdict(), **setting.comparison.plain()}
+                for setting in settings
+            ],
+        }
+    )
+
+
+def write_report(folders: Sequence[Path], target: Path) -> Path:
+    """The page of these runs."""
+    _write(target, make_report([read_run(folder) for folder in folders]).html)
+    return target
+
+
+def write_figures(page: Report, folder: Path) -> None:
+    """Every figure as a picture with its colours, and as data."""
+    for figure in page.figures:
+        _write(folder / f"{figure.slug}.svg", with_style(figure.svg, figure_style()))
+        _write(folder / f"{figure.slug}.csv", figure.csv())
+
+
+def _write(target: Path, text: str) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f".{target.name}.partial")
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(target)
+    except OSError as error:
+        raise RunFolderError(f"cannot write {target}: {error.strerror or error}") from error

@@ -1,0 +1,51 @@
+"""A comparison's columns and cells, the same in the terminal and on the page."""
+
+from __future__ import annotations
+
+from tinyproto.engine.evaluate import RULES
+from tinyproto.report.compare import Comparison, Row, Spread
+from tinyproto.report.words import number, points, size
+
+COSTS = ("params", "formula", "payload", "wire", "evaluation", "s/round")
+
+
+def columns(comparison: Comparison) -> list[str]:
+    """Every column right of the algorithm's name."""
+    return [*accuracy_columns(comparison), *COSTS]
+
+
+def accuracy_columns(comparison: Comparison) -> list[str]:
+    """The three rules, and the points over Local by head and by the headline rule."""
+    return [*RULES, *(f"Δ {rule}" for rule in _compared_rules(comparison))]
+
+
+def accuracy_cells(comparison: Comparison, row: Row) -> list[str]:
+    """A row's cells under `accuracy_columns`."""
+    gains = [comparison.over_local(row, rule) for rule in _compared_rules(comparison)]
+    return [
+        *(_accuracy(row.accuracy[rule]) for rule in RULES),
+        *("–" if gain is None else points(gain) for gain in gains),
+    ]
+
+
+def cost_cells(row: Row) -> dict[str, str]:
+    """A row's cells under `COSTS`."""
+    return {
+        "params": number(row.parameters),
+        "formula": "–" if row.formula_parameters is None else number(row.formula_parameters),
+        "payload": size(row.payload_bytes),
+        "wire": size(row.wire_bytes),
+        "evaluation": size(row.evaluation_bytes),
+        "s/round": f"{row.seconds:.3f}",
+    }
+
+
+def _compared_rules(comparison: Comparison) -> list[str]:
+    return ["head"] if comparison.rule == "head" else ["head", comparison.rule]
+
+
+def _accuracy(spread: Spread | None) -> str:
+    if spread is None:
+        return "–"
+    text = f"{100 * spread.mean:.1f}"
+    return text if spread.count == 1 else f"{text} ± {100 * spread.deviation:.1f}"

@@ -1,0 +1,111 @@
+"""A matrix as a picture: rows and columns with names, cells in one ink, numbers where there is room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinyproto.report.draw import svg
+from tinyproto.report.draw.raster import data_address, indices, png
+
+RIGHT = 432.0
+NAME_LINE, TITLE_LINE, LETTER = 15.0, 20.0, 5.6
+MOST_NUMBERS = 600
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """What to draw; cells that are not `present` are grey."""
+
+    values: NDArray[np.float32]
+    present: NDArray[np.bool_]
+    row_names: Sequence[str]
+    column_names: Sequence[str]
+    column_title: str
+    low: float  # drawn blank
+    high: float  # drawn in full
+    number: Callable[[float], str] | None = None  # written in each cell where there is room
+    title: str = ""
+    tallest_row: float = 15.0
+
+    @property
+    def left(self) -> float:
+        """Where cells begin: right of the longest row name."""
+        return 8 + LETTER * max(len(name) for name in self.row_names)
+
+    @property
+    def row_height(self) -> float:
+        """Rows stay readable while there are few; many share a limited height."""
+        return min(self.tallest_row, max(2.0, 320.0 / len(self.row_names)))
+
+    @property
+    def height(self) -> float:
+        """Of the whole picture."""
+        return self.top + self.row_height * len(self.row_names) + 2 * NAME_LINE + 4
+
+    @property
+    def top(self) -> float:
+        """Where cells begin."""
+        return TITLE_LINE if self.title else 6.0
+
+
+def draw(matrix: Matrix, down: float = 0.0) -> list[str]:
+    """The picture's parts, moved down by so much."""
+    top, left = down + matrix.top, matrix.left
+    rows, columns = matrix.values.shape
+    width, height = RIGHT - left, matrix.row_height * rows
+    cells = indices(matrix.values, matrix.present, matrix.low, matrix.high)
+    parts = [
+        svg.element(
+            "image", href=data_address(png(cells), "image/png"), x=left, y=top, width=width, height=height,
+            preserveAspectRatio="none", class_="cells",
+        ),
+        svg.rectangle(left, top, width, height, "outline"),
+    ]  # fmt: skip
+    if matrix.title:
+        parts.append(svg.text(2, down + 13, matrix.title, class_="label strong"))
+    every = max(1, int(np.ceil(9 / matrix.row_height)))
+    for row in range(0, rows, every):
+        middle = top + (row + 0.5) * matrix.row_height
+        parts.append(svg.text(left - 4, middle + 3.5, matrix.row_names[row], "end", "label small"))
+    column_width = width / columns
+    widest = max(len(name) for name in matrix.column_names) * LETTER + 4
+    every = _round_stride(widest / column_width)
+    for column in range(0, columns, every):
+        middle = left + (column + 0.5) * column_width
+        words = matrix.column_names[column]
+        parts.append(svg.text(middle, top + height + 12, words, "middle", "label small"))
+    parts.append(svg.text(RIGHT, top + height + NAME_LINE + 12, matrix.column_title, "end", "label strong"))
+    return parts + _numbers(matrix, top, column_width)
+
+
+def _numbers(matrix: Matrix, top: float, column_width: float) -> list[str]:
+    if matrix.number is None or matrix.values.size > MOST_NUMBERS or matrix.row_height < 10:
+        return []
+    found = [
+        (row, column, matrix.number(float(matrix.values[row, column])))
+        for row, column in np.argwhere(matrix.present).tolist()
+    ]
+    if max((len(words) for _, _, words in found), default=0) * 4.6 > column_width:
+        return []
+    halfway = (matrix.low + matrix.high) / 2
+    return [
+        svg.text(
+            matrix.left + (column + 0.5) * column_width,
+            top + (row + 0.5) * matrix.row_height + 3,
+            words,
+            "middle",
+            "label tiny on-ink" if matrix.values[row, column] > halfway else "label tiny",
+        )
+        for row, column, words in found
+        if words
+    ]
+
+
+def _round_stride(least: float) -> int:
+    """1, 2, 5, 10, 20 … so that names fall on round numbers."""
+    strides: list[int] = [factor * 10**power for power in range(6) for factor in (1, 2, 5)]
+    return next(stride for stride in strides if stride >= least)

@@ -1,0 +1,70 @@
+"""SVG elements as text; colours and fonts are classes, so that a page can be light, dark or on paper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Literal
+
+Anchor = Literal["start", "middle", "end"]
+WIDTH = 440.0
+"""Of every figure, in its own units: at this width its text is read on a phone without zooming."""
+
+
+def element(name: str, content: str = "", **attributes: str | float) -> str:
+    """One element; `class_` and `stroke_width` become `class` and `stroke-width`, numbers are rounded."""
+    written = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(number(value) if isinstance(value, int | float) else value)}"'
+        for key, value in attributes.items()
+    )
+    return f"<{name}{written}>{content}</{name}>" if content else f"<{name}{written}/>"
+
+
+def number(value: float) -> str:
+    """A tenth of a unit is finer than any screen."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def text(x: float, y: float, words: str, anchor: Anchor = "start", class_: str = "label") -> str:
+    """One line of words."""
+    return element("text", escape(words), x=x, y=y, text_anchor=anchor, class_=class_)
+
+
+def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> str:
+    """A straight line."""
+    return element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=class_)
+
+
+def rectangle(x: float, y: float, width: float, height: float, class_: str) -> str:
+    """An upright rectangle."""
+    return element("rect", x=x, y=y, width=width, height=height, class_=class_)
+
+
+def path(points: Iterable[tuple[float, float]], class_: str, *, closed: bool = False) -> str:
+    """A line through points, or the area it encloses."""
+    steps = "L".join(f"{number(x)},{number(y)}" for x, y in points)
+    return element("path", d=f"M{steps}{'Z' if closed else ''}", class_=class_)
+
+
+def marker(x: float, y: float, class_: str, tip: str) -> str:
+    """A dot that says what it is when pointed at."""
+    return element("circle", element("title", escape(tip)), cx=x, cy=y, r=4.0, class_=class_)
+
+
+def with_style(picture: str, style: str) -> str:
+    """A figure for a file of its own, which brings its colours along."""
+    start = picture.index(">") + 1
+    return f"{picture[:start]}{element('style', style)}{picture[start:]}"
+
+
+def figure(height: float, parts: Sequence[str], name: str) -> str:
+    """A whole picture, named for those who do not see it."""
+    return element(
+        "svg",
+        "".join(parts),
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {number(WIDTH)} {number(height)}",
+        role="img",
+        aria_label=name,
+        class_="figure",
+    )

@@ -1,0 +1,75 @@
+"""Accuracy per client: whom a method serves, and whom it does not."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinyproto.report.draw import matrix, svg
+from tinyproto.report.figures.figure import Figure, Value
+from tinyproto.report.studies import Series, Setting, Study
+from tinyproto.report.words import percent
+
+
+def accuracy_per_client(study: Study, slug: str) -> Figure | None:
+    """The last evaluation by each method's headline rule, mean over seeds; None where no client has test samples."""
+    found = [(series, _accuracies(setting, series, study)) for setting, series in study.series]
+    known = [(series, values) for series, values in found if not np.isnan(values).all()]
+    if not known:
+        return None
+    table = np.stack([values for _, values in known])
+    present = ~np.isnan(table)
+    values = np.where(present, table, 0.0).astype(np.float32)
+    lowest = float(np.nanmin(table))
+    drawing = matrix.Matrix(
+        values=values,
+        present=present,
+        row_names=[series.title for series, _ in known],
+        column_names=[str(client) for client in range(table.shape[1])],
+        column_title="client",
+        low=max(0.0, min(0.9, np.floor(10 * lowest - 0.5) / 10)),
+        high=1.0,
+        number=lambda value: f"{100 * value:.0f}",
+    )
+    return Figure(
+        slug=slug,
+        title="Accuracy per client",
+        caption=(
+            "In %, at the last evaluation, by the rule each method is read by, mean over seeds; the darker the better. "
+            "Grey: no test samples."
+        ),
+        alternative=" ".join(_in_words(series, values) for series, values in known),
+        svg=svg.figure(drawing.height, matrix.draw(drawing), "Accuracy of each method at each client"),
+        columns=("method", "client", "accuracy"),
+        rows=[_row(series, client, values) for series, values in known for client in range(len(values))],
+    )
+
+
+def _accuracies(setting: Setting, series: Series, study: Study) -> NDArray[np.float64]:
+    """(M,), not a number where a client has no test samples or was not asked."""
+    rule = setting.headline_rule(series)
+    clients = study.runs[0].results[0]["num_clients"]
+    seeds: list[NDArray[np.float64]] = []
+    for cell in series.cells:
+        accuracies = np.full(clients, np.nan)
+        last = cell.rounds[-1]["clients"]
+        for client, samples, correct in zip(last["id"], last["test_samples"], last["correct"][rule], strict=True):
+            if samples:
+                accuracies[client] = (correct or 0) / samples
+        seeds.append(accuracies)
+    mean: NDArray[np.float64] = np.stack(seeds).mean(axis=0)
+    return mean
+
+
+def _in_words(series: Series, values: NDArray[np.float64]) -> str:
+    known = values[~np.isnan(values)]
+    worst = int(np.nanargmin(values))
+    return (
+        f"{series.title}: {percent(float(known.min()))} (client {worst}) to {percent(float(known.max()))}, "
+        f"median {percent(float(np.median(known)))}."
+    )
+
+
+def _row(series: Series, client: int, values: NDArray[np.float64]) -> list[Value]:
+    value = float(values[client])
+    return [series.title, client, None if np.isnan(value) else value]

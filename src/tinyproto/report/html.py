@@ -1,0 +1,64 @@
+"""HTML as text: elements, tables, figures with their data."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from tinyproto.report.draw.raster import data_address
+from tinyproto.report.figures.figure import Figure
+
+WORTH_PACKING = 20_000  # characters of CSV
+
+
+def element(name: str, content: str = "", **attributes: str) -> str:
+    """One element; `content` is HTML already."""
+    written = "".join(f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"' for key, value in attributes.items())
+    return f"<{name}{written}>{content}</{name}>"
+
+
+def paragraph(words: str, class_: str = "") -> str:
+    """Plain words."""
+    return element("p", escape(words), **({"class_": class_} if class_ else {}))
+
+
+def bullets(sentences: Iterable[str]) -> str:
+    """A list of plain sentences."""
+    return element("ul", "".join(element("li", escape(sentence)) for sentence in sentences))
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], strong: Sequence[int | None] = ()) -> str:
+    """Plain words in cells, the first of a row being its name; `strong` is one column per row to stress."""
+    head = "".join(element("th", escape(name), scope="col") for name in header)
+    body = ""
+    for index, (name, *cells) in enumerate(rows):
+        stressed = strong[index] if index < len(strong) else None
+        written = "".join(
+            element("td", escape(cell), **({"class_": "headline"} if column == stressed else {}))
+            for column, cell in enumerate(cells, 1)
+        )
+        body += element("tr", element("th", escape(name), scope="row") + written)
+    content = element("thead", element("tr", head)) + element("tbody", body)
+    return element("div", element("table", content), class_="wide", tabindex="0")
+
+
+def figure(drawn: Figure, *, with_data: bool = True) -> str:
+    """The picture, what it shows in words, and its data to take away."""
+    links = [element("button", "SVG", type="button", class_="link", data_svg=drawn.slug, hidden="")]
+    if with_data:
+        links.insert(0, _data_link(drawn))
+    words = element("span", escape(drawn.title), class_="title") + escape(drawn.caption)
+    described = element("details", element("summary", "In words") + paragraph(drawn.alternative), class_="quiet")
+    caption = element("figcaption", words + described + element("p", " · ".join(links), class_="quiet downloads"))
+    return element("figure", drawn.svg + caption, id=drawn.slug)
+
+
+def _data_link(drawn: Figure) -> str:
+    text = drawn.csv()
+    if len(text) < WORTH_PACKING:
+        name, address = f"{drawn.slug}.csv", data_address(text.encode(), "text/csv")
+    else:
+        packed = gzip.compress(text.encode(), 9, mtime=0)
+        name, address = f"{drawn.slug}.csv.gz", data_address(packed, "application/gzip")
+    return element("a", name.partition(".")[2].upper(), download=name, href=address)

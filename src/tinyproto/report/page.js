@@ -1,0 +1,17 @@
+"use strict";
+// A figure on the page takes its colours from the page; a file of its own brings them along.
+for (const button of document.querySelectorAll("button[data-svg]")) {
+  button.hidden = false;
+  button.addEventListener("click", () => {
+    const picture = button.closest("figure").querySelector("svg").cloneNode(true);
+    const style = document.createElementNS("http://www.w3.org/2000/svg", "style");
+    style.textContent = document.getElementById("figure-style").textContent;
+    picture.prepend(style);
+    const file = new Blob([new XMLSerializer().serializeToString(picture)], {type: "image/svg+xml"});
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(file);
+    link.download = button.dataset.svg + ".svg";
+    link.click();
+    URL.revokeObjectURL(link.href);
+  });
+}
