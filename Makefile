@@ -16,7 +16,7 @@ test: .venv/.dev
 	@for layer in $(COVERED); do $(BIN)/coverage report --skip-covered --fail-under=95 --include="*/tinyproto/$$layer/*" || exit 1; done
 
 test-all: .venv/.dev
-	$(BIN)/pytest -n 2 -m "slow or not slow"
+	$(BIN)/pytest -n 2 -m "slow or browser or gpu or not slow"
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix .

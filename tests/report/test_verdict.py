@@ -23,6 +23,7 @@ def row(
         title=TITLES[algorithm],
         accuracy={rule: None if value is None else Spread(value, 0.0, 1) for rule, value in accuracy.items()},
         parameters=payload / 4,
+        formula_parameters=payload / 4,
         payload_bytes=payload,
         wire_bytes=payload + 100,
         evaluation_bytes=evaluation,
