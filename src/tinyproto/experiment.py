@@ -55,7 +55,9 @@ class Experiment:
         )
         self.data = FederatedData(self.images, shares)
         self.federation = FederationSpec(self.images.num_classes, model.prototypes.dim, model.train.learning_rate)
-        shape = ModelShape(self.images.input_shape, model.prototypes.dim, self.images.num_classes)
+        shape = ModelShape(
+            self.images.input_shape, model.prototypes.dim, self.images.num_classes, model.train.head_dropout
+        )
         for entry in model.models:
             rehearse_training(build_model(entry, shape, seed=0), entry_name(entry), shape)
         for algorithm in config.algorithms:
@@ -97,6 +99,7 @@ class Experiment:
                 prototype_samples=model.prototypes.samples,
             ),
             proto_dim=model.prototypes.dim,
+            head_dropout=model.train.head_dropout,
             participation=model.train.participation,
             evaluate_every=model.evaluate.every,
             evaluate_clients=model.evaluate.clients,
