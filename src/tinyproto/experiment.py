@@ -19,7 +19,7 @@ from tinyproto.data.sources import load
 from tinyproto.engine.client import LocalTraining
 from tinyproto.errors import ConfigError
 from tinyproto.models import ModelShape, build_model, entry_name, rehearse_training
-from tinyproto.simulation.loop import PlayedRound, Simulation, SimulationSettings, make_loopback
+from tinyproto.simulation.loop import PlayedRound, Simulation, SimulationSettings, make_loopback, one_thread
 from tinyproto.simulation.loopback import ClientHost, Loopback
 from tinyproto.tracking.summary import summarise
 
@@ -58,8 +58,9 @@ class Experiment:
         shape = ModelShape(
             self.images.input_shape, model.prototypes.dim, self.images.num_classes, model.train.head_dropout
         )
-        for entry in model.models:
-            rehearse_training(build_model(entry, shape, seed=0), entry_name(entry), shape)
+        with one_thread():
+            for entry in model.models:
+                rehearse_training(build_model(entry, shape, seed=0), entry_name(entry), shape)
         for algorithm in config.algorithms:
             algorithm.build(self.federation)
 

@@ -44,7 +44,7 @@ def _table(rows: list[dict[str, Any]], shape: ModelShape) -> Table:
         table.add_row(row["name"], *(number(value) for value in sizes), "yes" if row["paper"] else "no")
     image = "×".join(str(length) for length in shape.input_shape)
     table.caption = (
-        f"Parameters of extractor and head for K = {shape.num_classes} and d = {shape.proto_dim}; width of the features "
+        f"Parameters of extractor and head for K = {shape.num_classes} and d = {shape.proto_dim}; width of features "
         f"before they are pooled to d; multiply-accumulates for one image of {image}. Names that end in "
         f"{SMALL_IMAGES} have a stride-1 stem, which is not the paper's."
     )

@@ -61,7 +61,8 @@ def make_loopback(
     device, streams = torch.device(settings.device), Streams(seed)
     images = data.images
     shape = ModelShape(images.input_shape, settings.proto_dim, images.num_classes, settings.head_dropout)
-    clients = build_clients(data, models, shape, settings.counted_samples, streams, device, only)
+    with one_thread():
+        clients = build_clients(data, models, shape, settings.counted_samples, streams, device, only)
     return Loopback(
         ClientRuntime(
             clients,
@@ -128,7 +129,10 @@ class Simulation:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Sums split over threads depend on how many there are; one thread gives the same bits everywhere."""
+    """Sums split over threads depend on how many there are; one thread gives the same bits everywhere.
+
+    It is also quicker for a few samples, where threads spend their time waiting for each other.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
