@@ -6,11 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from support import NUM_CLASSES, make_images
 from support_cli import GoodRun, command, write_project
 from tinyproto.data.federation import FederatedData
 from tinyproto.data.partition import Share
+
+torch.set_num_threads(1)  # threads of several test processes would spend their time waiting for each other
 
 
 @pytest.fixture

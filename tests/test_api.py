@@ -124,6 +124,14 @@ def test_client_i_gets_entry_i_modulo_their_number() -> None:
     assert len(set(sizes)) == 3
 
 
+def test_without_networks_the_clients_share_out_the_four_small_cnns() -> None:
+    result = simulate(models=None, num_clients=5, rounds=1)
+    sizes = [sum(value.numel() for value in client.model.parameters()) for client in result.clients]
+    assert sizes[0] == sizes[4]
+    assert len(set(sizes)) == 4
+    assert max(sizes) < 20_000
+
+
 def test_clients_with_one_factory_start_from_weights_of_their_own() -> None:
     result = simulate(rounds=1, settings={"train": {"learning_rate": 1e-12}})
     first, second = (weights(result.clients[index].model) for index in (0, 1))

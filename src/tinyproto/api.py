@@ -16,7 +16,7 @@ from tinyproto.data.sources import load
 from tinyproto.engine.round import RoundRecord
 from tinyproto.errors import ConfigError
 from tinyproto.experiment import Experiment
-from tinyproto.models import NETWORKS, ModelEntry
+from tinyproto.models import SMALL_CNNS, ModelEntry
 from tinyproto.simulation.loop import PlayedRound
 
 
@@ -116,7 +116,7 @@ def _plain(value: Any) -> Any:
 
 def _entries(models: ModelEntry | Sequence[ModelEntry] | None) -> list[ModelEntry]:
     if models is None:
-        return list(NETWORKS)
+        return list(SMALL_CNNS)
     if isinstance(models, str | nn.Module) or callable(models):
         return [models]
     if not isinstance(models, Sequence):

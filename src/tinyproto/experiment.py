@@ -19,7 +19,7 @@ from tinyproto.data.sources import load
 from tinyproto.engine.client import LocalTraining
 from tinyproto.errors import ConfigError
 from tinyproto.models import ModelShape, build_model, entry_name, rehearse_training
-from tinyproto.simulation.loop import PlayedRound, Simulation, SimulationSettings, make_loopback
+from tinyproto.simulation.loop import PlayedRound, Simulation, SimulationSettings, make_loopback, one_thread
 from tinyproto.simulation.loopback import ClientHost, Loopback
 from tinyproto.tracking.summary import summarise
 
@@ -55,9 +55,12 @@ class Experiment:
         )
         self.data = FederatedData(self.images, shares)
         self.federation = FederationSpec(self.images.num_classes, model.prototypes.dim, model.train.learning_rate)
-        shape = ModelShape(self.images.input_shape, model.prototypes.dim, self.images.num_classes)
-        for entry in model.models:
-            rehearse_training(build_model(entry, shape, seed=0), entry_name(entry), shape)
+        shape = ModelShape(
+            self.images.input_shape, model.prototypes.dim, self.images.num_classes, model.train.head_dropout
+        )
+        with one_thread():
+            for entry in model.models:
+                rehearse_training(build_model(entry, shape, seed=0), entry_name(entry), shape)
         for algorithm in config.algorithms:
             algorithm.build(self.federation)
 
@@ -105,6 +108,7 @@ class Experiment:
                 prototype_samples=model.prototypes.samples,
             ),
             proto_dim=model.prototypes.dim,
+            head_dropout=model.train.head_dropout,
             participation=model.train.participation,
             evaluate_every=model.evaluate.every,
             evaluate_clients=model.evaluate.clients,

@@ -40,6 +40,7 @@ def hyper(preset: str, algorithm: Any, dataset: str = "cifar10") -> Any:
         ("train", "shuffle", (True, False, False)),  # row 9
         ("train", "last_batch", ("join", "drop", "drop")),
         ("evaluate", "statistic", ("last10", "best", "best")),  # row 10
+        ("train", "head_dropout", (0.0, 0.2, 0.2)),  # row 18
         ("prototypes", "masks", ("balanced", "balanced", "balanced")),  # row 11
     ],
 )

@@ -93,7 +93,8 @@ def test_a_factory_is_given_exactly_what_it_asks_for() -> None:
 
     for factory in (of_width, of_anything, of_nothing):
         build_model(factory, SHAPE, seed=0)
-    assert asked == [{"proto_dim": 12}, {"input_shape": (1, 8, 8), "proto_dim": 12, "num_classes": 5}, {}]
+    everything = {"input_shape": (1, 8, 8), "proto_dim": 12, "num_classes": 5, "head_dropout": 0.0}
+    assert asked == [{"proto_dim": 12}, everything, {}]
 
 
 def test_a_module_that_ends_in_features_gets_a_linear_head_over_the_classes() -> None:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 import tinyproto
+from tinyproto.cli.arguments import positive
 from tinyproto.cli.options import Json, Quiet, Verbose
 from tinyproto.errors import Interrupted, TinyProtoError
 
@@ -142,6 +143,28 @@ def report(
     from tinyproto.report.figures.prototypes import Shown
 
     report_runs(paths, out, figures, Shown(class_id, client_id), Output(json=json, quiet=quiet))
+
+
+@app.command()
+def models(
+    num_classes: Annotated[int, typer.Option(parser=positive("--num-classes"), metavar="K", help="Classes.")] = 100,
+    proto_dim: Annotated[
+        int, typer.Option(parser=positive("--proto-dim"), metavar="D", help="Width that features are pooled to.")
+    ] = 500,
+    image_size: Annotated[
+        int, typer.Option(parser=positive("--image-size"), metavar="N", help="Height and width of an image.")
+    ] = 32,
+    channels: Annotated[
+        int, typer.Option(parser=positive("--channels"), metavar="C", help="Channels of an image.")
+    ] = 3,
+    json: Json = False,
+) -> None:
+    """List the networks that a config can name: parameters of extractor and head, width of features, MACs."""
+    from tinyproto.cli.models import list_models
+    from tinyproto.cli.terminal import Output
+    from tinyproto.models import ModelShape
+
+    list_models(ModelShape((channels, image_size, image_size), proto_dim, num_classes), Output(json=json))
 
 
 @app.command()

@@ -30,7 +30,7 @@ PRESETS: Mapping[str, Preset] = {
         sections={
             "partition": {"seed": 1},
             "prototypes": {"samples": "all", "counted_samples": "train", "masks": "balanced"},
-            "train": {"shuffle": True, "last_batch": "join"},
+            "train": {"shuffle": True, "last_batch": "join", "head_dropout": 0.0},
             "evaluate": {"rule": "global", "statistic": "last10"},
         },
         hyper={
@@ -47,7 +47,7 @@ PRESETS: Mapping[str, Preset] = {
         sections={
             "partition": {"seed": 1, "min_samples": 1},
             "prototypes": {"samples": "seen", "counted_samples": "all", "masks": "balanced"},
-            "train": {"shuffle": False, "last_batch": "drop"},
+            "train": {"shuffle": False, "last_batch": "drop", "head_dropout": 0.2},
             "evaluate": {"rule": "global", "statistic": "best"},
         },
         hyper={
@@ -63,7 +63,7 @@ PRESETS: Mapping[str, Preset] = {
         sections={
             "partition": {"seed": 1, "min_samples": 1},
             "prototypes": {"samples": "all", "counted_samples": "train", "masks": "balanced"},
-            "train": {"shuffle": False, "last_batch": "drop"},
+            "train": {"shuffle": False, "last_batch": "drop", "head_dropout": 0.2},
             "evaluate": {"rule": "local", "statistic": "best"},
         },
         hyper={

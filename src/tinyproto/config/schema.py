@@ -88,6 +88,9 @@ class TrainSection(Section):
     last_batch: LastBatch = Field(
         "join", description="the rest of an epoch: join (a single sample joins the batch before), keep, drop"
     )
+    head_dropout: float = Field(
+        0.0, ge=0, lt=1, description="share of features dropped before the head, in networks that ask: EfficientNet-B0"
+    )
     trainer: TrainerName = Field("auto", description="how steps are executed; eager is the reference")
     workers: Literal["auto"] | Positive = Field(
         "auto",

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from tinyproto.models.build import NETWORKS, ModelEntry, ModelShape, build_model, entry_name, rehearse_training
+from tinyproto.models.build import ModelEntry, ModelShape, build_model, entry_name, rehearse_training
+from tinyproto.models.networks import NETWORKS, PUBLISHED, SMALL_CNNS
 from tinyproto.models.split import Output, SplitModel
+from tinyproto.models.torchvision_weights import load_torchvision
 
 __all__ = [
     "NETWORKS",
+    "PUBLISHED",
+    "SMALL_CNNS",
     "ModelEntry",
     "ModelShape",
     "Output",
     "SplitModel",
     "build_model",
     "entry_name",
+    "load_torchvision",
     "rehearse_training",
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,28 +13,20 @@ from torch import Tensor, nn
 from tinyproto.core.streams import global_randomness
 from tinyproto.errors import ModelError, one_line
 from tinyproto.imports import load_dotted, unknown
-from tinyproto.models import small_cnn
+from tinyproto.models.networks import NETWORKS, ModelFactory
 from tinyproto.models.split import SplitModel
 
-ModelFactory = Callable[..., nn.Module]
 ModelEntry = str | ModelFactory | nn.Module
-
-NETWORKS: Mapping[str, ModelFactory] = {
-    "small_cnn_a": small_cnn.small_cnn_a,
-    "small_cnn_b": small_cnn.small_cnn_b,
-    "small_cnn_c": small_cnn.small_cnn_c,
-    "small_cnn_d": small_cnn.small_cnn_d,
-}
-"""Every network that a config can name."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What a network has to fit: a factory is given those of these three that it has parameters for."""
+    """What a network has to fit: a factory is given those of these four that it has parameters for."""
 
     input_shape: tuple[int, ...]
     proto_dim: int
     num_classes: int
+    head_dropout: float = 0.0  # for networks whose head may have dropout before it
 
 
 def entry_name(entry: ModelEntry) -> str:

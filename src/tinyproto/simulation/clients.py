@@ -18,11 +18,10 @@ PARTS = ("model", "modules", "state", "local", "received")
 
 
 def build_clients(
-    data: FederatedData, models: Sequence[ModelEntry], proto_dim: int, counted_samples: CountedSamples,
+    data: FederatedData, models: Sequence[ModelEntry], shape: ModelShape, counted_samples: CountedSamples,
     streams: Streams, device: torch.device, only: Collection[int] | None = None,
 ) -> dict[int, Client]:  # fmt: skip
     """Client i with network i modulo their number, weights drawn from its own stream; all clients, or `only` some."""
-    shape = ModelShape(data.images.input_shape, proto_dim, data.images.num_classes)
     counts = data.counted(counted_samples)
     clients = {}
     for client in range(data.num_clients) if only is None else sorted(only):
@@ -35,7 +34,7 @@ def build_clients(
             train=data.train(client).to(device),
             test=data.test(client).to(device),
             class_counts=counts[client].to(device),
-            local=Prototypes.absent(shape.num_classes, proto_dim, device),
+            local=Prototypes.absent(shape.num_classes, shape.proto_dim, device),
         )
     return clients
 

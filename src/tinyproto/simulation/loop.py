@@ -20,7 +20,7 @@ from tinyproto.engine.round import RoundPlan, RoundRecord, play_round
 from tinyproto.engine.server import ServerRuntime
 from tinyproto.engine.stopwatch import Clock, Stopwatch
 from tinyproto.engine.training import TrainerName, make_trainer
-from tinyproto.models import ModelEntry
+from tinyproto.models import ModelEntry, ModelShape
 from tinyproto.simulation.clients import build_clients
 from tinyproto.simulation.loopback import ClientHost, Loopback
 from tinyproto.simulation.memory import PeakMemory
@@ -36,6 +36,7 @@ class SimulationSettings:
 
     training: LocalTraining
     proto_dim: int
+    head_dropout: float = 0.0
     participation: float = 1.0
     evaluate_every: int = 1
     evaluate_clients: EvaluatedClients = "auto"
@@ -58,7 +59,10 @@ def make_loopback(
 ) -> Loopback:  # fmt: skip
     """The client side of a simulation in this process: all clients, or `only` some."""
     device, streams = torch.device(settings.device), Streams(seed)
-    clients = build_clients(data, models, settings.proto_dim, settings.counted_samples, streams, device, only)
+    images = data.images
+    shape = ModelShape(images.input_shape, settings.proto_dim, images.num_classes, settings.head_dropout)
+    with one_thread():
+        clients = build_clients(data, models, shape, settings.counted_samples, streams, device, only)
     return Loopback(
         ClientRuntime(
             clients,
@@ -66,7 +70,7 @@ def make_loopback(
             make_trainer(settings.trainer, device),
             settings.training,
             streams,
-            expected_frames(algorithm, data.images.num_classes, settings.proto_dim),
+            expected_frames(algorithm, images.num_classes, settings.proto_dim),
             _stopwatch(clock, device),
         )
     )
@@ -125,7 +129,10 @@ class Simulation:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Sums split over threads depend on how many there are; one thread gives the same bits everywhere."""
+    """Sums split over threads depend on how many there are; one thread gives the same bits everywhere.
+
+    It is also quicker for a few samples, where threads spend their time waiting for each other.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,0 +1,50 @@
+"""`tinyproto models`: the networks that a config can name, and their sizes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from rich import box
+from rich.table import Table
+
+from tinyproto.cli.terminal import Output
+from tinyproto.models import NETWORKS, PUBLISHED, ModelShape, build_model
+from tinyproto.models.count import measure
+from tinyproto.models.networks import SMALL_IMAGES
+from tinyproto.report.words import number
+
+
+def list_models(shape: ModelShape, output: Output) -> None:
+    """Print name, parameters, width and multiply-accumulates of every registered network."""
+    rows = [describe(name, shape) for name in NETWORKS]
+    if output.wants_json:
+        output.result(rows)
+    else:
+        output.console.print(_table(rows, shape))
+
+
+def describe(name: str, shape: ModelShape) -> dict[str, Any]:
+    """One network in numbers; `paper` says whether it is built as TinyProto's paper has it."""
+    with torch.device("meta"):  # shapes are enough to count, so no weight is drawn and no image computed
+        size = measure(build_model(name, shape, seed=0), shape.input_shape)
+    return {"name": name, **asdict(size), "paper": name in PUBLISHED}
+
+
+def _table(rows: list[dict[str, Any]], shape: ModelShape) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, caption_justify="left", padding=(0, 1, 0, 0))
+    table.add_column("network", no_wrap=True)
+    for column in ("extractor", "head", "width", "MACs"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("paper's")
+    for row in rows:
+        sizes = (row[key] for key in ("extractor_parameters", "head_parameters", "feature_width", "macs"))
+        table.add_row(row["name"], *(number(value) for value in sizes), "yes" if row["paper"] else "no")
+    image = "×".join(str(length) for length in shape.input_shape)
+    table.caption = (
+        f"Parameters of extractor and head for K = {shape.num_classes} and d = {shape.proto_dim}; width of features "
+        f"before they are pooled to d; multiply-accumulates for one image of {image}. Names that end in "
+        f"{SMALL_IMAGES} have a stride-1 stem, which is not the paper's."
+    )
+    return table

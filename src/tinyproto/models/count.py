@@ -1,0 +1,64 @@
+"""The size of a network: parameters, width of its features, multiply-accumulates for one image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tinyproto.models.layers import PoolFeatures
+from tinyproto.models.split import SplitModel
+
+
+@dataclass(frozen=True)
+class NetworkSize:
+    """What a network costs to hold and to run."""
+
+    extractor_parameters: int
+    head_parameters: int
+    feature_width: int  # C, before pooling to d; d where the network does not pool
+    macs: int  # of convolutions and linear layers, for one image; pooling, normalisation and activations not counted
+
+
+def count_parameters(module: nn.Module) -> int:
+    """How many numbers are trained."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def measure(model: SplitModel, input_shape: tuple[int, ...]) -> NetworkSize:
+    """Run one image through a network in eval mode and count; the model stays as it was."""
+    tally = _Tally()
+    handles = [module.register_forward_hook(tally.watch) for module in model.modules()]
+    modes = [(module, module.training) for module in model.modules()]
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    try:
+        with torch.no_grad():
+            features = model.eval()(torch.zeros(1, *input_shape, device=device)).features
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, training in modes:
+            module.training = training
+    return NetworkSize(
+        extractor_parameters=count_parameters(model.extractor),
+        head_parameters=count_parameters(model.head),
+        feature_width=tally.pooled_from or features.shape[1],
+        macs=tally.macs,
+    )
+
+
+class _Tally:
+    """Counts while a batch of one passes."""
+
+    def __init__(self) -> None:
+        self.macs = 0
+        self.pooled_from = 0
+
+    def watch(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if isinstance(module, PoolFeatures):
+            self.pooled_from = inputs[0].shape[1]
+        elif isinstance(module, nn.Conv2d | nn.Linear) and isinstance(output, Tensor):
+            # Every output is a sum over one filter: one output channel's weights.
+            self.macs += output.numel() * module.weight[0].numel()

@@ -1,0 +1,141 @@
+"""EfficientNet-B0: inverted residuals with squeeze-and-excitation and stochastic depth.
+
+M. Tan, Q. V. Le, "EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks", ICML 2019, Table 1, with
+what it takes from J. Hu, L. Shen, G. Sun, "Squeeze-and-Excitation Networks", CVPR 2018, and from G. Huang, Y. Sun,
+Z. Liu, D. Sedra, K. Weinberger, "Deep Networks with Stochastic Depth", ECCV 2016. Parameters are named and shaped as
+torchvision's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tinyproto.models.layers import (
+    DropoutLinear,
+    PoolFeatures,
+    average_map,
+    initialise_convolutions,
+    normalised_convolution,
+)
+from tinyproto.models.split import SplitModel
+
+STEM, WIDTH, DROPOUT = 32, 1280, 0.2
+MOST_DROPPED = 0.2  # stochastic depth: the chance to skip a block grows with depth from 0 towards this
+SQUEEZE = 4  # squeeze-and-excitation looks at a quarter as many channels as enter the block
+STAGES = (  # expansion, kernel, stride of the first block, channels, blocks
+    (1, 3, 1, 16, 1),
+    (6, 3, 2, 24, 2),
+    (6, 5, 2, 40, 2),
+    (6, 3, 2, 80, 3),
+    (6, 5, 1, 112, 3),
+    (6, 5, 2, 192, 4),
+    (6, 3, 1, 320, 1),
+)
+
+
+def _activated(inputs: int, outputs: int, kernel: int, *, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    return nn.Sequential(*normalised_convolution(inputs, outputs, kernel, stride=stride, groups=groups), nn.SiLU())
+
+
+class SqueezeExcitation(nn.Module):
+    """Weigh every channel by a number in (0, 1) that depends on all channels' means."""
+
+    def __init__(self, channels: int, squeezed: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Conv2d(channels, squeezed, 1)
+        self.fc2 = nn.Conv2d(squeezed, channels, 1)
+
+    def forward(self, values: Tensor) -> Tensor:
+        """(B, C, H, W) to the same."""
+        means = values.mean((2, 3), keepdim=True)
+        return values * torch.sigmoid(self.fc2(functional.silu(self.fc1(means))))
+
+
+class StochasticDepth(nn.Module):
+    """While training, give zero instead of a whole sample's values by chance, and scale up those that stay."""
+
+    def __init__(self, dropped: float) -> None:
+        super().__init__()
+        self.dropped = dropped
+
+    def forward(self, values: Tensor) -> Tensor:
+        """(B, C, H, W) to the same."""
+        if not self.training or self.dropped == 0.0:
+            return values
+        # A draw of its own instead of `bernoulli_`: in place, it could not be vectorised over clients.
+        kept = torch.rand(values.shape[0], 1, 1, 1, device=values.device) >= self.dropped
+        return values * (kept.to(values.dtype) / (1.0 - self.dropped))
+
+    def extra_repr(self) -> str:
+        """For `print(model)`."""
+        return f"dropped={self.dropped}"
+
+
+class MBConv(nn.Module):
+    """Widen, filter each channel, weigh the channels, narrow; added to its input where the shape stays."""
+
+    def __init__(self, inputs: int, outputs: int, *, kernel: int, stride: int, expansion: int, dropped: float) -> None:
+        super().__init__()
+        self.residual = stride == 1 and inputs == outputs
+        hidden = inputs * expansion
+        widen = [] if expansion == 1 else [_activated(inputs, hidden, 1)]
+        self.block = nn.Sequential(
+            *widen,
+            _activated(hidden, hidden, kernel, stride=stride, groups=hidden),
+            SqueezeExcitation(hidden, inputs // SQUEEZE),
+            nn.Sequential(*normalised_convolution(hidden, outputs, 1)),
+        )
+        self.stochastic_depth = StochasticDepth(dropped)
+
+    def forward(self, values: Tensor) -> Tensor:
+        """(B, C, H, W) to (B, C', H/stride, W/stride)."""
+        narrow: Tensor = self.block(values)
+        return values + self.stochastic_depth(narrow) if self.residual else narrow
+
+
+class EfficientNetB0(nn.Module):
+    """The trunk and what follows its 1280 averaged features.
+
+    Without an `ending` it is torchvision's network over 1 000 classes, whose state_dict it loads.
+    """
+
+    def __init__(self, ending: nn.Module | None = None, *, channels: int = 3, small_images: bool = False) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [_activated(channels, STEM, 3, stride=1 if small_images else 2)]
+        inputs, depth, depths = STEM, 0, sum(blocks for *_, blocks in STAGES)
+        for expansion, kernel, first_stride, outputs, blocks in STAGES:
+            stage = []
+            for block in range(blocks):
+                stride, dropped = first_stride if block == 0 else 1, MOST_DROPPED * depth / depths
+                stage.append(
+                    MBConv(inputs, outputs, kernel=kernel, stride=stride, expansion=expansion, dropped=dropped)
+                )
+                inputs, depth = outputs, depth + 1
+            layers.append(nn.Sequential(*stage))
+        self.features = nn.Sequential(*layers, _activated(inputs, WIDTH, 1))
+        initialise_convolutions(self)
+        self.classifier = nn.Sequential(nn.Dropout(DROPOUT), nn.Linear(WIDTH, 1000)) if ending is None else ending
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, channels, H, W) to what the ending gives."""
+        return self.classifier(average_map(self.features(images)))  # type: ignore[no-any-return]
+
+
+def efficientnet_b0(
+    input_shape: tuple[int, int, int],
+    proto_dim: int,
+    num_classes: int,
+    head_dropout: float = 0.0,
+    *,
+    small_images: bool = False,
+) -> SplitModel:
+    """EfficientNet-B0 to d features and a linear head, with dropout before it where the preset says so.
+
+    `small_images` is not the paper's: stride 1 in the stem.
+    """
+    extractor = EfficientNetB0(PoolFeatures(proto_dim), channels=input_shape[0], small_images=small_images)
+    if head_dropout:
+        return SplitModel(extractor, DropoutLinear(proto_dim, num_classes, head_dropout))
+    return SplitModel(extractor, nn.Linear(proto_dim, num_classes))

@@ -1,0 +1,79 @@
+"""MobileNetV2, width 1.0: inverted residuals with linear bottlenecks.
+
+M. Sandler, A. Howard, M. Zhu, A. Zhmoginov, L.-C. Chen, "MobileNetV2: Inverted Residuals and Linear Bottlenecks",
+CVPR 2018, Table 2. Parameters are named and shaped as torchvision's.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from tinyproto.models.layers import PoolFeatures, average_map, initialise_convolutions, normalised_convolution
+from tinyproto.models.split import SplitModel
+
+STEM, WIDTH, DROPOUT = 32, 1280, 0.2
+STAGES = (  # expansion t, channels c, blocks n, stride s of the first block
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+
+
+def _activated(inputs: int, outputs: int, kernel: int, *, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    return nn.Sequential(*normalised_convolution(inputs, outputs, kernel, stride=stride, groups=groups), nn.ReLU6())
+
+
+class InvertedResidual(nn.Module):
+    """Widen, filter each channel, narrow without activation; added to its input where the shape stays."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        self.residual = stride == 1 and inputs == outputs
+        hidden = inputs * expansion
+        widen = [] if expansion == 1 else [_activated(inputs, hidden, 1)]
+        filtered = _activated(hidden, hidden, 3, stride=stride, groups=hidden)
+        self.conv = nn.Sequential(*widen, filtered, *normalised_convolution(hidden, outputs, 1))
+
+    def forward(self, values: Tensor) -> Tensor:
+        """(B, C, H, W) to (B, C', H/stride, W/stride)."""
+        narrow: Tensor = self.conv(values)
+        return values + narrow if self.residual else narrow
+
+
+class MobileNetV2(nn.Module):
+    """The trunk and what follows its 1280 averaged features.
+
+    Without an `ending` it is torchvision's network over 1 000 classes, whose state_dict it loads.
+    """
+
+    def __init__(self, ending: nn.Module | None = None, *, channels: int = 3, small_images: bool = False) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [_activated(channels, STEM, 3, stride=1 if small_images else 2)]
+        inputs = STEM
+        for expansion, outputs, blocks, stride in STAGES:
+            for block in range(blocks):
+                layers.append(InvertedResidual(inputs, outputs, stride if block == 0 else 1, expansion))
+                inputs = outputs
+        self.features = nn.Sequential(*layers, _activated(inputs, WIDTH, 1))
+        initialise_convolutions(self)
+        ending = nn.Linear(WIDTH, 1000) if ending is None else ending
+        self.classifier = nn.Sequential(nn.Dropout(DROPOUT), ending)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, channels, H, W) to what the ending gives."""
+        return self.classifier(average_map(self.features(images)))  # type: ignore[no-any-return]
+
+
+def mobilenet_v2(
+    input_shape: tuple[int, int, int], proto_dim: int, num_classes: int, *, small_images: bool = False
+) -> SplitModel:
+    """MobileNetV2 to d features, with its dropout before the pooling, so that in training it falls on the features.
+
+    `small_images` is not the paper's: stride 1 in the stem.
+    """
+    extractor = MobileNetV2(PoolFeatures(proto_dim), channels=input_shape[0], small_images=small_images)
+    return SplitModel(extractor, nn.Linear(proto_dim, num_classes))
