@@ -1,13 +1,13 @@
-"""What the README quotes is what the committed record says, and what it shows runs."""
+"""What a page quotes is what the committed record says."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
+from support_docs import modules_of_a_folder
 from tinyproto.config import load_config
 from tinyproto.report.compare import Row, Spread, compare
 from tinyproto.report.words import points, size
@@ -25,14 +25,20 @@ def quoted(row: Row, gain: float | None) -> str:
     return f"| {row.title} | {accuracies} | {over} | {size(row.payload_bytes)} |"
 
 
-def test_the_readme_s_table_is_the_record_s() -> None:
-    config = load_config(RECORD / "config.yaml")
+@pytest.mark.parametrize(
+    ("page", "record"), [("README.md", "quickstart"), ("docs/add_an_algorithm.md", "robust_proto")]
+)
+def test_a_page_s_table_is_the_record_s(page: str, record: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)  # a record may name an algorithm of ours by its dotted path
+    folder = ROOT / "results" / record
+    with modules_of_a_folder(ROOT / "examples"):
+        config = load_config(folder / "config.yaml")
     titles = {entry.label: entry.title for entry in config.algorithms}
-    results = json.loads((RECORD / "summary.json").read_text())["results"]
+    results = json.loads((folder / "summary.json").read_text())["results"]
     comparison = compare(results, titles, config.model.evaluate.rule, config.model.evaluate.statistic)
-    readme = (ROOT / "README.md").read_text()
+    text = (ROOT / page).read_text()
     for row in comparison.rows:
-        assert quoted(row, comparison.over_local(row, comparison.rule)) in readme
+        assert quoted(row, comparison.over_local(row, comparison.rule)) in text
 
 
 def test_the_record_is_of_the_quickstart_config_and_says_where_it_was_made() -> None:
@@ -46,11 +52,3 @@ def test_the_record_is_of_the_quickstart_config_and_says_where_it_was_made() -> 
     assert environment["packages"]["torch"]
     cells = {(line["algorithm"], line["seed"]) for line in map(json.loads, (RECORD / "rounds.jsonl").open())}
     assert len(cells) == 15
-
-
-def test_the_readme_s_python_runs_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
-    (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    exec(snippet, {"__name__": "readme"})
-    printed = capsys.readouterr().out
-    assert "'up': " in printed
-    assert "Linear(in_features=64, out_features=30" in printed
