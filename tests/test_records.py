@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,23 @@ def test_the_record_is_of_the_quickstart_config_and_says_where_it_was_made() -> 
     assert environment["packages"]["torch"]
     cells = {(line["algorithm"], line["seed"]) for line in map(json.loads, (RECORD / "rounds.jsonl").open())}
     assert len(cells) == 15
+
+
+COMMANDS = re.findall(r"^\| `(\w+)` \| `tinyproto run ([^`]+)`", (ROOT / "results/README.md").read_text(), re.MULTILINE)
+
+
+def test_every_record_stands_in_the_list() -> None:
+    listed = set(re.findall(r"^\| `(\w+)` \| `", (ROOT / "results/README.md").read_text(), re.MULTILINE))
+    assert listed == {path.name for path in (ROOT / "results").iterdir() if path.is_dir()}
+
+
+@pytest.mark.parametrize(("record", "command"), COMMANDS, ids=[name for name, _ in COMMANDS])
+def test_a_record_is_of_the_command_that_stands_beside_it(
+    record: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    config, *overrides = shlex.split(command)
+    with modules_of_a_folder(ROOT / "examples"):
+        told = load_config(Path(config), overrides)
+        kept = load_config(ROOT / "results" / record / "config.yaml")
+    assert kept.resolved() == told.resolved()

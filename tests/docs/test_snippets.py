@@ -183,7 +183,8 @@ def test_a_link_leads_somewhere(page: Path) -> None:
 
 
 @every_page
-def test_a_command_in_a_sentence_is_one_that_there_is(page: Path) -> None:
+def test_a_command_in_a_sentence_is_one_that_there_is(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
     verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for code in inline_code(page):
@@ -195,9 +196,10 @@ def test_a_command_in_a_sentence_is_one_that_there_is(page: Path) -> None:
         assert words[1] in verbs or words[1] in ("--help", "--version"), f"{page.name}: `{code}`"
         options = {name for parameter in verbs[words[1]].params for name in parameter.opts} if words[1] in verbs else ()
         assert all(word in options for word in words[2:] if word.startswith("--")), f"{page.name}: `{code}`"
-        if words[1] == "run" and code.split()[2:3] and words[2].endswith(".yaml"):
+        if words[1] == "run" and len(words) > 2 and words[2].endswith(".yaml"):
             config, *overrides = shlex.split(code)[2:]
-            load_config(ROOT / config, [word for word in overrides if not word.startswith("--")])
+            with modules_of_a_folder(ROOT / "examples"):
+                load_config(Path(config), [word for word in overrides if not word.startswith("--")])
 
 
 @every_page
