@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 COVERED := core algorithms wire engine
 
-.PHONY: run test test-all format clean
+.PHONY: run test test-all docs format clean
 
 run: .venv/.core
 	$(BIN)/tinyproto run configs/quickstart.yaml --overwrite
@@ -17,6 +17,12 @@ test: .venv/.dev
 
 test-all: .venv/.dev
 	$(BIN)/pytest -n 2 -m "slow or browser or gpu or not slow"
+
+docs: .venv/.dev
+	$(BIN)/python -X utf8 -m tinyproto.config.reference > docs/configuration.md.new
+	mv docs/configuration.md.new docs/configuration.md
+	$(BIN)/python docs/pictures/draw.py
+	$(BIN)/python docs/pictures/flow.py
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix .

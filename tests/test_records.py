@@ -1,13 +1,15 @@
-"""What the README quotes is what the committed record says, and what it shows runs."""
+"""What a page quotes is what the committed record says."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from support_docs import modules_of_a_folder
 from tinyproto.config import load_config
 from tinyproto.report.compare import Row, Spread, compare
 from tinyproto.report.words import points, size
@@ -25,14 +27,20 @@ def quoted(row: Row, gain: float | None) -> str:
     return f"| {row.title} | {accuracies} | {over} | {size(row.payload_bytes)} |"
 
 
-def test_the_readme_s_table_is_the_record_s() -> None:
-    config = load_config(RECORD / "config.yaml")
+@pytest.mark.parametrize(
+    ("page", "record"), [("README.md", "quickstart"), ("docs/add_an_algorithm.md", "robust_proto")]
+)
+def test_a_page_s_table_is_the_record_s(page: str, record: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)  # a record may name an algorithm of ours by its dotted path
+    folder = ROOT / "results" / record
+    with modules_of_a_folder(ROOT / "examples"):
+        config = load_config(folder / "config.yaml")
     titles = {entry.label: entry.title for entry in config.algorithms}
-    results = json.loads((RECORD / "summary.json").read_text())["results"]
+    results = json.loads((folder / "summary.json").read_text())["results"]
     comparison = compare(results, titles, config.model.evaluate.rule, config.model.evaluate.statistic)
-    readme = (ROOT / "README.md").read_text()
+    text = (ROOT / page).read_text()
     for row in comparison.rows:
-        assert quoted(row, comparison.over_local(row, comparison.rule)) in readme
+        assert quoted(row, comparison.over_local(row, comparison.rule)) in text
 
 
 def test_the_record_is_of_the_quickstart_config_and_says_where_it_was_made() -> None:
@@ -48,9 +56,21 @@ def test_the_record_is_of_the_quickstart_config_and_says_where_it_was_made() -> 
     assert len(cells) == 15
 
 
-def test_the_readme_s_python_runs_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
-    (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    exec(snippet, {"__name__": "readme"})
-    printed = capsys.readouterr().out
-    assert "'up': " in printed
-    assert "Linear(in_features=64, out_features=30" in printed
+COMMANDS = re.findall(r"^\| `(\w+)` \| `tinyproto run ([^`]+)`", (ROOT / "results/README.md").read_text(), re.MULTILINE)
+
+
+def test_every_record_stands_in_the_list() -> None:
+    listed = set(re.findall(r"^\| `(\w+)` \| `", (ROOT / "results/README.md").read_text(), re.MULTILINE))
+    assert listed == {path.name for path in (ROOT / "results").iterdir() if path.is_dir()}
+
+
+@pytest.mark.parametrize(("record", "command"), COMMANDS, ids=[name for name, _ in COMMANDS])
+def test_a_record_is_of_the_command_that_stands_beside_it(
+    record: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    config, *overrides = shlex.split(command)
+    with modules_of_a_folder(ROOT / "examples"):
+        told = load_config(Path(config), overrides)
+        kept = load_config(ROOT / "results" / record / "config.yaml")
+    assert kept.resolved() == told.resolved()

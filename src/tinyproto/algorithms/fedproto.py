@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -40,9 +41,14 @@ from tinyproto.core.task import Batch, BatchPlan, FitResult, Loss, ParamGroup, S
 class FedProtoHyper:
     """What a client of any prototype method can be told."""
 
-    proto_weight: float = 10.0  # λ
-    distance: Distance = "mse"
-    prototype_source: PrototypeSource = "fresh"
+    proto_weight: Annotated[float, "λ, the weight of the pull towards the global prototypes; 0 or more"] = 10.0
+    distance: Annotated[
+        Distance, "of the pull: `mse` per sample, mean over batch and d; `l2` Euclidean, batch class means, summed"
+    ] = "mse"
+    prototype_source: Annotated[
+        PrototypeSource,
+        "local prototypes from the trained network, from the features seen while training, or from the network before",
+    ] = "fresh"
 
     def __post_init__(self) -> None:
         if not 0 <= self.proto_weight < math.inf:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,11 +31,11 @@ OfferedClasses = Literal["uploaded", "all"]
 class FedTGPHyper(FedProtoHyper):
     """FedProto's, and how the server fits."""
 
-    server_epochs: int = 100
-    server_learning_rate: float = 0.01
-    server_batch_size: int = 32
-    margin_cap: float = 100.0  # τ
-    offered_classes: OfferedClasses = "uploaded"
+    server_epochs: Annotated[int, "of the server's fit, per round; above 0"] = 100
+    server_learning_rate: Annotated[float, "of the server's SGD; above 0"] = 0.01
+    server_batch_size: Annotated[int, "uploads per step of the fit; above 0"] = 32
+    margin_cap: Annotated[float, "τ, the upper bound of the adaptive margin; above 0"] = 100.0
+    offered_classes: Annotated[OfferedClasses, "classes the server offers: those ever uploaded, or all"] = "uploaded"
 
     def __post_init__(self) -> None:
         super().__post_init__()

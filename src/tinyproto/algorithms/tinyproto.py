@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor
 
@@ -29,11 +29,11 @@ GlobalScale = float | Literal["auto"]
 class SparseHyper:
     """CPS and prototype scaling."""
 
-    cps_dim: int | None = None  # s; null sends all d dimensions
-    masks: cps.MaskKind = "balanced"
-    mask_seed: int = 0
-    scaling: Scaling = "count"
-    global_scale: GlobalScale = "auto"  # μ
+    cps_dim: Annotated[int | None, "s, how many of the d dimensions a class sends; `null` sends all"] = None
+    masks: Annotated[cps.MaskKind, "how CPS masks are built"] = "balanced"
+    mask_seed: Annotated[int, "of the CPS masks"] = 0
+    scaling: Annotated[Scaling, "send prototypes times n_ij, or plain prototypes"] = "count"
+    global_scale: Annotated[GlobalScale, "μ, above 0; `auto` derives it from the clients' hello"] = "auto"
 
     def __post_init__(self) -> None:
         if self.global_scale != "auto":
@@ -46,7 +46,7 @@ class SparseHyper:
 class TinyProtoFPHyper(SparseHyper, FedProtoHyper):
     """FedProto's, CPS's and scaling's, and how scaled uploads are merged."""
 
-    aggregation: Aggregation = "sum"
+    aggregation: Annotated[Aggregation, "of count-scaled uploads: the sum, or the mean over a class's holders"] = "sum"
 
     def __post_init__(self) -> None:
         FedProtoHyper.__post_init__(self)

@@ -16,6 +16,9 @@ from tinyproto.errors import ConfigError
 from tinyproto.imports import load_dotted, unknown
 
 _CHANGES_THE_METHOD = ("cps_dim", "scaling")  # an ablation has to be seen as one wherever its numbers are shown
+FROM_PROTOTYPES = ("cps_dim", "masks", "mask_seed")
+"""Hyper-parameters that the config's `prototypes:` section sets for every algorithm that has them."""
+
 _FINITE = ConfigDict(allow_inf_nan=False)
 
 
@@ -97,7 +100,7 @@ def _hyper(spec: AlgorithmSpec, given: Mapping[str, Any], model: ConfigModel, pr
         if key not in known:
             raise ConfigError(f"{where}: {unknown('key', key, sorted(known))}")
     prototypes = model.prototypes
-    shared = {"cps_dim": prototypes.cps_dim, "masks": prototypes.masks, "mask_seed": prototypes.mask_seed}
+    shared = {key: getattr(prototypes, key) for key in FROM_PROTOTYPES}
     values = {key: value for key, value in {**preset.hyper, **shared, **given}.items() if key in known}
     scaled = values.get("scaling", "count") != "none"
     if preset.global_scale is not None and "global_scale" in known and "global_scale" not in given and scaled:

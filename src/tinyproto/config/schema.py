@@ -55,7 +55,7 @@ class PartitionSection(Section):
         "dirichlet", description="each class is spread over the clients by a Dirichlet draw"
     )
     alpha: float = Field(0.1, gt=0, description="concentration: small values give clients few classes")
-    num_clients: Positive = Field(20, description="M")
+    num_clients: Positive = Field(20, description="M, the number of clients")
     seed: Seed = Field(1, description="of the draw; 1 gives the paper's partitions")
     train_fraction: float = Field(0.75, gt=0, lt=1, description="share of a client's samples that it trains on")
     min_samples: Positive = Field(
@@ -79,7 +79,7 @@ class PrototypesSection(Section):
 class TrainSection(Section):
     """How clients train."""
 
-    rounds: Positive = Field(300, description="T")
+    rounds: Positive = Field(300, description="T, the number of rounds")
     local_epochs: Positive = Field(1, description="epochs a client trains per round")
     batch_size: Positive = Field(32, description="samples per step")
     learning_rate: float = Field(0.01, gt=0, description="of plain SGD")
@@ -122,7 +122,9 @@ class ConfigModel(Section):
     """A whole config file."""
 
     schema_version: Literal[1] = Field(1, description="of this file's format")
-    name: Annotated[str, AfterValidator(_folder_name)] = Field("run", description="names the run folder")
+    name: Annotated[str, AfterValidator(_folder_name)] = Field(
+        "run", description="of the run folder: letters, digits, `.`, `_`, `-`"
+    )
     preset: PresetName = Field("sound", description="the reading of every open point of the paper")
     data: DataSection = DataSection()
     partition: PartitionSection = PartitionSection()
@@ -131,7 +133,9 @@ class ConfigModel(Section):
     train: TrainSection = TrainSection()
     evaluate: EvaluateSection = EvaluateSection()
     checkpoint: CheckpointSection = CheckpointSection()
-    algorithms: list[Any] = Field(min_length=1, description="names, or {name: …, label: …, hyper-parameters}")
+    algorithms: list[Any] = Field(
+        min_length=1, description="names, or mappings with `name`, `label` and hyper-parameters"
+    )
     seeds: Annotated[list[Seed], AfterValidator(_all_different)] = Field(
         [0], min_length=1, description="of weights, batches and draws; one run each"
     )

@@ -1,0 +1,195 @@
+"""The configuration reference, docs/configuration.md: every key of the schema, as the schema says it.
+
+`make docs` writes the page; a test fails when it is stale.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, get_type_hints
+
+import yaml
+from pydantic import TypeAdapter
+
+from tinyproto.algorithms import ALGORITHMS, AlgorithmSpec
+from tinyproto.config.algorithms import FROM_PROTOTYPES
+from tinyproto.config.presets import PRESETS, Preset
+from tinyproto.config.schema import ConfigModel
+from tinyproto.data.sources import SOURCES
+from tinyproto.models import NETWORKS
+
+Schema = Mapping[str, Any]  # JSON schema, as pydantic gives it
+
+INTRODUCTION = """\
+# Configuration
+
+<!-- Written by `make docs` from the schema. Change the schema, not this page. -->
+
+Every key that a config file may have. A key is decided by the first of these that sets it: a `key=value` on the command
+line, the file, the preset, the default. An unknown key, a wrong type or an impossible value is an error that names the
+key. `config.yaml` in a run folder has every key written out.
+
+Two keys have no default, so this is the smallest config:
+
+```yaml
+models: [small_cnn_a]
+algorithms: [local, tinyproto_ft]
+```
+
+On the command line a key is given with its dots and its value is YAML, in quotes where the shell would take it apart:
+
+```bash
+tinyproto run configs/quickstart.yaml name=other train.rounds=2 'algorithms=[local, {name: fedproto, proto_weight: 1}]'
+```
+
+What the presets are is in [concepts.md](concepts.md#presets); why they differ, in
+[algorithms.md](algorithms.md#three-readings).
+"""
+
+
+def reference() -> str:
+    """The whole page."""
+    schema = ConfigModel.model_json_schema()
+    parts = [INTRODUCTION, *_section("", schema, schema.get("$defs", {})), *_names(), *_algorithms()]
+    return "\n".join(parts)
+
+
+def _section(path: str, section: Schema, definitions: Schema) -> Iterator[str]:
+    """A table of the section's own keys, then the sections within it."""
+    fields = {key: _resolved(field, definitions) for key, field in section["properties"].items()}
+    inner = {key: field for key, field in fields.items() if "properties" in field}
+    yield f"## {f'`{path}:`' if path else 'Top level'}\n"
+    if path:
+        yield f"{section['description']}\n"
+    rows = [
+        (_code(_dotted(path, key)), _type(field, definitions), _default(key, field, section), _presets(path, key),
+         _description(field))
+        for key, field in fields.items()
+        if key not in inner
+    ]  # fmt: skip
+    yield _table(("key", "type", "default", "set by presets", "meaning"), rows)
+    for key, field in inner.items():
+        yield from _section(_dotted(path, key), field, definitions)
+
+
+def _dotted(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _resolved(field: Schema, definitions: Schema) -> Schema:
+    """A field with what it refers to."""
+    (target,) = field.get("allOf", [field])
+    if "$ref" not in target:
+        return field
+    return {**field, **definitions[target["$ref"].rpartition("/")[2]]}
+
+
+_WORDS = {"string": "text", "boolean": "`true` or `false`", "null": "`null`", "array": "list", "object": "mapping"}
+_BOUNDS = {
+    "minimum": "≥ {}", "exclusiveMinimum": "> {}", "maximum": "≤ {}", "exclusiveMaximum": "< {}",
+    "minItems": "{} or more", "maxItems": "{} or fewer",
+}  # fmt: skip
+
+
+def _type(field: Schema, definitions: Schema) -> str:
+    """Type and bounds in words: `integer ≥ 1 or null`."""
+    field = _resolved(field, definitions)
+    if "anyOf" in field:
+        return " or ".join(_type(option, definitions) for option in field["anyOf"])
+    if "const" in field:
+        return _value(field["const"])
+    if "enum" in field:
+        return " or ".join(_value(value) for value in field["enum"])
+    kind = str(field.get("type", "anything"))
+    words = _WORDS.get(kind, kind)
+    if field.get("items"):
+        words += f" of {_type(field['items'], definitions)}"
+    bounds = ", ".join(form.format(field[name]) for name, form in _BOUNDS.items() if name in field)
+    return f"{words}{', ' if kind == 'array' else ' '}{bounds}" if bounds else words
+
+
+def _default(key: str, field: Schema, section: Schema) -> str:
+    return "has to be given" if key in section.get("required", ()) else _value(field["default"])
+
+
+def _presets(section: str, key: str) -> str:
+    """Which preset sets the key to what: `join` (sound), `drop` (reference, paper)."""
+    users: dict[str, list[str]] = {}
+    for name, preset in PRESETS.items():
+        values = preset.sections.get(section, {})
+        if key in values:
+            users.setdefault(_value(values[key]), []).append(name)
+    return ", ".join(f"{value} ({', '.join(names)})" for value, names in users.items())
+
+
+def _names() -> Iterator[str]:
+    yield "## Networks\n"
+    yield "What `models:` may name, besides a dotted path `package.module:factory`"
+    yield "([models_and_data.md](models_and_data.md)).\n"
+    yield _table(("name", "network"), [(_code(name), _first_line(make)) for name, make in NETWORKS.items()])
+    yield "## Datasets\n"
+    yield f"What `data.name` may be: {', '.join(_code(name) for name in SOURCES)}.\n"
+
+
+def _algorithms() -> Iterator[str]:
+    yield "## Algorithms\n"
+    yield (
+        "An entry of `algorithms:` is a name, or a mapping with `name`, hyper-parameters and, to tell two entries\n"
+        "apart, `label`. A name is one of these, or a dotted path `package.module:SPEC`\n"
+        "([add_an_algorithm.md](add_an_algorithm.md)). The columns named after presets say what an algorithm gets\n"
+        "under each of them where its entry does not say otherwise.\n"
+    )
+    for spec in ALGORITHMS.values():
+        yield f"### `{spec.name}`\n"
+        yield f"{_first_line(spec.build)}\n"
+        fields = TypeAdapter(spec.hyper).json_schema().get("properties", {})
+        rows = [
+            (_code(key), _type(field, {}), *(_hyper_default(spec, key, field, preset) for preset in PRESETS.values()),
+             meaning(spec, key))
+            for key, field in fields.items()
+        ]  # fmt: skip
+        yield _table(("key", "type", *PRESETS, "meaning"), rows) if rows else "It has no hyper-parameters.\n"
+
+
+def meaning(spec: AlgorithmSpec, key: str) -> str:
+    """What a hyper-parameter is: the words in its annotation, `Annotated[float, "words"]`."""
+    annotated = get_type_hints(spec.hyper, include_extras=True)[key]
+    return next((words for words in getattr(annotated, "__metadata__", ()) if isinstance(words, str)), "")
+
+
+def _hyper_default(spec: AlgorithmSpec, key: str, field: Schema, preset: Preset) -> str:
+    if key in FROM_PROTOTYPES:
+        return _code(f"prototypes.{key}")
+    if key == "global_scale" and preset.global_scale is not None:
+        published = preset.global_scale.get(spec.name, {})
+        listed = [f"{_value(scale)} on {dataset}" for dataset, scale in published.items()]
+        return ", ".join([*listed, "has to be given elsewhere"])
+    return _value(preset.hyper.get(key, field.get("default")))
+
+
+def _description(field: Schema) -> str:
+    return str(field.get("description", ""))
+
+
+def _first_line(described: object) -> str:
+    return (inspect.getdoc(described) or "").partition("\n")[0]
+
+
+def _value(value: Any) -> str:
+    """A value as YAML writes it."""
+    return _code(yaml.safe_dump(value, default_flow_style=True).removesuffix("\n...\n").strip())
+
+
+def _code(text: str) -> str:
+    return f"`{text}`"
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = list(head)
+    lines = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    print(reference(), end="")
