@@ -18,7 +18,7 @@ from tinyproto.data.partition import dirichlet_shares
 from tinyproto.data.sources import load
 from tinyproto.engine.client import LocalTraining
 from tinyproto.errors import ConfigError
-from tinyproto.models import ModelShape, build_model, entry_name, rehearse_training
+from tinyproto.models import build_model, entry_name, rehearse_training
 from tinyproto.simulation.loop import PlayedRound, Simulation, SimulationSettings, make_loopback, one_thread
 from tinyproto.simulation.loopback import ClientHost, Loopback
 from tinyproto.tracking.summary import summarise
@@ -54,10 +54,15 @@ class Experiment:
             partition.min_samples,
         )
         self.data = FederatedData(self.images, shares)
-        self.federation = FederationSpec(self.images.num_classes, model.prototypes.dim, model.train.learning_rate)
-        shape = ModelShape(
-            self.images.input_shape, model.prototypes.dim, self.images.num_classes, model.train.head_dropout
+        self.federation = FederationSpec(
+            num_classes=self.images.num_classes,
+            proto_dim=model.prototypes.dim,
+            learning_rate=model.train.learning_rate,
+            input_shape=self.images.input_shape,
+            head_dropout=model.train.head_dropout,
+            networks=tuple(model.models),
         )
+        shape = self.federation.shape
         with one_thread():
             for entry in model.models:
                 rehearse_training(build_model(entry, shape, seed=0), entry_name(entry), shape)

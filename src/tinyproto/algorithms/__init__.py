@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tinyproto.algorithms import fedproto, fedtgp, local, tinyproto
+from tinyproto.algorithms import fedavg, feddistill, fedkd, fedproto, fedtgp, fml, lg_fedavg, local, tinyproto
 from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, FederationSpec
 
 ALGORITHMS: Mapping[str, AlgorithmSpec] = {
-    spec.name: spec for spec in (local.SPEC, fedproto.SPEC, fedtgp.SPEC, tinyproto.FP_SPEC, tinyproto.FT_SPEC)
+    spec.name: spec
+    for spec in (
+        local.SPEC,
+        fedavg.SPEC,
+        lg_fedavg.SPEC,
+        fml.SPEC,
+        fedkd.SPEC,
+        feddistill.SPEC,
+        fedproto.SPEC,
+        fedtgp.SPEC,
+        tinyproto.FP_SPEC,
+        tinyproto.FT_SPEC,
+    )
 }
 """Every algorithm that a config can name."""
 

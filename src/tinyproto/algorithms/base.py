@@ -14,10 +14,11 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from tinyproto.core.messages import Message
+from tinyproto.core.messages import Message, Shape
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import BatchPlan, FitResult, State, Task, TensorData, Trainer
+from tinyproto.models.build import ModelEntry, ModelShape
 from tinyproto.models.split import SplitModel
 
 PrototypeSource = Literal["fresh", "running", "stale"]
@@ -32,6 +33,14 @@ class FederationSpec:
     num_classes: int
     proto_dim: int
     learning_rate: float
+    input_shape: tuple[int, ...] = ()
+    head_dropout: float = 0.0
+    networks: tuple[ModelEntry, ...] = ()  # client i has network i modulo their number
+
+    @property
+    def shape(self) -> ModelShape:
+        """What a network of this federation has to fit."""
+        return ModelShape(self.input_shape, self.proto_dim, self.num_classes, self.head_dropout)
 
 
 class Round(NamedTuple):
@@ -134,9 +143,10 @@ class Algorithm:
     name: str
     client: ClientSide
     server: ServerSide
-    table2_parameters: Callable[[Sequence[int]], int]  # Kᵢ of all clients → parameters per round by the paper's Table 2
+    table2_parameters: Callable[[Sequence[int]], int | None]  # Kᵢ of all clients → parameters per round by Table 2
     row_width: int | None = None  # values per class row on the wire; None where no rows travel
-    tensor_shapes: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)  # the tensors that may travel
+    tensor_shapes: Mapping[str, Shape] = field(default_factory=dict)  # the tensors that may travel
+    tensor_parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # which of them may replace another
     masks: Tensor | None = None  # (K, d) CPS masks, which never travel
     agreed: Mapping[str, str] = field(default_factory=dict)  # what else both sides have to mean alike
 

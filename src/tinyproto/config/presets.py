@@ -25,6 +25,22 @@ class Preset:
 PUBLISHED_FP_SCALE = {"cifar10": 1.5e-4, "cifar100": 1.5e-3, "tinyimagenet": 1.5e-3}
 PUBLISHED_FT_SCALE = {"cifar10": 1e-3, "cifar100": 1e-2, "tinyimagenet": 1e-2}
 
+EXPERT_DISTILLATION: Values = {
+    "auxiliary": "smallest",
+    "average_buffers": True,
+    "reduction": "batch",
+    "detach_targets": True,
+    "matrices": "filters",
+}
+PUBLISHED_DISTILLATION: Values = {
+    "auxiliary": "resnet8",
+    "average_buffers": False,
+    "reduction": "element",
+    "detach_targets": False,
+    "matrices": "kernels",
+}
+"""Of FML and FedKD, whose two networks learn from each other."""
+
 PRESETS: Mapping[str, Preset] = {
     "sound": Preset(
         sections={
@@ -40,6 +56,7 @@ PRESETS: Mapping[str, Preset] = {
             "aggregation": "sum",
             "offered_classes": "uploaded",
             "global_scale": "auto",
+            **EXPERT_DISTILLATION,
         },
         global_scale=None,
     ),
@@ -56,6 +73,7 @@ PRESETS: Mapping[str, Preset] = {
             "prototype_source": "fresh",
             "aggregation": "sum",
             "offered_classes": "all",
+            **PUBLISHED_DISTILLATION,
         },
         global_scale={"tinyproto_fp": PUBLISHED_FP_SCALE, "tinyproto_ft": PUBLISHED_FT_SCALE},
     ),
@@ -72,6 +90,7 @@ PRESETS: Mapping[str, Preset] = {
             "prototype_source": "fresh",
             "aggregation": "mean",
             "offered_classes": "all",
+            **PUBLISHED_DISTILLATION,
         },
         global_scale={"tinyproto_fp": PUBLISHED_FP_SCALE, "tinyproto_ft": PUBLISHED_FP_SCALE},
     ),

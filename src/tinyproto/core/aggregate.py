@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -79,3 +79,16 @@ def stack_rows(uploads: Iterable[Prototypes]) -> tuple[Tensor, Tensor]:
     values = torch.cat([upload.values[upload.present] for upload in uploads])
     labels = torch.cat([upload.present.nonzero().squeeze(1) for upload in uploads])
     return values, labels
+
+
+def tensor_mean(uploads: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
+    """Σ_i w_i·θ_i / Σ_i w_i, tensor by tensor in float64; all alike where the weights add up to nothing."""
+    total = float(sum(weights))
+    shares = [weight / total if total else 1 / len(weights) for weight in weights]
+    means = {}
+    for name, first in uploads[0].items():
+        mean = torch.zeros(first.shape, dtype=torch.float64)
+        for upload, share in zip(uploads, shares, strict=True):
+            mean += upload[name].double() * share
+        means[name] = mean.float()
+    return means

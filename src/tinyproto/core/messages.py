@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from torch import Tensor
 
 from tinyproto.core.prototypes import Prototypes
+
+
+class AtMost(NamedTuple):
+    """A size that varies from message to message, up to a limit."""
+
+    limit: int
+
+
+Shape = tuple[int | AtMost, ...]
+"""What a tensor that travels may look like."""
 
 
 @dataclass(frozen=True)

@@ -20,4 +20,6 @@ def expected_frames(algorithm: Algorithm, num_classes: int, proto_dim: int) -> E
         "agreed": dict(algorithm.agreed),
         "dtype": "float32",
     }
-    return Expectation(federation_digest(facts), num_classes, algorithm.row_width, algorithm.tensor_shapes)
+    return Expectation(
+        federation_digest(facts), num_classes, algorithm.row_width, algorithm.tensor_shapes, algorithm.tensor_parts
+    )

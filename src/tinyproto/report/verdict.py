@@ -22,12 +22,14 @@ def verdict(comparison: Comparison) -> list[str]:
 
 
 def _ranking(comparison: Comparison) -> Iterator[str]:
+    """By the headline rule, then those that have to be read by their head; Local alone is spoken of later."""
     ranked = [(accuracy, row) for row in comparison.rows if (accuracy := comparison.headline(row)) is not None]
-    ranked = [(accuracy, row) for accuracy, row in ranked if comparison.headline_rule(row) == comparison.rule]
     ranked.sort(key=lambda pair: -pair[0])
-    if ranked:
-        listed = ", ".join(f"{row.title} {percent(accuracy)}" for accuracy, row in ranked)
-        yield f"By {RULE_NAMES[comparison.rule]}, {STATISTIC_NAMES[comparison.statistic]}: {listed}."
+    for rule in dict.fromkeys((comparison.rule, "head")):
+        read = [(accuracy, row) for accuracy, row in ranked if comparison.headline_rule(row) == rule]
+        if read and (rule == comparison.rule or any(row.algorithm != "local" for _, row in read)):
+            listed = ", ".join(f"{row.title} {percent(accuracy)}" for accuracy, row in read)
+            yield f"By {RULE_NAMES[rule]}, {STATISTIC_NAMES[comparison.statistic]}: {listed}."
 
 
 def _against_bases(comparison: Comparison) -> Iterator[str]:

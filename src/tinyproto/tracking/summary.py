@@ -15,7 +15,7 @@ PHASES = ("total", "train", "prototypes", "server", "evaluate")
 
 
 def summarise(
-    played: Sequence[PlayedRound], identity: Mapping[str, Any], formula: int, peak_memory: int
+    played: Sequence[PlayedRound], identity: Mapping[str, Any], formula: int | None, peak_memory: int
 ) -> dict[str, Any]:
     """One entry of summary.json's results; `identity` says which cell of the grid it is."""
     records = [round_.record for round_ in played]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tinyproto.core.messages import Message
+from tinyproto.core.messages import AtMost, Message, Shape
 from tinyproto.errors import WireError
 from tinyproto.wire.codec import Decoded, decode_body, payload_bytes
 from tinyproto.wire.frame import HEADER_BYTES, Header, Kind, unpack
@@ -28,16 +28,14 @@ class Expectation:
     digest: bytes
     num_classes: int
     row_width: int | None  # None where no rows travel
-    tensor_shapes: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)  # None for a size that varies
+    tensor_shapes: Mapping[str, Shape] = field(default_factory=dict)
+    tensor_parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # tensors that may travel in one's place
 
     @property
-    def largest_frame(self) -> int | None:
-        """No frame can be longer, in bytes; None where sizes vary."""
-        sizes = [size for shape in self.tensor_shapes.values() for size in shape]
-        if None in sizes:
-            return None
+    def largest_frame(self) -> int:
+        """No frame can be longer, in bytes."""
         values = self.num_classes * (self.row_width or 0)
-        values += sum(math.prod(size or 0 for size in shape) for shape in self.tensor_shapes.values())
+        values += sum(math.prod(map(_limit, shape)) for shape in self.tensor_shapes.values())
         names = sum(len(name.encode()) + 4 * len(shape) + 3 for name, shape in self.tensor_shapes.items())
         return 4 * values + names + self.num_classes + HEADER_BYTES + _METRICS_ROOM
 
@@ -54,8 +52,28 @@ class Expectation:
         due = self.tensor_shapes.get(name)
         if due is None:
             raise WireError(f"tensor {name!r}: this algorithm exchanges no such tensor")
-        if len(shape) != len(due) or any(size not in (found, None) for found, size in zip(shape, due, strict=True)):
-            raise WireError(f"tensor {name!r}: its shape is {shape}, not {due}")
+        if len(shape) != len(due) or not all(map(_fits, shape, due)):
+            words = " × ".join(f"up to {size.limit}" if isinstance(size, AtMost) else str(size) for size in due)
+            raise WireError(f"tensor {name!r}: its shape is {' × '.join(map(str, shape))}, not {words}")
+
+    def check_all_there(self, tensors: Collection[str]) -> None:
+        """Where tensors travel, all of them do: each whole or as its parts, not both."""
+        parts = {part for several in self.tensor_parts.values() for part in several}
+        for name in self.tensor_shapes:
+            if name in parts:
+                continue
+            forms = [(name,), self.tensor_parts.get(name, ())]
+            found = [form for form in forms if form and any(piece in tensors for piece in form)]
+            if len(found) != 1 or not all(piece in tensors for piece in found[0]):
+                raise WireError(f"tensor {name!r}: it has to be there once, whole{' or in parts' if forms[1] else ''}")
+
+
+def _limit(size: int | AtMost) -> int:
+    return size.limit if isinstance(size, AtMost) else size
+
+
+def _fits(found: int, due: int | AtMost) -> bool:
+    return 0 < found <= due.limit if isinstance(due, AtMost) else found == due
 
 
 def open_frame(
@@ -67,11 +85,13 @@ def open_frame(
     from the frame (`round_number` None).
     """
     try:
-        if expected.largest_frame is not None and len(frame) > expected.largest_frame:
+        if len(frame) > expected.largest_frame:
             raise WireError(f"length: {len(frame)} bytes, where no frame has more than {expected.largest_frame}")
         header, body = unpack(frame)
         _check_header(header, expected, client, round_number, kinds)
         message = decode_body(body, expected)
+        if message.tensors:
+            expected.check_all_there(message.tensors)
         _check_values_of(message)
     except WireError as error:
         when = "" if round_number is None else f", round {round_number}"

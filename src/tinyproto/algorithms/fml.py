@@ -1,0 +1,75 @@
+"""FML: each client's own network and a small shared one teach each other.
+
+Tao Shen et al., "Federated Mutual Learning", 2020.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tinyproto.algorithms.auxiliary import AuxiliaryClient, AuxiliaryHyper, SharedNetwork
+from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, FederationSpec
+from tinyproto.algorithms.exchange import Whole
+from tinyproto.core.communication import exchanged_parameters
+from tinyproto.core.distillation import mutual_losses
+from tinyproto.core.task import Batch, Loss, Step
+
+
+@dataclass(frozen=True)
+class FMLHyper(AuxiliaryHyper):
+    """The auxiliary network's, and how much each network heeds the labels."""
+
+    local_weight: Annotated[
+        float, "α, of the labels for the client's own network, 0 to 1; the rest is distillation"
+    ] = 0.5
+    auxiliary_weight: Annotated[float, "β, of the labels for the shared network, 0 to 1"] = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("local_weight", "auxiliary_weight"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie between 0 and 1, not {getattr(self, name)}")
+
+
+def mutual_loss(hyper: FMLHyper) -> Loss:
+    """Both networks' losses on one batch, summed."""
+
+    def step(modules: nn.ModuleDict, batch: Batch, context: Mapping[str, Tensor]) -> Step:  # noqa: ARG001
+        own, shared = modules["model"](batch.inputs).logits, modules["auxiliary"](batch.inputs).logits
+        losses = mutual_losses(
+            own,
+            shared,
+            batch.labels,
+            local_weight=hyper.local_weight,
+            auxiliary_weight=hyper.auxiliary_weight,
+            reduction=hyper.reduction,
+            detach=hyper.detach_targets,
+        )
+        cross_entropies = [functional.cross_entropy(logits.detach(), batch.labels) for logits in (own, shared)]
+        return Step(losses.local + losses.auxiliary, torch.stack(cross_entropies))
+
+    return step
+
+
+def build(hyper: FMLHyper, federation: FederationSpec) -> Algorithm:
+    """FML; the shared network is averaged, all clients alike."""
+    shared = SharedNetwork.of(hyper, federation)
+    coder = Whole(shared.shapes)
+    return Algorithm(
+        name="fml",
+        client=AuxiliaryClient(
+            "fml", hyper, shared, coder, mutual_loss(hyper), ("cross_entropy", "auxiliary_cross_entropy")
+        ),
+        server=shared.server(coder),
+        table2_parameters=lambda held: exchanged_parameters(held, shared.parameters),
+        tensor_shapes=coder.shapes,
+    )
+
+
+SPEC = AlgorithmSpec("fml", "FML", FMLHyper, build)

@@ -1,0 +1,95 @@
+"""FedKD's compression: a tensor as two thin factors that keep most of its energy, where that is smaller.
+
+Chuhan Wu et al., "Communication-efficient federated learning via knowledge distillation", Nature Communications 2022.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tinyproto.core.task import State
+
+MatrixView = Literal["filters", "kernels"]
+"""How a convolution's weight becomes matrices: one of (out, in·k·k), or one of k × k for each pair of channels."""
+
+LEFT, RIGHT = ".left", ".right"
+"""End the names of a tensor's factors."""
+
+
+class Factors(NamedTuple):
+    """left @ right is the tensor, as the matrices it was seen as."""
+
+    left: Tensor  # (..., m, r)
+    right: Tensor  # (..., r, n)
+
+
+def energy_threshold(round_number: int, rounds: int, start: float, end: float) -> float:
+    """T of a round: from `start` in round 1 in equal steps towards `end`, which it would reach after the last."""
+    return start + (round_number - 1) / rounds * (end - start)
+
+
+def as_matrices(tensor: Tensor, view: MatrixView) -> Tensor:
+    """A weight as one matrix (m, n) or several (..., m, n)."""
+    return tensor.flatten(1) if view == "filters" else tensor
+
+
+def kept_rank(singular_values: Tensor, energy: float) -> int:
+    """The smallest r whose first r components hold more than `energy` of Σσ², over all matrices together.
+
+    All of them where no smaller number does: a flat spectrum is kept, never zeroed.
+    """
+    energies = singular_values.double().square().flatten(0, -2).sum(0)  # (n,)
+    enough = energies.cumsum(0) > energy * energies.sum()
+    return int(enough.int().argmax()) + 1 if bool(enough.any()) else len(energies)
+
+
+def largest_rank(shape: torch.Size | tuple[int, ...]) -> int:
+    """The greatest r for which factors of (..., m, n) have fewer entries than the matrices themselves; may be 0."""
+    m, n = shape[-2:]
+    return (m * n - 1) // (m + n)
+
+
+def factorise(tensor: Tensor, energy: float, view: MatrixView) -> Factors | None:
+    """Factors that hold `energy` of the tensor; None where the tensor itself is no larger than they are."""
+    if tensor.dim() < 2 or tensor.shape[0] == 1:
+        return None
+    matrices = as_matrices(tensor, view)
+    most = largest_rank(matrices.shape)
+    if most == 0:
+        return None
+    left, values, right = torch.linalg.svd(matrices.double(), full_matrices=False)
+    rank = kept_rank(values.unsqueeze(0) if values.dim() == 1 else values, energy)
+    if rank > most:
+        return None
+    scaled = left[..., :rank] * values[..., None, :rank]
+    return Factors(scaled.float().contiguous(), right[..., :rank, :].float().contiguous())
+
+
+def multiply(factors: Factors, shape: torch.Size | tuple[int, ...]) -> Tensor:
+    """The tensor of this shape that the factors stand for."""
+    return (factors.left @ factors.right).reshape(shape)
+
+
+def compress_tensors(tensors: State, energy: float, view: MatrixView) -> State:
+    """Every tensor in its smaller form: under its own name, or as factors under names ending in `LEFT` and `RIGHT`."""
+    compressed: State = {}
+    for name, tensor in tensors.items():
+        factors = factorise(tensor, energy, view)
+        if factors is None:
+            compressed[name] = tensor
+        else:
+            compressed[name + LEFT], compressed[name + RIGHT] = factors
+    return compressed
+
+
+def restore_tensors(compressed: State, shapes: dict[str, tuple[int, ...]]) -> State:
+    """Every tensor in its own shape again."""
+    return {
+        name: compressed[name]
+        if name in compressed
+        else multiply(Factors(compressed[name + LEFT], compressed[name + RIGHT]), shape)
+        for name, shape in shapes.items()
+    }
