@@ -23,6 +23,7 @@ docs: .venv/.dev
 	mv docs/configuration.md.new docs/configuration.md
 	$(BIN)/python docs/pictures/draw.py
 	$(BIN)/python docs/pictures/flow.py
+	$(BIN)/python -m tinyproto.reproduce.experiments
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix .

@@ -24,6 +24,7 @@ RANKS = {
     "tracking": 7,
     "experiment": 8,
     "report": 8,
+    "reproduce": 8,
     "workers": 9,
     "grid": 10,
     "api": 11,

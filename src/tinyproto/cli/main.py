@@ -168,6 +168,24 @@ def models(
 
 
 @app.command()
+def reproduce(
+    list_: Annotated[bool, typer.Option("--list", help="List the paper's tables and figures and their configs.")],
+    json: Json = False,
+) -> None:
+    """The paper's experiments: which config gives which table or figure.
+
+    Example:
+
+    - tinyproto reproduce --list
+    """
+    from tinyproto.cli.reproduce import list_experiments
+    from tinyproto.cli.terminal import Output
+
+    if list_:
+        list_experiments(Output(json=json))
+
+
+@app.command()
 def doctor(json: Json = False) -> None:
     """Say what this machine offers: versions, devices, threads, extras, and where data is found."""
     from tinyproto.cli.doctor import examine

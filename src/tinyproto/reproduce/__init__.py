@@ -1,0 +1,1 @@
+"""The paper's experiments: which configs its tables and figures are made of."""

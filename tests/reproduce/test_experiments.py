@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tinyproto.config import load_config
+from tinyproto.reproduce.experiments import FOLDER, PaperConfig, experiments, write
+
+ROOT = Path(__file__).parents[2]
+ALL = experiments()
+
+
+def of(target: str) -> list[PaperConfig]:
+    return [config for config in ALL if config.target == target]
+
+
+def test_the_files_in_configs_paper_are_what_the_definition_says() -> None:
+    found = {path.name: path.read_text() for path in (ROOT / FOLDER).glob("*.yaml")}
+    assert found == {config.path.name: config.text() for config in ALL}, "run `make docs`"
+
+
+@pytest.mark.parametrize("config", ALL, ids=lambda config: config.stem)
+def test_every_config_of_the_paper_is_valid_and_says_how_to_run_it(config: PaperConfig) -> None:
+    loaded = load_config(ROOT / config.path)
+    assert loaded.model.name == config.stem
+    assert loaded.model.preset == "reference"
+    assert f"tinyproto run {config.path.as_posix()} data.root=data" in config.text()
+    assert len(loaded.algorithms) * len(loaded.model.seeds) == config.cells
+
+
+def test_table_1_has_the_paper_s_eight_methods_and_local_on_three_datasets_three_times() -> None:
+    assert [config.values["data"]["name"] for config in of("table1")] == ["cifar10", "cifar100", "tiny_imagenet"]
+    for config in of("table1"):
+        assert len(config.values["algorithms"]) == 9
+        assert config.cells == 27
+
+
+def test_the_ablation_has_the_paper_s_rows_but_for_the_four_that_table_1_has() -> None:
+    # 24 rows: 2 methods × (no CPS, five dimensions) × (scaled or not); FedProto, FedTGP and s=50 scaled are in Table 1.
+    for config in of("appendix"):
+        rows = {(entry["name"], entry["cps_dim"], entry["scaling"]) for entry in config.values["algorithms"]}
+        assert len(rows) == len(config.values["algorithms"]) == 20
+        assert not rows & {(name, 50, "count") for name in ("tinyproto_fp", "tinyproto_ft")}
+        assert ("tinyproto_ft", None, "count") in rows
+        assert ("tinyproto_fp", 450, "none") in rows
+
+
+def test_table_3_changes_one_thing_at_a_time() -> None:
+    partitions = [(c.values["partition"]["num_clients"], c.values["partition"]["alpha"]) for c in of("table3")]
+    assert partitions == [(50, 0.1), (20, 0.01), (20, 0.5)]
+
+
+def test_the_figures_move_the_width_and_a_tenth_of_it() -> None:
+    assert [tuple(c.values["prototypes"].values()) for c in of("figure-neurons")] == [(100, 10), (1000, 100)]
+    widths = [c.values["prototypes"]["dim"] for c in of("figure-compression")]
+    assert widths == [50, 150, 250, 350, 450] * 2
+
+
+def test_writing_removes_what_the_definition_no_longer_has(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / FOLDER / "old.yaml").write_text("name: old\n")
+    write(tmp_path)
+    assert {path.stem for path in (tmp_path / FOLDER).glob("*")} == {config.stem for config in ALL}
+    first = yaml.safe_load((tmp_path / ALL[0].path).read_text())
+    assert first == dict(ALL[0].values)
