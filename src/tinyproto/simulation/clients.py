@@ -24,6 +24,7 @@ def build_clients(
     """Client i with network i modulo their number, weights drawn from its own stream; all clients, or `only` some."""
     shape = ModelShape(data.images.input_shape, proto_dim, data.images.num_classes)
     counts = data.counted(counted_samples)
+    placed = data.to(device)
     clients = {}
     for client in range(data.num_clients) if only is None else sorted(only):
         index = client % len(models)
@@ -32,8 +33,8 @@ def build_clients(
             id=client,
             architecture=entry if isinstance(entry, str) else (index, entry_name(entry)),
             model=build_model(entry, shape, streams.derive("model", client=client)).to(device),
-            train=data.train(client).to(device),
-            test=data.test(client).to(device),
+            train=placed.train(client),
+            test=placed.test(client),
             class_counts=counts[client].to(device),
             local=Prototypes.absent(shape.num_classes, proto_dim, device),
         )
