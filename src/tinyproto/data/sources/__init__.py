@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from tinyproto.data.images import Images
-from tinyproto.data.sources import digits
+from tinyproto.data.sources import cifar, digits
+from tinyproto.data.sources.base import LabelledNames, Progress, Request, Source, silent
 from tinyproto.errors import DataError
 from tinyproto.imports import unknown
 
-
-class Source:
-    """A named dataset: how to load it from a root folder, and where it is found."""
-
-    def __init__(self, load: Callable[[Path | None], Images], locate: Callable[[Path | None], str]) -> None:
-        self.load = load
-        self.locate = locate
-
-
-SOURCES: Mapping[str, Source] = {"digits": Source(digits.load, digits.locate)}
+SOURCES: Mapping[str, Source] = {
+    "digits": Source(digits.load, digits.locate),
+    "cifar10": cifar.source(cifar.CIFAR10),
+    "cifar100": cifar.source(cifar.CIFAR100),
+}
 
 
 def check_name(name: str) -> None:
@@ -31,4 +27,7 @@ def check_name(name: str) -> None:
 def load(name: str, root: str | Path | None = None) -> Images:
     """A dataset by name, from its files under `root` where it has any."""
     check_name(name)
-    return SOURCES[name].load(None if root is None else Path(root))
+    return SOURCES[name].load(Request(None if root is None else Path(root)))
+
+
+__all__ = ["SOURCES", "LabelledNames", "Progress", "Request", "Source", "check_name", "load", "silent"]

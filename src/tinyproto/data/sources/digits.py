@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from tinyproto.data.images import Images
 from tinyproto.data.pixels import SharedPixels
+from tinyproto.data.sources.base import Request
 
 
-def load(root: Path | None) -> Images:  # noqa: ARG001
+def load(request: Request) -> Images:  # noqa: ARG001
     """All digits; the pixels 0 to 16 become −1 to 1."""
     table = _table()
     shared = SharedPixels.blank((len(table), 1, 8, 8))
