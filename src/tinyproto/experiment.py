@@ -14,7 +14,6 @@ from tinyproto.config.algorithms import AlgorithmEntry
 from tinyproto.config.load import Config
 from tinyproto.data.federation import FederatedData
 from tinyproto.data.images import Images
-from tinyproto.data.partition import dirichlet_shares
 from tinyproto.data.sources import load
 from tinyproto.engine.client import LocalTraining
 from tinyproto.errors import ConfigError
@@ -44,16 +43,7 @@ class Experiment:
         self.device = resolve_device(model.train.device)
         self._has_objects = images is not None
         self.images = load(model.data.name, model.data.root) if images is None else images
-        partition = model.partition
-        shares = dirichlet_shares(
-            self.images.labels.numpy(),
-            partition.num_clients,
-            partition.alpha,
-            partition.seed,
-            partition.train_fraction,
-            partition.min_samples,
-        )
-        self.data = FederatedData(self.images, shares)
+        self.data = FederatedData(self.images, model.partition.asked().shares(self.images.labels.numpy()))
         self.federation = FederationSpec(self.images.num_classes, model.prototypes.dim, model.train.learning_rate)
         shape = ModelShape(self.images.input_shape, model.prototypes.dim, self.images.num_classes)
         for entry in model.models:

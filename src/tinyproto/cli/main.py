@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 import tinyproto
+from tinyproto.cli.data import data
 from tinyproto.errors import Interrupted, TinyProtoError
 
 USER_ERROR = 2
@@ -23,6 +24,9 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+app.add_typer(data)
 
 
 def _show_version(wanted: bool) -> None:

@@ -12,9 +12,9 @@ from tinyproto.errors import DataError
 from tinyproto.imports import unknown
 
 SOURCES: Mapping[str, Source] = {
-    "digits": Source(digits.load, digits.locate),
     "cifar10": cifar.source(cifar.CIFAR10),
     "cifar100": cifar.source(cifar.CIFAR100),
+    "digits": Source(digits.load, digits.locate),
 }
 
 
@@ -30,4 +30,10 @@ def load(name: str, root: str | Path | None = None) -> Images:
     return SOURCES[name].load(Request(None if root is None else Path(root)))
 
 
-__all__ = ["SOURCES", "LabelledNames", "Progress", "Request", "Source", "check_name", "load", "silent"]
+def load_labels(name: str, request: Request) -> LabelledNames:
+    """A dataset's labels, without decoding its images where that can be."""
+    check_name(name)
+    return SOURCES[name].only_labels(request)
+
+
+__all__ = ["SOURCES", "LabelledNames", "Progress", "Request", "Source", "check_name", "load", "load_labels", "silent"]

@@ -1,0 +1,42 @@
+"""`tinyproto data`: getting datasets, and seeing who holds what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+data = typer.Typer(
+    name="data",
+    no_args_is_help=True,
+    help="Get a dataset, or see which client holds what.",
+    rich_markup_mode="markdown",
+)
+
+
+@data.command()
+def split(
+    config: Annotated[
+        Path,
+        typer.Argument(metavar="CONFIG", help="A config file, such as configs/quickstart.yaml.", show_default=False),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Config keys to set, dotted.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print counts and sizes as JSON.")] = False,
+) -> None:
+    """Show a config's partition: every client's samples by class, and its train and test part.
+
+    With --json: **counts** (one row per client, one number per class, train and test together), **train** and
+    **test** (samples per client).
+
+    Examples:
+
+    - tinyproto data split configs/quickstart.yaml
+    - tinyproto data split configs/quickstart.yaml partition.alpha=1 partition.num_clients=5 --json
+    """
+    from tinyproto.cli.split import show_split
+
+    show_split(config, overrides or [], as_json)
