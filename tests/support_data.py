@@ -76,3 +76,36 @@ class Python2Pickle:
         raw = self.string(array.tobytes("F" if self.by_column else "C"))
         flag = b"\x88" if self.by_column else b"\x89"
         return made + b"(K\x01" + shape + kind + flag + raw + b"t" + self.put() + b"b"
+
+
+def picture(shade: int, size: tuple[int, int] = (8, 8), mode: str = "RGB") -> Any:
+    """A Pillow image of one shade, but for a black first row."""
+    from PIL import Image
+
+    image = Image.new(mode, (size[1], size[0]), shade if mode in ("1", "L") else (shade, 255 - shade, 7)[: len(mode)])
+    image.paste(Image.new(mode, (size[1], 1)), (0, 0))
+    return image
+
+
+def write_picture(path: Path, shade: int, size: tuple[int, int] = (8, 8), mode: str = "RGB") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture(shade, size, mode).save(path, quality=95)
+
+
+def write_tiny_imagenet(folder: Path, classes: tuple[str, ...] = ("n01", "n02", "n03"), train: int = 3) -> None:
+    """The official layout: val images are of the classes in turn; every second class's first train image is grey."""
+    for number, name in enumerate(classes):
+        for index in range(train):
+            mode = "L" if index == 0 and number % 2 else "RGB"
+            write_picture(
+                folder / "train" / name / "images" / f"{name}_{index}.JPEG", 40 * number + 10 * index, mode=mode
+            )
+        boxes = "".join(f"{name}_{index}.JPEG\t0\t0\t7\t7\n" for index in range(train))
+        (folder / "train" / name / f"{name}_boxes.txt").write_text(boxes)
+    lines = []
+    for index in range(2 * len(classes)):
+        write_picture(folder / "val" / "images" / f"val_{index}.JPEG", 200 + index)
+        lines.append(f"val_{index}.JPEG\t{classes[index % len(classes)]}\t0\t0\t7\t7\n")
+    (folder / "val" / "val_annotations.txt").write_text("".join(lines))
+    (folder / "wnids.txt").write_text("\n".join(reversed(classes)) + "\n")
+    write_picture(folder / "test" / "images" / "test_0.JPEG", 0)

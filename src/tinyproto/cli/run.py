@@ -9,6 +9,7 @@ from rich.console import Console
 
 from tinyproto import grid
 from tinyproto.cli.interrupt import StopOnInterrupt
+from tinyproto.cli.loading import LoadingBar
 from tinyproto.cli.progress import Progress
 from tinyproto.cli.table import comparison_table
 from tinyproto.cli.terminal import terminal
@@ -23,15 +24,20 @@ from tinyproto.tracking.run_folder import RunFolder
 
 def run_config(path: Path, overrides: Sequence[str], runs: Path, overwrite: bool) -> None:
     """A config in, a run folder out."""
-    experiment = Experiment(load_config(path, overrides))
+    experiment = _experiment(load_config(path, overrides))
     folder = runs / experiment.config.model.name
     _watch(experiment, folder, lambda progress: grid.run(experiment, runs, overwrite=overwrite, observer=progress))
 
 
 def resume_run(folder: Path) -> None:
     """A run folder in, the same run folder out, finished."""
-    experiment = Experiment(load_config(RunFolder.open(folder).path / "config.yaml"))
+    experiment = _experiment(load_config(RunFolder.open(folder).path / "config.yaml"))
     _watch(experiment, folder, lambda progress: grid.resume(experiment, folder, observer=progress))
+
+
+def _experiment(config: Config) -> Experiment:
+    with LoadingBar(terminal()) as progress:
+        return Experiment(config, progress=progress)
 
 
 def _watch(experiment: Experiment, folder: Path, play: Callable[[Progress], Path]) -> None:

@@ -48,12 +48,26 @@ class Section(BaseModel):
 class DataSection(Section):
     """Which images."""
 
-    name: str = Field("digits", description="dataset: digits (embedded)")
-    root: str | None = Field(None, description="folder that holds the dataset's files, where it has any")
+    name: str = Field("digits", description="cifar10, cifar100, tiny_imagenet, image_folder, npz, or digits (embedded)")
+    root: str | None = Field(None, description="folder that holds the dataset's files, or the .npz file; data if null")
+    image_size: Positive | None = Field(
+        None, description="image_folder: height and width that all images are brought to; null: they have one size"
+    )
+    cache: str | None = Field(
+        None, description="tiny_imagenet, image_folder: where decoded images are kept; null: beside them"
+    )
+
+    @model_validator(mode="after")
+    def _only_what_the_dataset_reads(self) -> DataSection:
+        for key, readers in (("image_size", ("image_folder",)), ("cache", ("tiny_imagenet", "image_folder"))):
+            if getattr(self, key) is not None and self.name not in readers:
+                raise ValueError(f"{key} is read by {' and '.join(readers)}, not by {self.name}; leave it out")
+        return self
 
     def request(self, progress: Progress = silent) -> Request:
         """What the dataset's source is asked for."""
-        return Request(root=None if self.root is None else Path(self.root), progress=progress)
+        root, cache = (None if path is None else Path(path).expanduser() for path in (self.root, self.cache))
+        return Request(root, cache, self.image_size, progress)
 
 
 class PartitionSection(Section):

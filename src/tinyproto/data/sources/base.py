@@ -31,8 +31,8 @@ class Request:
     """What a config's `data` section asks a source for."""
 
     root: Path | None = None
-    image_size: tuple[int, int] | None = None  # height, width
     cache: Path | None = None
+    image_size: int | None = None
     progress: Progress = silent
 
 
