@@ -21,6 +21,7 @@ RANKS = {
     "engine": 5,
     "simulation": 6,
     "config": 7,
+    "fetch": 7,
     "report": 7,
     "tracking": 7,
     "experiment": 8,

@@ -7,12 +7,42 @@ from typing import Annotated
 
 import typer
 
+from tinyproto.errors import Interrupted
+
 data = typer.Typer(
     name="data",
     no_args_is_help=True,
     help="Get a dataset, or see which client holds what.",
     rich_markup_mode="markdown",
 )
+
+
+@data.command()
+def fetch(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="cifar10, cifar100 or tiny_imagenet.", show_default=False)
+    ],
+    root: Annotated[Path, typer.Option(help="The folder to put it in: the config's data.root.")] = Path("data"),
+    url: Annotated[
+        str | None, typer.Option(help="Another address of the same archive; its checksum has to be the published one.")
+    ] = None,
+) -> None:
+    """Download a dataset from its official address, check it and unpack it.
+
+    A download that was interrupted goes on where it stopped. Without a network, put the archive into the folder by
+    hand and run the same command: it is checked and unpacked.
+
+    Examples:
+
+    - tinyproto data fetch cifar100
+    - tinyproto data fetch tiny_imagenet --root /big/disk
+    """
+    from tinyproto.cli.fetch import fetch_dataset
+
+    try:
+        fetch_dataset(name, root, url)
+    except KeyboardInterrupt:
+        raise Interrupted("run the same command again to go on") from None
 
 
 @data.command()
