@@ -13,7 +13,7 @@ import torch
 
 from tinyproto.data.images import Images
 from tinyproto.data.pixels import SharedPixels
-from tinyproto.workers.handover import handed_over, load_request
+from tinyproto.workers.handover import Handover, handed_over
 
 READ_ELSEWHERE = """
 import json, sys
@@ -66,8 +66,10 @@ def test_without_memory_files_a_nameless_file_takes_their_place(monkeypatch: pyt
 def test_a_worker_is_handed_the_same_dataset() -> None:
     shared = filled()
     images = Images("tiny", shared.tensor, torch.tensor([1, 0]), 3, 0.5, -2.0, shared)
-    request = load_request({"name": "x"}, images)
-    request.head["pixels"]["descriptor"] = os.dup(shared.descriptor)
+    handover = Handover(images)
+    request = handover.request({"name": "x"})
+    for name, descriptor in zip(("pixels", "labels"), handover.descriptors, strict=True):
+        request.head[name]["descriptor"] = os.dup(descriptor)
     received = handed_over(request)
     assert (received.name, received.num_classes, received.scale, received.shift) == ("tiny", 3, 0.5, -2.0)
     assert received.labels.tolist() == [1, 0]

@@ -1,27 +1,46 @@
-"""How a worker gets the dataset: it maps the main process's pixels, so that all of them together hold one copy."""
+"""How a worker gets the dataset: it maps the main process's memory, so that all of them together hold one copy.
+
+The request itself stays small: one larger than a pipe's buffer would wait for the worker to start, one after another.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import torch
+
 from tinyproto.data.images import Images
 from tinyproto.data.pixels import SharedPixels
-from tinyproto.workers.pipe import Parcel, pack_tensors, unpack_tensors
+from tinyproto.workers.pipe import Parcel
 
 _FACTS = ("name", "num_classes", "scale", "shift")
 
 
-def load_request(config: Mapping[str, Any], images: Images) -> Parcel:
-    """What a worker that inherits the open pixels needs to build the experiment."""
-    assert images.shared is not None
-    facts = {name: getattr(images, name) for name in _FACTS}
-    head = {"do": "load", "config": config, "images": facts, "pixels": images.shared.address()}
-    return Parcel(head, [pack_tensors({"labels": images.labels})])
+class Handover:
+    """A dataset for workers that inherit its open files."""
+
+    def __init__(self, images: Images) -> None:
+        assert images.shared is not None
+        self._pixels = images.shared
+        self._labels = SharedPixels.blank((len(images), 8))
+        self._labels.array[:] = images.labels.numpy().view(np.uint8).reshape(-1, 8)
+        self._facts = {name: getattr(images, name) for name in _FACTS}
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What a worker has to inherit."""
+        return [self._pixels.descriptor, self._labels.descriptor]
+
+    def request(self, config: Mapping[str, Any]) -> Parcel:
+        """What a worker needs to build the experiment."""
+        addresses = {"pixels": self._pixels.address(), "labels": self._labels.address()}
+        return Parcel({"do": "load", "config": config, "images": self._facts, **addresses})
 
 
 def handed_over(request: Parcel) -> Images:
     """The dataset on the worker's side."""
-    shared = SharedPixels(**request.head["pixels"])
-    labels = unpack_tensors(request.blobs[0])["labels"]
-    return Images(pixels=shared.tensor, labels=labels, shared=shared, **request.head["images"])
+    pixels, labels = (SharedPixels(**request.head[name]) for name in ("pixels", "labels"))
+    values = torch.from_numpy(labels.array.reshape(-1).view(np.int64))
+    return Images(pixels=pixels.tensor, labels=values, shared=pixels, **request.head["images"])

@@ -16,7 +16,7 @@ from tinyproto.data.images import Images
 from tinyproto.engine.server import Reply
 from tinyproto.errors import TinyProtoError, WorkerError
 from tinyproto.simulation.clients import PARTS
-from tinyproto.workers.handover import load_request
+from tinyproto.workers.handover import Handover
 from tinyproto.workers.pipe import Parcel, pack_tensors, receive, send, unpack_tensors
 
 
@@ -24,7 +24,8 @@ class WorkerPool:
     """Processes that each hold a share of the clients; close it, and they are gone."""
 
     def __init__(self, config: Mapping[str, Any], images: Images, count: int) -> None:
-        self._workers = [_Process(index, config, images) for index in range(count)]
+        dataset = Handover(images)
+        self._workers = [_Process(index, config, dataset) for index in range(count)]
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -111,8 +112,7 @@ class WorkerHost:
 class _Process:
     """One worker process and the pipe to it."""
 
-    def __init__(self, index: int, config: Mapping[str, Any], images: Images) -> None:
-        assert images.shared is not None
+    def __init__(self, index: int, config: Mapping[str, Any], dataset: Handover) -> None:
         self.name = f"worker {index + 1}"
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
@@ -121,10 +121,10 @@ class _Process:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
-            pass_fds=[images.shared.descriptor],
+            pass_fds=dataset.descriptors,
         )
         self._loaded = False
-        self.ask(load_request(config, images))
+        self.ask(dataset.request(config))
 
     def ask(self, parcel: Parcel) -> None:
         """Send a request."""
