@@ -29,16 +29,18 @@ class LoadingBar:
         self.tasks: dict[str, bars.TaskID] = {}
 
     def __enter__(self) -> LoadingBar:
-        self.bars.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.bars.stop()
+        if self.tasks:
+            self.bars.stop()
 
     def __call__(self, what: str, done: int, total: int) -> None:
         """Move the bar of `what`; a total of 0 is one that nobody knows."""
+        if not self.tasks:
+            self.bars.start()
         if what not in self.tasks:
             self.tasks[what] = self.bars.add_task(what, total=total or None)
             if not self.console.is_terminal:

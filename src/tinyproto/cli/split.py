@@ -18,7 +18,7 @@ from tinyproto.cli.terminal import terminal
 from tinyproto.config import load_config
 from tinyproto.data.partition import Share
 from tinyproto.data.partition_kinds import count_matrix
-from tinyproto.data.sources import LabelledNames, load_labels
+from tinyproto.data.sources import LabelledNames, load_labels, silent
 from tinyproto.report.words import counted, number
 
 FEW_CLASSES = 12
@@ -48,7 +48,7 @@ def show_split(path: Path, overrides: Sequence[str], as_json: bool) -> None:
     """A config in, its partition out."""
     model = load_config(path, overrides).model
     with LoadingBar(terminal()) as progress:
-        dataset = load_labels(model.data.name, model.data.request(progress))
+        dataset = load_labels(model.data.name, model.data.request(silent if as_json else progress))
     shares = model.partition.asked().shares(dataset.labels)
     split = Split(dataset, shares, count_matrix(dataset.labels, shares, dataset.num_classes))
     if as_json:
