@@ -30,6 +30,7 @@ def filled() -> SharedPixels:
 
 def test_another_process_reads_what_was_written() -> None:
     pixels = filled()
+    assert pixels.descriptor is not None
     done = subprocess.run(
         [sys.executable, "-c", READ_ELSEWHERE, json.dumps(pixels.address())],
         pass_fds=[pixels.descriptor],
@@ -42,6 +43,7 @@ def test_another_process_reads_what_was_written() -> None:
 
 def test_what_another_mapping_writes_stays_its_own() -> None:
     pixels = filled()
+    assert pixels.descriptor is not None
     other = SharedPixels(os.dup(pixels.descriptor), pixels.shape)
     other.array[0] = 9
     assert pixels.tensor.flatten().tolist() == [1, 2, 3, 4, 5, 255]
@@ -71,6 +73,21 @@ def test_a_worker_is_handed_the_same_dataset() -> None:
     for name, descriptor in zip(("pixels", "labels"), handover.descriptors, strict=True):
         request.head[name]["descriptor"] = os.dup(descriptor)
     received = handed_over(request)
+    assert received is not None
     assert (received.name, received.num_classes, received.scale, received.shift) == ("tiny", 3, 0.5, -2.0)
     assert received.labels.tolist() == [1, 0]
     assert received.pixels.equal(images.pixels)
+
+
+def test_where_no_such_file_may_be_the_pixels_are_this_process_s_and_workers_load_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def too_large(*_: object) -> None:
+        raise OSError(27, "File too large")
+
+    monkeypatch.setattr(os, "ftruncate", too_large)
+    shared = filled()
+    assert shared.tensor.sum() == 270
+    handover = Handover(Images("tiny", shared.tensor, torch.tensor([1, 0]), 3, 0.5, -2.0, shared))
+    assert handover.descriptors == []
+    assert handed_over(handover.request({"name": "x"})) is None

@@ -19,28 +19,33 @@ _FACTS = ("name", "num_classes", "scale", "shift")
 
 
 class Handover:
-    """A dataset for workers that inherit its open files."""
+    """A dataset for workers that inherit its open files; without any, each worker loads its own."""
 
     def __init__(self, images: Images) -> None:
         assert images.shared is not None
-        self._pixels = images.shared
-        self._labels = SharedPixels.blank((len(images), 8))
-        self._labels.array[:] = images.labels.numpy().view(np.uint8).reshape(-1, 8)
+        labels = SharedPixels.blank((len(images), 8))
+        labels.array[:] = images.labels.numpy().view(np.uint8).reshape(-1, 8)
+        self._parts = {"pixels": images.shared, "labels": labels}
         self._facts = {name: getattr(images, name) for name in _FACTS}
 
     @property
     def descriptors(self) -> list[int]:
         """What a worker has to inherit."""
-        return [self._pixels.descriptor, self._labels.descriptor]
+        return [part.descriptor for part in self._parts.values() if part.descriptor is not None]
 
     def request(self, config: Mapping[str, Any]) -> Parcel:
         """What a worker needs to build the experiment."""
-        addresses = {"pixels": self._pixels.address(), "labels": self._labels.address()}
-        return Parcel({"do": "load", "config": config, "images": self._facts, **addresses})
+        head = {"do": "load", "config": config}
+        if len(self.descriptors) < len(self._parts):
+            return Parcel(head)
+        addresses = {name: part.address() for name, part in self._parts.items()}
+        return Parcel({**head, "images": self._facts, **addresses})
 
 
-def handed_over(request: Parcel) -> Images:
-    """The dataset on the worker's side."""
+def handed_over(request: Parcel) -> Images | None:
+    """The dataset on the worker's side; None where the worker has to load it."""
+    if "images" not in request.head:
+        return None
     pixels, labels = (SharedPixels(**request.head[name]) for name in ("pixels", "labels"))
     values = torch.from_numpy(labels.array.reshape(-1).view(np.int64))
     return Images(pixels=pixels.tensor, labels=values, shared=pixels, **request.head["images"])
