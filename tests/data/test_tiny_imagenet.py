@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -71,8 +72,6 @@ def test_the_labels_need_no_decoding(folder: Path) -> None:
 
 
 def test_val_images_of_classes_that_are_not_there_are_passed_over(folder: Path) -> None:
-    import shutil
-
     shutil.rmtree(folder / "train" / "n02")
     (folder / "wnids.txt").write_text("n01\nn03\n")
     assert load("tiny_imagenet", folder).labels.tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 1, 1]
@@ -106,7 +105,7 @@ def test_truncated_annotations_are_named(folder: Path) -> None:
     assert f"{annotations} is truncated: it says nothing of val_5.JPEG" in refused(folder)
 
 
-@pytest.mark.parametrize("keep", [0, 20, 300])
+@pytest.mark.parametrize("keep", [0, 20, 300, -20])
 def test_a_truncated_or_corrupt_image_is_named_and_leaves_no_cache(folder: Path, keep: int) -> None:
     image = folder / "val" / "images" / "val_1.JPEG"
     image.write_bytes(image.read_bytes()[:keep])
