@@ -12,6 +12,7 @@ from torch import nn
 from tinyproto.algorithms.base import Client
 from tinyproto.config.load import parse_config
 from tinyproto.data.images import Images
+from tinyproto.data.partition_kinds import OWN_KEYS
 from tinyproto.data.sources import load
 from tinyproto.engine.round import RoundRecord
 from tinyproto.errors import ConfigError
@@ -67,7 +68,7 @@ def simulate(
         models: registered names, dotted paths, factories or modules; client i gets entry i modulo their number.
             One entry alone is for all clients; the four small CNNs if left out.
         num_clients: M.
-        alpha: concentration of the Dirichlet partition.
+        alpha: concentration of the Dirichlet partition; another kind comes with its keys through `settings`.
         rounds: T.
         seed: of weights, batches and draws.
         preset: the reading of the paper's open points.
@@ -84,7 +85,7 @@ def simulate(
         "models": _entries(models),
         "algorithms": [algorithm if isinstance(algorithm, str) else dict(algorithm)],
         "seeds": [_plain(seed)],
-        "partition": {"num_clients": _plain(num_clients), "alpha": _plain(alpha)},
+        "partition": _partition(settings or {}, num_clients=_plain(num_clients), alpha=_plain(alpha)),
         "prototypes": {
             "dim": _plain(proto_dim),
             "cps_dim": max(1, proto_dim // 10) if cps_dim == "tenth" else _plain(cps_dim),
@@ -107,6 +108,15 @@ def simulate(
         rounds=[round_.record for round_ in played],
         clients=list(host.clients.clients.values()),
     )
+
+
+def _partition(settings: Mapping[str, Any], **arguments: Any) -> dict[str, Any]:
+    """The arguments that the kind of partition reads; one from a file says itself how many clients it has."""
+    given = settings.get("partition")
+    kind = given.get("kind", "dirichlet") if isinstance(given, Mapping) else "dirichlet"
+    if not isinstance(kind, str) or kind not in OWN_KEYS or kind == "file":
+        return {}
+    return {key: value for key, value in arguments.items() if key in OWN_KEYS[kind]}
 
 
 def _plain(value: Any) -> Any:

@@ -14,8 +14,7 @@ from tinyproto.config.algorithms import AlgorithmEntry
 from tinyproto.config.load import Config
 from tinyproto.data.federation import FederatedData
 from tinyproto.data.images import Images
-from tinyproto.data.partition import dirichlet_shares
-from tinyproto.data.sources import load
+from tinyproto.data.sources import SOURCES, Progress, silent
 from tinyproto.engine.client import LocalTraining
 from tinyproto.errors import ConfigError
 from tinyproto.models import build_model, entry_name, rehearse_training
@@ -38,22 +37,13 @@ class Cell:
 class Experiment:
     """A config with its data and partition; everything that can be wrong is found before a run folder exists."""
 
-    def __init__(self, config: Config, images: Images | None = None) -> None:
+    def __init__(self, config: Config, images: Images | None = None, progress: Progress = silent) -> None:
         self.config = config
         model = config.model
         self.device = resolve_device(model.train.device)
         self._has_objects = images is not None
-        self.images = load(model.data.name, model.data.root) if images is None else images
-        partition = model.partition
-        shares = dirichlet_shares(
-            self.images.labels.numpy(),
-            partition.num_clients,
-            partition.alpha,
-            partition.seed,
-            partition.train_fraction,
-            partition.min_samples,
-        )
-        self.data = FederatedData(self.images, shares)
+        self.images = SOURCES[model.data.name].load(model.data.request(progress)) if images is None else images
+        self.data = FederatedData(self.images, model.partition.asked().shares(self.images.labels.numpy()))
         self.federation = FederationSpec(
             num_classes=self.images.num_classes,
             proto_dim=model.prototypes.dim,

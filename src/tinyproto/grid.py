@@ -110,7 +110,7 @@ class _Grid:
         workers = self.experiment.workers
         if workers == 1:
             return self._play_from(start, None)
-        with WorkerPool(self.experiment.config.resolved(), workers) as pool:
+        with WorkerPool(self.experiment.config.resolved(), self.experiment.images, workers) as pool:
             return self._play_from(start, pool)
 
     def _play_from(self, start: Checkpoint, pool: WorkerPool | None) -> Path:

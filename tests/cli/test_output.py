@@ -16,6 +16,7 @@ import torch
 
 import tinyproto
 from support_cli import GoodRun, command, in_process
+from support_data import write_cifar10_binary
 
 
 def test_a_label_with_brackets_is_printed_as_it_is(
@@ -91,6 +92,18 @@ def test_doctor_prints_versions_and_devices(tmp_path: Path) -> None:
     assert f"{os.cpu_count()} cores" in lines["cpu"]
     assert "cpu" in lines["devices"]
     assert "scikit-learn" in lines["data"]
+
+
+def test_doctor_says_of_every_dataset_where_it_is_or_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_cifar10_binary(tmp_path / "data" / "cifar-10-batches-bin")
+    assert in_process(monkeypatch, tmp_path, "doctor") == 0
+    rows = [line.split(maxsplit=2)[1:] for line in capsys.readouterr().out.splitlines() if line.startswith("data ")]
+    said = {name: where.strip() for name, where in rows}
+    assert list(said) == ["cifar10", "cifar100", "tiny_imagenet", "image_folder", "npz", "digits"]
+    assert said["cifar10"] == "data/cifar-10-batches-bin"
+    assert said["cifar100"] == "not in data; get it with: tinyproto data fetch cifar100 --root data"
 
 
 def test_doctor_says_where_the_checkout_differs_from_its_commit(

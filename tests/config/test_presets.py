@@ -15,7 +15,7 @@ from tinyproto.data import from_arrays
 from tinyproto.errors import ConfigError
 
 FP, FT = "tinyproto_fp", "tinyproto_ft"
-DATASETS = ("cifar10", "cifar100", "tinyimagenet")
+DATASETS = ("cifar10", "cifar100", "tiny_imagenet")
 PRESETS = ("sound", "reference", "paper")
 
 

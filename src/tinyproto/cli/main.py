@@ -11,6 +11,7 @@ import typer
 
 import tinyproto
 from tinyproto.cli.arguments import positive
+from tinyproto.cli.data import data
 from tinyproto.cli.options import Json, Quiet, Verbose
 from tinyproto.errors import Interrupted, TinyProtoError
 
@@ -25,6 +26,9 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+app.add_typer(data)
 
 
 def _show_version(wanted: bool) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tinyproto import grid
 from tinyproto.cli.interrupt import StopOnInterrupt
+from tinyproto.cli.loading import LoadingBar
 from tinyproto.cli.progress import Progress
 from tinyproto.cli.report import write_report
 from tinyproto.cli.table import comparison_table
@@ -22,7 +23,7 @@ from tinyproto.tracking.run_folder import RunFolder
 
 def run_config(path: Path, overrides: Sequence[str], runs: Path, overwrite: bool, output: Output) -> None:
     """A config in, a run folder out."""
-    experiment = Experiment(load_config(path, overrides))
+    experiment = _experiment(load_config(path, overrides), output)
     folder = runs / experiment.config.model.name
     _watch(
         experiment, folder, output, lambda progress: grid.run(experiment, runs, overwrite=overwrite, observer=progress)
@@ -31,8 +32,13 @@ def run_config(path: Path, overrides: Sequence[str], runs: Path, overwrite: bool
 
 def resume_run(folder: Path, output: Output) -> None:
     """A run folder in, the same run folder out, finished."""
-    experiment = Experiment(load_config(RunFolder.open(folder).path / "config.yaml"))
+    experiment = _experiment(load_config(RunFolder.open(folder).path / "config.yaml"), output)
     _watch(experiment, folder, output, lambda progress: grid.resume(experiment, folder, observer=progress))
+
+
+def _experiment(config: Config, output: Output) -> Experiment:
+    with LoadingBar(output.console) as progress:
+        return Experiment(config, progress=progress)
 
 
 def _watch(experiment: Experiment, folder: Path, output: Output, play: Callable[[Progress], Path]) -> None:

@@ -33,7 +33,7 @@ class Output:
         """One line, however long; nothing in it is markup."""
         self.console.print(words, soft_wrap=True, markup=False)
 
-    def result(self, value: Any) -> None:
+    def result(self, value: Any, indent: int | None = 1) -> None:
         """What was asked for with `--json`; nothing without."""
         if self.wants_json:
-            print(json.dumps(value, indent=1, ensure_ascii=False))
+            print(json.dumps(value, indent=indent, ensure_ascii=False))

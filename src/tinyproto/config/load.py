@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from tinyproto.config.presets import PRESETS
 from tinyproto.config.schema import ConfigModel
 from tinyproto.config.yaml_text import parse_yaml
 from tinyproto.data.images import Images
+from tinyproto.data.partition_kinds import OWN_KEYS
 from tinyproto.data.sources import check_name
 from tinyproto.errors import ConfigError
 from tinyproto.imports import nearest_name, unknown
@@ -47,6 +48,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"{path} is not a config: it has to hold keys and values, such as `name: my_run`")
     for override in overrides:
         _apply(values, override)
+    _forget_another_kind(values, {override.partition("=")[0].strip() for override in overrides})
     return parse_config(values, source=str(path))
 
 
@@ -105,6 +107,19 @@ def _apply(values: dict[str, Any], override: str) -> None:
             raise ConfigError(f"override {override!r}: {'.'.join(parents[: depth + 1])} has no keys of its own")
         place = place[parent]
     place[last] = _yaml(text, f"override {override!r}")
+
+
+def _forget_another_kind(values: dict[str, Any], overridden: Collection[str]) -> None:
+    """Where an override chooses another kind of partition, what the file says for its own kind no longer counts."""
+    section = values.get("partition")
+    if "partition.kind" not in overridden or not isinstance(section, dict):
+        return
+    kind = section.get("kind")
+    if isinstance(kind, str) and kind in OWN_KEYS:
+        own = {key for keys in OWN_KEYS.values() for key in keys}
+        for key in own & section.keys():
+            if OWN_KEYS[kind].get(key) is None and f"partition.{key}" not in overridden:
+                del section[key]
 
 
 _PLAIN_WORDS = {

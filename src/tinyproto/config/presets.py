@@ -22,8 +22,8 @@ class Preset:
     global_scale: Mapping[str, Mapping[str, float]] | None  # algorithm → dataset → μ; None leaves it to be derived
 
 
-PUBLISHED_FP_SCALE = {"cifar10": 1.5e-4, "cifar100": 1.5e-3, "tinyimagenet": 1.5e-3}
-PUBLISHED_FT_SCALE = {"cifar10": 1e-3, "cifar100": 1e-2, "tinyimagenet": 1e-2}
+PUBLISHED_FP_SCALE = {"cifar10": 1.5e-4, "cifar100": 1.5e-3, "tiny_imagenet": 1.5e-3}
+PUBLISHED_FT_SCALE = {"cifar10": 1e-3, "cifar100": 1e-2, "tiny_imagenet": 1e-2}
 
 EXPERT_DISTILLATION: Values = {
     "auxiliary": "smallest",

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from tinyproto.core.batching import LastBatch
 from tinyproto.core.cps import MaskKind
 from tinyproto.data.federation import CountedSamples
+from tinyproto.data.partition_kinds import OWN_KEYS, REQUIRED, Partition, PartitionKind
+from tinyproto.data.sources import Progress, Request, silent
 from tinyproto.engine.client import PrototypeSamples
 from tinyproto.engine.training import TrainerName
 from tinyproto.simulation.loop import EvaluatedClients
@@ -44,23 +48,75 @@ class Section(BaseModel):
 class DataSection(Section):
     """Which images."""
 
-    name: str = Field("digits", description="dataset: digits (embedded)")
-    root: str | None = Field(None, description="folder that holds the dataset's files, where it has any")
+    name: str = Field("digits", description="cifar10, cifar100, tiny_imagenet, image_folder, npz, or digits (embedded)")
+    root: str | None = Field(None, description="folder that holds the dataset's files, or the .npz file; data if null")
+    image_size: Positive | None = Field(
+        None, description="image_folder: height and width that all images are brought to; null: they have one size"
+    )
+    cache: str | None = Field(
+        None, description="tiny_imagenet, image_folder: where decoded images are kept; null: beside them"
+    )
+
+    @model_validator(mode="after")
+    def _only_what_the_dataset_reads(self) -> DataSection:
+        for key, readers in (("image_size", ("image_folder",)), ("cache", ("tiny_imagenet", "image_folder"))):
+            if getattr(self, key) is not None and self.name not in readers:
+                raise ValueError(f"{key} is read by {' and '.join(readers)}, not by {self.name}; leave it out")
+        return self
+
+    def request(self, progress: Progress = silent) -> Request:
+        """What the dataset's source is asked for."""
+        root, cache = (None if path is None else Path(path).expanduser() for path in (self.root, self.cache))
+        return Request(root, cache, self.image_size, progress)
 
 
 class PartitionSection(Section):
     """Who holds what."""
 
-    kind: Literal["dirichlet"] = Field(
-        "dirichlet", description="each class is spread over the clients by a Dirichlet draw"
+    kind: PartitionKind = Field(
+        "dirichlet",
+        description="dirichlet: each class is spread over the clients by a draw; iid; pathological: a few classes per "
+        "client; quantity: sizes by a draw; file: as a file says",
     )
-    alpha: float = Field(0.1, gt=0, description="concentration: small values give clients few classes")
-    num_clients: Positive = Field(20, description="M, the number of clients")
-    seed: Seed = Field(1, description="of the draw; 1 gives the paper's partitions")
+    num_clients: Positive | None = Field(None, description="M, 20 if not given; a file has its own")
+    alpha: float | None = Field(
+        None,
+        gt=0,
+        description="dirichlet, quantity: concentration, 0.1 if not given; small means few classes, unequal sizes",
+    )
+    classes_per_client: Positive | None = Field(None, description="pathological: how many classes a client holds")
+    file: str | None = Field(None, description="file: a .json or .npz with every client's train and test samples")
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(1, description="of the draw; 1 gives the paper's partitions")
     train_fraction: float = Field(0.75, gt=0, lt=1, description="share of a client's samples that it trains on")
     min_samples: Positive = Field(
         1, description="every client has at least so many; at most 1 000 draws, then a repair"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, values: Any) -> Any:
+        """Write out the defaults of the kind."""
+        if not isinstance(values, Mapping):
+            return values
+        own = OWN_KEYS.get(values.get("kind", "dirichlet"), {}) if isinstance(values.get("kind", ""), str) else {}
+        defaults = {key: value for key, value in own.items() if value is not REQUIRED and values.get(key) is None}
+        return {**values, **defaults}
+
+    @model_validator(mode="after")
+    def _only_what_the_kind_reads(self) -> PartitionSection:
+        own = OWN_KEYS[self.kind]
+        for key in ("num_clients", "alpha", "classes_per_client", "file"):
+            given = getattr(self, key) is not None
+            if own.get(key) is REQUIRED and not given:
+                raise ValueError(f"kind {self.kind} needs partition.{key}")
+            if key not in own and given:
+                readers = " and ".join(kind for kind, keys in OWN_KEYS.items() if key in keys)
+                raise ValueError(f"{key} is read by kind {readers}, not by {self.kind}; leave it out")
+        return self
+
+    def asked(self) -> Partition:
+        """The partition to make."""
+        return Partition(**{key: value for key, value in self.model_dump().items() if value is not None})
 
 
 class PrototypesSection(Section):

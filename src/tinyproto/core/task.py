@@ -28,19 +28,28 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class TensorData:
-    """Samples in memory as they are stored (uint8 for images), brought to floats batch by batch."""
+    """Samples in memory as they are stored (uint8 for images), brought to floats batch by batch.
 
-    inputs: Tensor  # (N, ...)
-    labels: Tensor  # (N,) int64
+    The pool may be shared: sample i is then `pool[rows[i]]`, and a client costs its indices, not its pixels.
+    """
+
+    pool: Tensor  # (P, ...) as stored
+    labels: Tensor  # (N,) int64, of the samples
     scale: float = 1.0
     shift: float = 0.0
+    rows: Tensor | None = None  # (N,) int64, where in the pool the samples are; None: the samples are the pool
 
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def inputs(self) -> Tensor:
+        """The samples as stored, (N, ...); a copy where the pool is shared."""
+        return self._stored(slice(None))
+
     def batch(self, indices: Tensor | slice) -> Batch:
         """The samples at `indices`, as floats: stored · scale + shift."""
-        inputs = self.inputs[indices].float()
+        inputs = self._stored(indices).float()
         if (self.scale, self.shift) != (1.0, 0.0):
             inputs = inputs * self.scale + self.shift
         return Batch(inputs, self.labels[indices])
@@ -48,11 +57,16 @@ class TensorData:
     def subset(self, indices: Tensor) -> TensorData:
         """Only the samples at `indices`."""
         indices = indices.to(self.labels.device)
-        return TensorData(self.inputs[indices], self.labels[indices], self.scale, self.shift)
+        rows = indices if self.rows is None else self.rows[indices]
+        return TensorData(self.pool, self.labels[indices], self.scale, self.shift, rows)
 
     def to(self, device: torch.device | str) -> TensorData:
-        """The same samples on another device."""
-        return TensorData(self.inputs.to(device), self.labels.to(device), self.scale, self.shift)
+        """The same samples on another device, the whole pool with them: move a shared pool before it is shared out."""
+        rows = None if self.rows is None else self.rows.to(device)
+        return TensorData(self.pool.to(device), self.labels.to(device), self.scale, self.shift, rows)
+
+    def _stored(self, indices: Tensor | slice) -> Tensor:
+        return self.pool[indices if self.rows is None else self.rows[indices]]
 
 
 @dataclass(frozen=True)

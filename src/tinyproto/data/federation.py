@@ -20,7 +20,7 @@ CountedSamples = Literal["train", "all"]
 
 @dataclass(frozen=True)
 class FederatedData:
-    """A dataset and who holds which of its samples."""
+    """A dataset and who holds which of its samples: one pool of pixels, and each client's places in it."""
 
     images: Images
     shares: Sequence[Share]
@@ -44,6 +44,10 @@ class FederatedData:
     def counted(self, samples: CountedSamples) -> Tensor:
         """n_ij as the scaling is told to count it, (M, K)."""
         return self.train_counts if samples == "train" else self.counts
+
+    def to(self, device: torch.device | str) -> FederatedData:
+        """The same federation with its one pool of pixels on another device."""
+        return FederatedData(self.images.to(device), self.shares)
 
     def train(self, client: int) -> TensorData:
         """A client's training samples."""

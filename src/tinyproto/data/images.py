@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from tinyproto.core.task import TensorData
+from tinyproto.data.pixels import SharedPixels
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Images:
     num_classes: int
     scale: float  # a network sees pixel · scale + shift
     shift: float
+    shared: SharedPixels | None = field(default=None, repr=False)  # holds `pixels`, for workers to map
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -34,5 +36,12 @@ class Images:
         return torch.bincount(self.labels[indices], minlength=self.num_classes)
 
     def take(self, indices: Tensor) -> TensorData:
-        """The samples at `indices`."""
-        return TensorData(self.pixels[indices], self.labels[indices], self.scale, self.shift)
+        """The samples at `indices`; their pixels stay where they are."""
+        indices = indices.to(self.labels.device)
+        return TensorData(self.pixels, self.labels[indices], self.scale, self.shift, rows=indices)
+
+    def to(self, device: torch.device | str) -> Images:
+        """The same images on another device."""
+        if self.pixels.device == torch.device(device):
+            return self
+        return replace(self, pixels=self.pixels.to(device), labels=self.labels.to(device), shared=None)

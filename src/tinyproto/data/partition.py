@@ -31,19 +31,24 @@ def dirichlet_shares(
     The routine and its random numbers are those of the published runs (numpy's legacy generator, whose stream is
     frozen), so seed 1 gives the paper's partitions.
     """
-    if num_clients * min_samples > len(labels):
-        raise DataError(
-            f"{num_clients} clients of at least {min_samples} samples need {num_clients * min_samples}, the dataset "
-            f"has {len(labels)}; lower partition.num_clients or partition.min_samples"
-        )
+    check_enough(labels, num_clients, min_samples)
     random = np.random.RandomState(seed)
     for _ in range(MOST_DRAWS):
         parts = _draw(labels, num_clients, alpha, random)
         if min(len(part) for part in parts) >= min_samples:
             break
     else:
-        _repair(parts, min_samples)
-    return [_split(part, train_fraction, random) for part in parts]
+        repair(parts, min_samples)
+    return [split(part, train_fraction, random) for part in parts]
+
+
+def check_enough(labels: Indices, num_clients: int, min_samples: int) -> None:
+    """Refuse more clients than the samples can serve."""
+    if num_clients * min_samples > len(labels):
+        raise DataError(
+            f"{num_clients} clients of at least {min_samples} samples need {num_clients * min_samples}, the dataset "
+            f"has {len(labels)}; lower partition.num_clients or partition.min_samples"
+        )
 
 
 def _draw(labels: Indices, num_clients: int, alpha: float, random: np.random.RandomState) -> list[Indices]:
@@ -66,7 +71,7 @@ def _draw(labels: Indices, num_clients: int, alpha: float, random: np.random.Ran
     return [np.concatenate(pieces) for pieces in held]
 
 
-def _repair(parts: list[Indices], min_samples: int) -> None:
+def repair(parts: list[Indices], min_samples: int) -> None:
     """Move samples, the last first, from the largest client to the smallest until each has enough."""
     while True:
         sizes = [len(part) for part in parts]
@@ -79,7 +84,7 @@ def _repair(parts: list[Indices], min_samples: int) -> None:
         parts[largest] = parts[largest][:-moved]
 
 
-def _split(part: Indices, train_fraction: float, random: np.random.RandomState) -> Share:
+def split(part: Indices, train_fraction: float, random: np.random.RandomState) -> Share:
     """A random ⌊fraction·n⌋ train, the rest test; a client with a single sample trains on it."""
     order = random.permutation(len(part))
     train = max(int(train_fraction * len(part)), min(1, len(part)))

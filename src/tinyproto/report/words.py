@@ -33,5 +33,6 @@ def times(ratio: float) -> str:
 
 
 def counted(count: int, thing: str) -> str:
-    """1 seed, 3 seeds."""
-    return f"{count} {thing}{'' if count == 1 else 's'}"
+    """1 seed, 3 seeds, 10 classes."""
+    plural = "es" if thing.endswith("s") else "s"
+    return f"{count} {thing}{'' if count == 1 else plural}"

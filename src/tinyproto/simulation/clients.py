@@ -23,6 +23,7 @@ def build_clients(
 ) -> dict[int, Client]:  # fmt: skip
     """Client i with network i modulo their number, weights drawn from its own stream; all clients, or `only` some."""
     counts = data.counted(counted_samples)
+    placed = data.to(device)
     clients = {}
     for client in range(data.num_clients) if only is None else sorted(only):
         index = client % len(models)
@@ -31,8 +32,8 @@ def build_clients(
             id=client,
             architecture=entry if isinstance(entry, str) else (index, entry_name(entry)),
             model=build_model(entry, shape, streams.derive("model", client=client)).to(device),
-            train=data.train(client).to(device),
-            test=data.test(client).to(device),
+            train=placed.train(client),
+            test=placed.test(client),
             class_counts=counts[client].to(device),
             local=Prototypes.absent(shape.num_classes, shape.proto_dim, device),
         )

@@ -12,17 +12,20 @@ from typing import Any
 
 from torch import Tensor
 
+from tinyproto.data.images import Images
 from tinyproto.engine.server import Reply
 from tinyproto.errors import TinyProtoError, WorkerError
 from tinyproto.simulation.clients import PARTS
+from tinyproto.workers.handover import Handover
 from tinyproto.workers.pipe import Parcel, pack_tensors, receive, send, unpack_tensors
 
 
 class WorkerPool:
     """Processes that each hold a share of the clients; close it, and they are gone."""
 
-    def __init__(self, config: Mapping[str, Any], count: int) -> None:
-        self._workers = [_Process(index, config) for index in range(count)]
+    def __init__(self, config: Mapping[str, Any], images: Images, count: int) -> None:
+        dataset = Handover(images)
+        self._workers = [_Process(index, config, dataset) for index in range(count)]
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -109,7 +112,7 @@ class WorkerHost:
 class _Process:
     """One worker process and the pipe to it."""
 
-    def __init__(self, index: int, config: Mapping[str, Any]) -> None:
+    def __init__(self, index: int, config: Mapping[str, Any], dataset: Handover) -> None:
         self.name = f"worker {index + 1}"
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
@@ -118,9 +121,10 @@ class _Process:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
+            pass_fds=dataset.descriptors,
         )
         self._loaded = False
-        self.ask(Parcel({"do": "load", "config": config}))
+        self.ask(dataset.request(config))
 
     def ask(self, parcel: Parcel) -> None:
         """Send a request."""

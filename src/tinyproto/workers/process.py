@@ -19,6 +19,7 @@ from tinyproto.errors import TinyProtoError, one_line
 from tinyproto.experiment import Experiment
 from tinyproto.simulation.loopback import Loopback
 from tinyproto.simulation.memory import PeakMemory
+from tinyproto.workers.handover import handed_over
 from tinyproto.workers.pipe import Parcel, pack_tensors, receive, send, unpack_tensors
 
 _PR_SET_PDEATHSIG = 1
@@ -65,7 +66,7 @@ class Worker:
         getattr(self, f"_{parcel.head['do']}")(parcel)
 
     def _load(self, parcel: Parcel) -> None:
-        self.experiment = Experiment(parse_config(parcel.head["config"], "config.yaml"))
+        self.experiment = Experiment(parse_config(parcel.head["config"], "config.yaml"), handed_over(parcel))
         send(self.answers, Parcel({"done": "load"}))
 
     def _begin(self, parcel: Parcel) -> None:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from tinyproto.data.images import Images
-from tinyproto.data.sources import digits
+from tinyproto.data.sources import arrays, cifar, digits, image_folder, tiny_imagenet
+from tinyproto.data.sources.base import LabelledNames, Progress, Request, Source, silent
 from tinyproto.errors import DataError
 from tinyproto.imports import unknown
 
-
-class Source:
-    """A named dataset: how to load it from a root folder, and where it is found."""
-
-    def __init__(self, load: Callable[[Path | None], Images], locate: Callable[[Path | None], str]) -> None:
-        self.load = load
-        self.locate = locate
-
-
-SOURCES: Mapping[str, Source] = {"digits": Source(digits.load, digits.locate)}
+SOURCES: Mapping[str, Source] = {
+    "cifar10": cifar.source(cifar.CIFAR10),
+    "cifar100": cifar.source(cifar.CIFAR100),
+    "tiny_imagenet": Source(tiny_imagenet.load, tiny_imagenet.locate, tiny_imagenet.labels),
+    "image_folder": Source(image_folder.load, image_folder.locate, image_folder.labels),
+    "npz": Source(arrays.load, arrays.locate),
+    "digits": Source(digits.load, digits.locate),
+}
 
 
 def check_name(name: str) -> None:
@@ -28,7 +27,33 @@ def check_name(name: str) -> None:
         raise DataError(unknown("dataset", name, SOURCES))
 
 
-def load(name: str, root: str | Path | None = None) -> Images:
-    """A dataset by name, from its files under `root` where it has any."""
+def load(
+    name: str,
+    root: str | Path | None = None,
+    *,
+    image_size: int | None = None,
+    cache: str | Path | None = None,
+    progress: Progress = silent,
+) -> Images:
+    """A dataset by name, from its files under `root` where it has any.
+
+    Args:
+        name: cifar10, cifar100, tiny_imagenet, image_folder, npz or digits.
+        root: the folder that holds the files, or the .npz file; `data` if left out.
+        image_size: image_folder only: height and width that all images are brought to.
+        cache: where decoded images are kept; beside the images if left out.
+        progress: is told how far the decoding is.
+
+    """
     check_name(name)
-    return SOURCES[name].load(None if root is None else Path(root))
+    found, kept = (None if path is None else Path(path) for path in (root, cache))
+    return SOURCES[name].load(Request(found, kept, image_size, progress))
+
+
+def load_labels(name: str, request: Request) -> LabelledNames:
+    """A dataset's labels, without decoding its images where that can be."""
+    check_name(name)
+    return SOURCES[name].only_labels(request)
+
+
+__all__ = ["SOURCES", "LabelledNames", "Progress", "Request", "Source", "check_name", "load", "load_labels", "silent"]

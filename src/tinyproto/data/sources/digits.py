@@ -12,18 +12,23 @@ import torch
 from numpy.typing import NDArray
 
 from tinyproto.data.images import Images
+from tinyproto.data.pixels import SharedPixels
+from tinyproto.data.sources.base import Request
 
 
-def load(root: Path | None) -> Images:  # noqa: ARG001
+def load(request: Request) -> Images:  # noqa: ARG001
     """All digits; the pixels 0 to 16 become −1 to 1."""
     table = _table()
+    shared = SharedPixels.blank((len(table), 1, 8, 8))
+    shared.array[:] = table[:, :-1].reshape(shared.shape)
     return Images(
         name="digits",
-        pixels=torch.from_numpy(table[:, :-1].astype(np.uint8).reshape(-1, 1, 8, 8)),
+        pixels=shared.tensor,
         labels=torch.from_numpy(table[:, -1].astype(np.int64)),
         num_classes=10,
         scale=1 / 8,
         shift=-1.0,
+        shared=shared,
     )
 
 

@@ -1,0 +1,137 @@
+"""Tiny-ImageNet-200 from the official folder: ImageFolder-sorted train, then val, labelled from val_annotations.txt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tinyproto.data.decode import ImageFiles, decoded
+from tinyproto.data.images import Images
+from tinyproto.data.sources.base import DEFAULT_ROOT, MINUS_ONE_TO_ONE, LabelledNames, Request, fetch_command
+from tinyproto.data.sources.image_folder import images_below, subfolders
+from tinyproto.errors import DataError
+
+NAME = "tiny_imagenet"
+FOLDER = "tiny-imagenet-200"
+CLASSES, IMAGES = 200, 110_000
+"""Of the whole dataset; a part of it is named as one."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Where the images are, in order, and their labels."""
+
+    folder: Path
+    paths: list[str]
+    labels: list[int]
+    num_classes: int
+
+    @property
+    def name(self) -> str:
+        """What was found: all of it, or how much."""
+        if (self.num_classes, len(self.paths)) == (CLASSES, IMAGES):
+            return NAME
+        return f"{NAME} ({self.num_classes} of {CLASSES} classes, {len(self.paths)} of {IMAGES} images)"
+
+
+def load(request: Request) -> Images:
+    """All images in colour; a network sees −1 to 1."""
+    root = request.root or DEFAULT_ROOT
+    listing = _list(root)
+    remedy = _remedy(listing.folder, root)
+    files = ImageFiles(NAME, listing.folder, listing.paths, colours="RGB", size=None, remedy=remedy)
+    shared = decoded(files, request.cache, request.progress)
+    labels = torch.tensor(listing.labels)
+    return Images(listing.name, shared.tensor, labels, listing.num_classes, shared=shared, **MINUS_ONE_TO_ONE)
+
+
+def labels(request: Request) -> LabelledNames:
+    """The labels alone, for which nothing is decoded."""
+    listing = _list(request.root or DEFAULT_ROOT)
+    return LabelledNames(listing.name, np.array(listing.labels), listing.num_classes)
+
+
+def locate(root: Path | None) -> str:
+    """Where the data is, or how to get it."""
+    root = root or DEFAULT_ROOT
+    folder = _folder(root)
+    return f"not in {root}; get it with: {fetch_command(NAME, root)}" if folder is None else str(folder)
+
+
+def _folder(root: Path) -> Path | None:
+    return next((folder for folder in (root / FOLDER, root) if (folder / "train").is_dir()), None)
+
+
+def _remedy(folder: Path, root: Path) -> str:
+    return f"remove {folder} and run: {fetch_command(NAME, root)}"
+
+
+def _list(root: Path) -> Listing:
+    folder = _folder(root)
+    if folder is None:
+        raise DataError(
+            f"{NAME} is not there: {root / FOLDER / 'train'} does not exist; set data.root to the folder that holds "
+            f"{FOLDER}, or run: {fetch_command(NAME, root)}"
+        )
+    try:
+        return _list_folder(folder)
+    except _Missing as missing:
+        raise DataError(f"{missing}; {_remedy(folder, root)}") from None
+
+
+class _Missing(Exception):  # noqa: N818
+    """A file that should be there, or should say more; the remedy is for the caller to add."""
+
+
+def _list_folder(folder: Path) -> Listing:
+    numbers = {name: number for number, name in enumerate(_classes(folder))}
+    found = [*_train(folder, numbers), *_validation(folder, numbers)]
+    return Listing(folder, [path for path, _ in found], [label for _, label in found], len(numbers))
+
+
+def _classes(folder: Path) -> list[str]:
+    """Sorted names of the train folders, which have to be those of wnids.txt where that is there."""
+    classes = subfolders(folder / "train")
+    if (folder / "wnids.txt").is_file():
+        listed = (folder / "wnids.txt").read_text().split()
+        for name in listed:
+            if name not in classes:
+                raise _Missing(f"{folder / 'train' / name} is missing, which wnids.txt names")
+        for name in classes:
+            if name not in listed:
+                raise _Missing(f"{folder / 'wnids.txt'} does not name {name}, which is in train")
+    if not classes:
+        raise _Missing(f"{folder / 'train'} has no class folders")
+    return classes
+
+
+def _train(folder: Path, numbers: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    for name, number in numbers.items():
+        paths = list(images_below(folder / "train" / name))
+        there = {Path(path).name for path in paths}
+        boxes = folder / "train" / name / f"{name}_boxes.txt"  # in the official folder, this names every image
+        listed = [line.split("\t")[0] for line in boxes.read_text().splitlines()] if boxes.is_file() else []
+        missing = next((image for image in listed if image not in there), None)
+        if missing is not None or not paths:
+            raise _Missing(f"{folder / 'train' / name / 'images' / (missing or '*.JPEG')} is missing")
+        yield from ((f"train/{name}/{path}", number) for path in paths)
+
+
+def _validation(folder: Path, numbers: Mapping[str, int]) -> list[tuple[str, int]]:
+    """By class and name, as if sorted into class folders; images of classes that are not there are passed over."""
+    annotations = folder / "val" / "val_annotations.txt"
+    if not annotations.is_file():
+        raise _Missing(f"{annotations} is missing, without which nobody knows what val shows")
+    classes = dict(line.split("\t")[:2] for line in annotations.read_text().splitlines() if line.count("\t"))
+    there = set(images_below(folder / "val" / "images"))
+    for name in sorted(there | classes.keys()):
+        if name not in there:
+            raise _Missing(f"{folder / 'val' / 'images' / name} is missing")
+        if name not in classes:
+            raise _Missing(f"{annotations} is truncated: it says nothing of {name}")
+    held = [(numbers[class_], f"val/images/{name}") for name, class_ in classes.items() if class_ in numbers]
+    return [(path, number) for number, path in sorted(held)]
