@@ -92,7 +92,7 @@ def test_a_published_scale_is_told_by_dataset() -> None:
     row = rows("### `tinyproto_ft`")["global_scale"]
     assert row["sound"] == "`auto`"
     assert row["reference"] == (
-        "`0.001` on cifar10, `0.01` on cifar100, `0.01` on tinyimagenet, has to be given elsewhere"
+        "`0.001` on cifar10, `0.01` on cifar100, `0.01` on tiny_imagenet, has to be given elsewhere"
     )
 
 

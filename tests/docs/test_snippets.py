@@ -12,6 +12,7 @@ import contextlib
 import difflib
 import importlib
 import io
+import json
 import os
 import re
 import shlex
@@ -31,14 +32,17 @@ from tinyproto.cli.main import app
 from tinyproto.cli.table import comparison_table
 from tinyproto.config import load_config, parse_config
 from tinyproto.config.yaml_text import parse_yaml
+from tinyproto.fetch.archives import ARCHIVES
 from tinyproto.report.compare import compare
 from tinyproto.report.verdict import verdict
 from tinyproto.tracking.run_folder import RunFolder
 
-INFOS = {"python", "bash", "yaml", "text", "text output", "text record"}
+INFOS = {"python", "bash", "yaml", "json", "text", "text output", "text record"}
 NOT_PLAYED = {
     "make run": "takes a minute, so `test_make_run_does_the_quickstart` is slow; here only that make knows it",
     "make test": "it is what runs this test; here only that make knows it",
+    "tinyproto data fetch cifar100": "needs a network; tests/fetch plays it against a server of its own",
+    "tinyproto run configs/quickstart.yaml name=cifar data.name=cifar100": "needs the files; here only that it is valid",
 }
 """Lines of shell that are not run when their page is played, and why."""
 
@@ -81,6 +85,8 @@ class Reader:
             self._bash(block)
         elif block.language == "yaml":
             check_yaml(block)
+        elif block.language == "json":
+            json.loads(block.text)
         elif block.info == "text output":
             assert self.printed is not None, f"{block}: no block before it printed anything"
             assert_shown(block, self.printed)
@@ -224,9 +230,16 @@ def test_a_function_that_a_page_names_is_there(page: Path) -> None:
 
 
 @pytest.mark.parametrize("command", NOT_PLAYED)
-def test_what_is_not_played_is_on_a_page_and_known_to_make(command: str) -> None:
+def test_what_is_not_played_is_on_a_page_and_could_be(command: str) -> None:
     lines = [bare(line) for page in PAGES for block in blocks_of(page) for line in block.text.splitlines()]
     assert command in lines, f"no page shows {command!r} any more; take it off the list"
+    if command.startswith("tinyproto run "):
+        config, *overrides = command.split()[2:]
+        assert load_config(ROOT / config, overrides).model.data.name == "cifar100"
+    if command.startswith("tinyproto data fetch "):
+        assert command.split()[3] in ARCHIVES
+    if not command.startswith("make "):
+        return
     target = command.removeprefix("make ")
     planned = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     wanted = {"run": ["tinyproto run configs/quickstart.yaml --overwrite"], "test": ["ruff check", "mypy", "pytest"]}
