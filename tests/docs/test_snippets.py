@@ -42,7 +42,7 @@ NOT_PLAYED = {
     "make run": "takes a minute, so `test_make_run_does_the_quickstart` is slow; here only that make knows it",
     "make test": "it is what runs this test; here only that make knows it",
     "tinyproto data fetch cifar100": "needs a network; tests/fetch plays it against a server of its own",
-    "tinyproto run configs/quickstart.yaml name=cifar data.name=cifar100": "needs the files; here only that it is valid",
+    "tinyproto run configs/quickstart.yaml name=cifar data.name=cifar100": "needs the files; it has to be valid",
 }
 """Lines of shell that are not run when their page is played, and why."""
 
