@@ -22,6 +22,8 @@ def verdict(comparison: Comparison) -> list[str]:
 
 
 def _ranking(comparison: Comparison) -> Iterator[str]:
+    if not any(spread for row in comparison.rows for spread in row.accuracy.values()):
+        yield "No client has test samples, so there is no accuracy to compare."
     ranked = [(accuracy, row) for row in comparison.rows if (accuracy := comparison.headline(row)) is not None]
     ranked = [(accuracy, row) for accuracy, row in ranked if comparison.headline_rule(row) == comparison.rule]
     ranked.sort(key=lambda pair: -pair[0])
@@ -53,13 +55,13 @@ def _difference(fraction: float) -> str:
 
 
 def _against_local(comparison: Comparison) -> Iterator[str]:
-    if comparison.baseline is None:
+    if comparison.row("local") is None:
         yield "Local training was not run, so what federating brought is unknown; add `local` to algorithms."
         return
-    rule, accuracy = comparison.baseline
     federated = [row for row in comparison.rows if row.algorithm != "local"]
-    if not federated:
+    if comparison.baseline is None or not federated:
         return
+    rule, accuracy = comparison.baseline
     start = f"Local training alone, which sends no parameters, reaches {percent(accuracy)} by {RULE_NAMES[rule]}"
     gains = [(gain, rule, row) for row in federated for rule, gain in _gains(comparison, row) if _shows(gain)]
     if not gains:
