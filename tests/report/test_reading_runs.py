@@ -13,7 +13,6 @@ from support_report import Made
 from tinyproto.errors import RunFolderError
 from tinyproto.report.runs import find_runs, read_run
 
-
 NOT_UTF8 = "written in UTF-16"
 
 
