@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tinyproto.report.draw import svg
 from tinyproto.report.draw.scales import Scale
 
-LEFT, RIGHT, TOP, HEIGHT = 42.0, 432.0, 22.0, 210.0
+LEFT, RIGHT, TOP, HEIGHT = 42.0, 424.0, 22.0, 210.0
 BOTTOM = TOP + HEIGHT
 LEGEND_LINE = 17.0
 LONGEST_WORDS = 62
