@@ -225,8 +225,9 @@ def test_a_picture_alone_is_shown_with_its_colours(
 
 def test_on_paper_it_is_light_and_whole(browser: Browser, written: dict[str, tuple[Path, Report]]) -> None:
     file, _ = written["one run"]
-    with Seen(browser, file, scheme="dark") as seen:
+    with Seen(browser, file, width=700, scheme="dark") as seen:  # about what A4 leaves between its margins
         seen.page.emulate_media(media="print", color_scheme="dark")
+        assert seen.page.evaluate("document.documentElement.scrollWidth") <= 700
         ink, paper = seen.page.evaluate(
             "(style => [style.color, style.backgroundColor])(getComputedStyle(document.body))"
         )

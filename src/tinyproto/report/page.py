@@ -205,7 +205,8 @@ def _explained(dead: Sequence[tuple[Series, Sequence[DeadUnits]]]) -> Iterator[s
         "Each row is a prototype at the end of training, each column a unit. Blue is positive, orange negative, blank "
         "is zero, grey is a class that a client does not hold (or that nobody has sent). L: a client's own; G: global. "
         "“Binary” shows where a value is greater than zero. A unit that is zero in a class's prototype is dead for it. "
-        "Without CPS these lie elsewhere at every client, so the global prototypes fill up; with CPS all agree on them."
+        "Which units are dead differs between clients, so an average over clients has few zeros; with CPS a class's "
+        "global prototype holds the units that all have agreed to send for it, and zero elsewhere."
     )
     rows = [
         [
