@@ -40,7 +40,8 @@ def talkative():
     raise RuntimeError("several\\nlines of\\nreasons")
 """
 RUN_FILES = {
-    "config.yaml", "environment.json", "rounds.jsonl", "timings.jsonl", "prototypes.safetensors", "summary.json",
+    "config.yaml", "environment.json", "federation.json", "rounds.jsonl", "timings.jsonl", "prototypes.safetensors",
+    "summary.json", "report.html",
 }  # fmt: skip
 CELLS = [(name, seed) for seed in (0, 1) for name in ("local", "fedproto", "tinyproto_ft")]
 

@@ -58,7 +58,7 @@ def test_a_terminal_without_unicode_gets_its_table_all_the_same(project: Path) -
 def test_help_names_the_verbs(tmp_path: Path) -> None:
     done = command("--help", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert all(verb in done.stdout for verb in ("run", "doctor", "--version"))
+    assert all(verb in done.stdout for verb in ("run", "resume", "report", "doctor", "--version"))
     assert command("-h", cwd=tmp_path).stdout == done.stdout
 
 

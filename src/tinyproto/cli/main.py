@@ -96,7 +96,7 @@ def resume(
     """Go on with a run that was interrupted or killed, from its newest checkpoint.
 
     It ends as it would have ended undisturbed; on a CPU, rounds.jsonl is the same byte for byte. A run that has
-    already ended only shows its table again.
+    already ended only shows its table again and remakes report.html.
     """
     from tinyproto.cli.run import resume_run
     from tinyproto.cli.terminal import Output

@@ -99,10 +99,12 @@ class Progress:
         self.done += 1
         if self.output.has_bars:
             return
-        last = {rule: value for rule, value in result["accuracy"]["last"].items() if value is not None}
+        last = result["accuracy"]["last"].items()
         payload = result["payload_bytes_per_round"]
-        self.output.say(
-            f"[{self.done}/{self.cells}] {self.title}: {counted(result['rounds'], 'round')}, "
-            f"{', '.join(f'{rule} {percent(value)}' for rule, value in last.items())}, "
-            f"{size(payload['up'] + payload['down'])}/round, {result['seconds_per_round']['total']:.2f} s/round"
+        facts = (
+            counted(result["rounds"], "round"),
+            *(f"{rule} {percent(value)}" for rule, value in last if value is not None),
+            f"{size(payload['up'] + payload['down'])}/round",
+            f"{result['seconds_per_round']['total']:.2f} s/round",
         )
+        self.output.say(f"[{self.done}/{self.cells}] {self.title}: {', '.join(facts)}")

@@ -10,7 +10,7 @@ from tinyproto.errors import RunFolderError
 from tinyproto.report.draw.svg import with_style
 from tinyproto.report.figures.prototypes import Shown
 from tinyproto.report.page import Report, figure_style, make_report
-from tinyproto.report.runs import find_runs, read_run
+from tinyproto.report.runs import find_runs, read_runs
 from tinyproto.report.studies import arrange
 from tinyproto.report.words import size
 
@@ -20,7 +20,7 @@ def report_runs(
 ) -> None:  # fmt: skip
     """One page for all the runs meant; where nothing is said, beside the run, or here where there are several."""
     folders = find_runs(paths)
-    runs = [read_run(folder) for folder in folders]
+    runs = read_runs(folders)
     page = make_report(runs, shown)
     target = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     _write(target, page.html)
@@ -39,17 +39,14 @@ def report_runs(
         {
             "report": str(target),
             "figures": [figure.slug for figure in page.figures],
-            "settings": [
-                {"name": setting.name, "verdict": setting.verdict(), **setting.comparison.plain()}
-                for setting in settings
-            ],
+            "settings": [setting.plain() for setting in settings],
         }
     )
 
 
 def write_report(folders: Sequence[Path], target: Path) -> Path:
     """The page of these runs."""
-    _write(target, make_report([read_run(folder) for folder in folders]).html)
+    _write(target, make_report(read_runs(folders)).html)
     return target
 
 
@@ -61,9 +58,11 @@ def write_figures(page: Report, folder: Path) -> None:
 
 
 def _write(target: Path, text: str) -> None:
+    if target.is_dir():
+        raise RunFolderError(f"cannot write {target}: it is a folder; name a file")
+    partial = target.with_name(f".{target.name}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{target.name}.partial")
         partial.write_text(text, encoding="utf-8")
         partial.replace(target)
     except OSError as error:

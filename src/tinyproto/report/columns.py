@@ -23,7 +23,7 @@ def accuracy_cells(comparison: Comparison, row: Row) -> list[str]:
     """A row's cells under `accuracy_columns`."""
     gains = [comparison.over_local(row, rule) for rule in _compared_rules(comparison)]
     return [
-        *(_accuracy(row.accuracy[rule]) for rule in RULES),
+        *(share_cell(row.accuracy[rule]) for rule in RULES),
         *("–" if gain is None else points(gain) for gain in gains),
     ]
 
@@ -40,12 +40,13 @@ def cost_cells(row: Row) -> dict[str, str]:
     }
 
 
-def _compared_rules(comparison: Comparison) -> list[str]:
-    return ["head"] if comparison.rule == "head" else ["head", comparison.rule]
-
-
-def _accuracy(spread: Spread | None) -> str:
+def share_cell(spread: Spread | None) -> str:
+    """A share in %, with its deviation where there are several seeds."""
     if spread is None:
         return "–"
     text = f"{100 * spread.mean:.1f}"
     return text if spread.count == 1 else f"{text} ± {100 * spread.deviation:.1f}"
+
+
+def _compared_rules(comparison: Comparison) -> list[str]:
+    return ["head"] if comparison.rule == "head" else ["head", comparison.rule]

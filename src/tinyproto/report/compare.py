@@ -106,7 +106,7 @@ def _row(results: Sequence[Mapping[str, Any]], titles: Mapping[str, str], statis
         algorithm=first["algorithm"],
         label=first["label"],
         title=titles.get(first["label"], first["label"]),
-        accuracy={rule: _spread([result["accuracy"][statistic][rule] for result in results]) for rule in RULES},
+        accuracy={rule: spread([result["accuracy"][statistic][rule] for result in results]) for rule in RULES},
         parameters=statistics.fmean(result["params_per_round"] for result in results),
         formula_parameters=first.get("params_per_round_formula"),
         payload_bytes=both_ways("payload_bytes_per_round"),
@@ -116,6 +116,7 @@ def _row(results: Sequence[Mapping[str, Any]], titles: Mapping[str, str], statis
     )
 
 
-def _spread(values: Sequence[float | None]) -> Spread | None:
+def spread(values: Sequence[float | None]) -> Spread | None:
+    """Of the values that are known; None where none is."""
     known = [value for value in values if value is not None]
     return Spread(statistics.fmean(known), statistics.pstdev(known), len(known)) if known else None

@@ -12,8 +12,8 @@ import yaml
 
 import tinyproto
 from tinyproto.report import html
-from tinyproto.report.columns import accuracy_cells, columns, cost_cells
-from tinyproto.report.compare import RULE_NAMES, STATISTIC_NAMES
+from tinyproto.report.columns import accuracy_cells, columns, cost_cells, share_cell
+from tinyproto.report.compare import RULE_NAMES, STATISTIC_NAMES, spread
 from tinyproto.report.figures.clients import accuracy_per_client
 from tinyproto.report.figures.figure import Figure
 from tinyproto.report.figures.holdings import who_holds_what
@@ -39,19 +39,19 @@ class Report:
 def make_report(runs: Sequence[Run], shown: Shown = ANY) -> Report:
     """All runs on one page."""
     studies = arrange(runs)
+    several = len(studies) > 1
+    prefixes = [f"study{number}-" if several else "" for number in range(len(studies))]
     figures: list[Figure] = []
-    body = "".join(_head(runs, studies))
-    for number, study in enumerate(studies):
-        prefix = f"study{number}-" if len(studies) > 1 else ""
+    body, end = "".join(_head(runs, studies)), "".join(_repeat(runs))
+    for study, prefix in zip(studies, prefixes, strict=True):
         drawn = list(_overview(study, prefix))
         figures += drawn
-        body += "".join(_study(study, drawn, titled=len(studies) > 1))
-    for number, study in enumerate(studies):
-        prefix = f"study{number}-" if len(studies) > 1 else ""
-        body += _prototypes(study, prefix, shown, figures, room=MOST_BYTES - len(body.encode()))
-    body += "".join(_repeat(runs))
-    names = ", ".join(dict.fromkeys(run.name for run in runs))
-    return Report(_page(f"tinyproto report: {names}", body), figures)
+        body += "".join(_study(study, drawn, titled=several))
+    for study, prefix in zip(studies, prefixes, strict=True):
+        body += html.element("h2", escape(f"Prototypes: {_title(study)}" if several else "Prototypes"))
+        body += _prototypes(study, prefix, shown, figures, room=MOST_BYTES - len((body + end).encode()))
+    names = ", ".join(run.name for run in runs)
+    return Report(_page(f"tinyproto report: {names}", body + end), figures)
 
 
 def figure_style() -> str:
@@ -77,8 +77,7 @@ def _asset(name: str) -> str:
 
 
 def _head(runs: Sequence[Run], studies: Sequence[Study]) -> Iterator[str]:
-    names = ", ".join(dict.fromkeys(run.name for run in runs))
-    yield html.element("h1", escape(names))
+    yield html.element("h1", escape(", ".join(run.name for run in runs)))
     if len(studies) > 1:
         datasets = ", ".join(dict.fromkeys(study.dataset for study in studies))
         yield html.paragraph(
@@ -88,7 +87,8 @@ def _head(runs: Sequence[Run], studies: Sequence[Study]) -> Iterator[str]:
     for run in runs:
         if run.unfinished:
             yield html.paragraph(
-                f"{run.name} is not finished: {counted(run.unfinished, 'cell')} of its grid are not in this report. "
+                f"{run.name} is not finished: {counted(run.unfinished, 'cell')} of its grid "
+                f"{'is' if run.unfinished == 1 else 'are'} not in this report. "
                 f"Go on with: tinyproto resume {run.folder}"
             )
 
@@ -111,7 +111,7 @@ def _overview(study: Study, prefix: str) -> Iterator[Figure]:
 def _study(study: Study, figures: Sequence[Figure], *, titled: bool) -> Iterator[str]:
     several = len(study.settings) > 1
     if titled:
-        yield html.element("h2", escape(f"{study.dataset}: {', '.join(run.name for run in study.runs)}"))
+        yield html.element("h2", escape(_title(study)))
     for setting in study.settings:
         yield from _verdict(setting, titled=several)
     if several:
@@ -120,11 +120,17 @@ def _study(study: Study, figures: Sequence[Figure], *, titled: bool) -> Iterator
         yield html.table(["key", *(setting.name for setting in study.settings)], rows)
     yield html.element("h2", "Numbers")
     for setting in study.settings:
+        if several:
+            yield html.element("h3", escape(setting.name))
         yield _table(setting)
     yield html.element("h2", "Figures")
     yield html.element("div", "".join(map(html.figure, figures)), class_="figures")
     if not any(run.federation for run in study.runs):
         yield html.paragraph("Who holds what was not recorded by this run (no federation.json).", "quiet")
+
+
+def _title(study: Study) -> str:
+    return f"{study.dataset}: {', '.join(run.name for run in study.runs)}"
 
 
 def _verdict(setting: Setting, *, titled: bool) -> Iterator[str]:
@@ -159,52 +165,68 @@ def _table(setting: Setting) -> str:
 
 
 def _prototypes(study: Study, prefix: str, shown: Shown, figures: list[Figure], room: int) -> str:
-    """Heatmaps of every method's first seed, as many as there is room for."""
-    dead: list[tuple[Series, DeadUnits]] = []
-    drawn, left_out = "", []
+    """Shares of zeros over all seeds, and heatmaps of every method's first."""
+    dead: list[tuple[Series, list[DeadUnits]]] = []
+    drawn: list[tuple[str, list[Figure]]] = []
     for number, (_, series) in enumerate(study.series):
-        cell = series.cells[0]
-        values = cell.run.prototypes(cell.result["label"], cell.result["seed"])
-        if values is None:
+        found = [cell.run.prototypes(cell.result["label"], cell.result["seed"]) for cell in series.cells]
+        if found[0] is None:
             continue
-        dead.append((series, dead_units(values)))
-        own = list(prototype_figures(series, values, shown, f"{prefix}prototypes-{number}"))
+        dead.append((series, [dead_units(values) for values in found if values is not None]))
+        own = list(prototype_figures(series, found[0], shown, f"{prefix}prototypes-{number}"))
         figures += own
-        for with_data in (True, False):
-            pictures = "".join(html.figure(figure, with_data=with_data) for figure in own)
-            if len(drawn) + len(pictures) < room:
-                title = html.element("h3", escape(f"{series.title}, seed {cell.result['seed']}"))
-                drawn += title + html.element("div", pictures, class_="figures")
-                break
-        else:
-            left_out.append(series.title)
+        drawn.append((f"{series.title}, seed {series.seeds[0]}", own))
     if not dead:
-        return html.element("h2", "Prototypes") + html.paragraph(
+        return html.paragraph(
             "There is no prototypes.safetensors beside these runs, so prototypes cannot be drawn.", "quiet"
         )
-    return "".join((html.element("h2", "Prototypes"), *_explained(dead, left_out), drawn))
+    heatmaps = _that_fit(drawn, room)
+    left_out = [title for index, (title, _) in enumerate(drawn) if index not in heatmaps]
+    bare = [drawn[index][0] for index, content in heatmaps.items() if "download=" not in content]
+    return "".join((*_explained(dead), *_shortened(left_out, bare), *heatmaps.values()))
 
 
-def _explained(dead: Sequence[tuple[Series, DeadUnits]], left_out: Sequence[str]) -> Iterator[str]:
+def _that_fit(drawn: Sequence[tuple[str, Sequence[Figure]]], room: int) -> dict[int, str]:
+    """As many pictures as there is room for, then the data of as many of them; by place in the sequence."""
+    written: dict[int, str] = {}
+    for with_data in (False, True):
+        for index, (title, own) in enumerate(drawn):
+            pictures = "".join(html.figure(figure, with_data=with_data) for figure in own)
+            content = html.element("h3", escape(title)) + html.element("div", pictures, class_="figures")
+            more = len(content.encode()) - len(written.get(index, "").encode())
+            if more < room and (index in written or not with_data):
+                written[index] = content
+                room -= more
+    return written
+
+
+def _explained(dead: Sequence[tuple[Series, Sequence[DeadUnits]]]) -> Iterator[str]:
     yield html.paragraph(
         "Each row is a prototype at the end of training, each column a unit. Blue is positive, orange negative, blank "
         "is zero, grey is a class that a client does not hold (or that nobody has sent). L: a client's own; G: global. "
         "“Binary” shows where a value is greater than zero. A unit that is zero in a class's prototype is dead for it. "
-        "Without CPS these lie elsewhere at every client, so the global prototypes fill up; with CPS all agree on them."
+        "Which units are dead differs between clients, so an average over clients has few zeros; with CPS a class's "
+        "global prototype holds the units that all have agreed to send for it, and zero elsewhere."
     )
     rows = [
-        [series.title, _share(units.local), "–" if units.global_ is None else _share(units.global_)]
+        [
+            series.title,
+            share_cell(spread([one.local for one in units])),
+            share_cell(spread([one.global_ for one in units])),
+        ]
         for series, units in dead
     ]
-    yield html.table(["zero entries", "local prototypes", "global prototypes"], rows)
-    if left_out:
+    yield html.table(["dead units, %", "local prototypes", "global prototypes"], rows)
+    yield html.paragraph("Shares of zero entries, over all classes that are there, clients and seeds.", "quiet")
+
+
+def _shortened(left_out: Sequence[str], bare: Sequence[str]) -> Iterator[str]:
+    notes = {"Not drawn": left_out, "Drawn without their data": bare}
+    said = "; ".join(f"{note}: {', '.join(titles)}" for note, titles in notes.items() if titles)
+    if said:
         yield html.paragraph(
-            f"Not drawn, to keep this page small: {', '.join(left_out)}. `tinyproto report --figures DIR` draws all."
+            f"To keep this page small, not all is on it. {said}. `tinyproto report RUN --figures DIR` writes it all."
         )
-
-
-def _share(fraction: float) -> str:
-    return f"{100 * fraction:.1f} %"
 
 
 def _repeat(runs: Sequence[Run]) -> Iterator[str]:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import yaml
-from safetensors.numpy import load_file
+from safetensors import safe_open
 
 from tinyproto.errors import RunFolderError, one_line
+
+CONFIG_KEYS = ("name", "models", "partition", "train", "evaluate", "algorithms", "seeds")
+RESULT_KEYS = (
+    "algorithm", "label", "seed", "dataset", "rounds", "num_clients", "preset", "accuracy", "params_per_round",
+    "payload_bytes_per_round", "wire_bytes_per_round", "evaluation_bytes_per_round", "seconds_per_round",
+)  # fmt: skip
+RECORD_KEYS = ("label", "seed", "round", "accuracy", "traffic", "clients")
 
 
 @dataclass(frozen=True)
@@ -30,16 +38,12 @@ class Run:
     """One run folder; cells that were not finished are left out."""
 
     folder: Path
+    name: str
     config: Mapping[str, Any]
     environment: Mapping[str, Any]
     results: Sequence[Mapping[str, Any]]
     rounds: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]]  # by label and seed
     federation: Mapping[str, Any] | None  # federation.json, which older runs do not have
-
-    @property
-    def name(self) -> str:
-        """What the config calls it."""
-        return str(self.config["name"])
 
     @property
     def unfinished(self) -> int:
@@ -51,24 +55,26 @@ class Run:
         found: Mapping[str, Any] = next(entry for entry in self.config["algorithms"] if entry["label"] == label)
         return found
 
+    def result(self, label: str, seed: int) -> Mapping[str, Any] | None:
+        """What a cell came to; None where it is not among the finished ones."""
+        return next((one for one in self.results if (one["label"], one["seed"]) == (label, seed)), None)
+
     def prototypes(self, label: str, seed: int) -> PrototypeValues | None:
         """From prototypes.safetensors; None where the file is not there (records under results/ leave it out)."""
         file = self.folder / "prototypes.safetensors"
         if not file.is_file():
             return None
+        names = [f"{label}/{seed}/{of}/{what}" for of in ("local", "global") for what in ("values", "present")]
         try:
-            tensors = load_file(file)
+            with safe_open(file, framework="numpy") as tensors:  # reads this cell's alone
+                known = set(tensors.keys())
+                found = [tensors.get_tensor(name) if name in known else None for name in names]
         except (OSError, safetensors.SafetensorError) as error:
             raise RunFolderError(f"{file} cannot be read: {one_line(error)}") from error
-        prefix = f"{label}/{seed}"
-        if f"{prefix}/local/values" not in tensors:
+        local, local_present, global_, global_present = found
+        if local is None or local_present is None:
             return None
-        return PrototypeValues(
-            local=tensors[f"{prefix}/local/values"],
-            local_present=tensors[f"{prefix}/local/present"].astype(bool),
-            global_=tensors.get(f"{prefix}/global/values"),
-            global_present=_as_bool(tensors.get(f"{prefix}/global/present")),
-        )
+        return PrototypeValues(local, local_present.astype(bool), global_, _as_bool(global_present))
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
@@ -85,27 +91,50 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     return list({path.resolve(): path for path in found}.values())
 
 
+def read_runs(folders: Sequence[Path]) -> list[Run]:
+    """All of them; where several have one name, each is called by its folder."""
+    runs = [read_run(folder) for folder in folders]
+    count = Counter(run.name for run in runs)
+    return [replace(run, name=str(run.folder)) if count[run.name] > 1 else run for run in runs]
+
+
 def read_run(folder: Path) -> Run:
     """Everything but the prototypes, which are read when they are drawn."""
     config = _yaml(folder / "config.yaml")
-    summary = _json(folder / "summary.json") if (folder / "summary.json").is_file() else {}
-    results = summary.get("results", [])
-    if not results:
-        raise RunFolderError(f"{folder} has no finished cell yet; `tinyproto resume {folder}` goes on with it")
-    done = {(result["label"], result["seed"]) for result in results}
-    rounds: dict[tuple[str, int], list[dict[str, Any]]] = {cell: [] for cell in done}
-    for record in _json_lines(folder / "rounds.jsonl"):
-        if (record["label"], record["seed"]) in done:
-            rounds[record["label"], record["seed"]].append(record)
+    results = _results(folder, {entry["label"] for entry in config["algorithms"]})
     federation, environment = folder / "federation.json", folder / "environment.json"
     return Run(
         folder=folder,
+        name=str(config["name"]),
         config=config,
         environment=_json(environment) if environment.is_file() else {},
         results=results,
-        rounds=rounds,
-        federation=_json(federation) if federation.is_file() else None,
+        rounds=_rounds(folder / "rounds.jsonl", {(result["label"], result["seed"]) for result in results}),
+        federation=_json(federation, ["counts"]) if federation.is_file() else None,
     )
+
+
+def _results(folder: Path, labels: set[str]) -> list[dict[str, Any]]:
+    file = folder / "summary.json"
+    results: list[dict[str, Any]] = _json(file, ["results"])["results"] if file.is_file() else []
+    if not results:
+        raise RunFolderError(f"{folder} has no finished cell yet; `tinyproto resume {folder}` goes on with it")
+    for result in results:
+        _check(result, RESULT_KEYS, f"a result in {file}")
+        if result["label"] not in labels:
+            raise RunFolderError(f"{file} has a result of {result['label']!r}, which is not in the config beside it")
+    return results
+
+
+def _rounds(file: Path, cells: set[tuple[str, int]]) -> dict[tuple[str, int], list[dict[str, Any]]]:
+    rounds: dict[tuple[str, int], list[dict[str, Any]]] = {cell: [] for cell in cells}
+    for record in _json_lines(file):
+        if (record["label"], record["seed"]) in cells:
+            rounds[record["label"], record["seed"]].append(record)
+    for (label, seed), records in sorted(rounds.items()):
+        if not records:
+            raise RunFolderError(f"{file} has no round of {label}, seed {seed}, although summary.json has its result")
+    return rounds
 
 
 def _yaml(file: Path) -> dict[str, Any]:
@@ -116,17 +145,25 @@ def _yaml(file: Path) -> dict[str, Any]:
     labelled = isinstance(values, dict) and all(
         isinstance(entry, dict) and "label" in entry for entry in values.get("algorithms") or [None]
     )
-    if not labelled:
+    if not labelled or any(key not in values for key in CONFIG_KEYS):
         raise RunFolderError(f"{file} is not the resolved config of a run; a report is made of run folders")
     resolved: dict[str, Any] = values
     return resolved
 
 
-def _json(file: Path) -> dict[str, Any]:
+def _json(file: Path, keys: Sequence[str] = ()) -> dict[str, Any]:
     try:
         value: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RunFolderError(f"{file} cannot be read: {one_line(error)}") from error
+    return _check(value, keys, str(file))
+
+
+def _check(value: dict[str, Any], keys: Sequence[str], what: str) -> dict[str, Any]:
+    """What a run writes there has these keys."""
+    missing = [key for key in keys if key not in value] if isinstance(value, dict) else ["{}"]
+    if missing:
+        raise RunFolderError(f"{what} is not what a run writes: there is no {missing[0]} in it")
     return value
 
 
@@ -139,9 +176,10 @@ def _json_lines(file: Path) -> Iterator[dict[str, Any]]:
     *lines, _rest = text.split("\n")
     for number, line in enumerate(lines, 1):
         try:
-            yield json.loads(line)
+            record = json.loads(line)
         except ValueError as error:
             raise RunFolderError(f"{file}, line {number}: {one_line(error)}") from error
+        yield _check(record, RECORD_KEYS, f"{file}, line {number},")
 
 
 def _as_bool(values: Any) -> Any:

@@ -88,10 +88,31 @@ class Setting:
 
     def verdict(self) -> list[str]:
         """In words; where seeds differ between methods, that too."""
-        seeds = {series.name: ", ".join(map(str, series.seeds)) for series in self.series}
+        seeds = {series.name: ", ".join(map(str, sorted(series.seeds))) for series in self.series}
         unequal = len(set(seeds.values())) > 1
         note = f"Not all have the same seeds: {'; '.join(f'{name} {listed}' for name, listed in seeds.items())}."
-        return [*verdict(self.comparison), *([note] if unequal else [])]
+        return [*verdict(self.comparison), *([note] if unequal else []), *self._contradictions()]
+
+    def _contradictions(self) -> Iterator[str]:
+        """A cell that two runs hold, with different outcomes, has to be explained by whoever ran them."""
+        for series in self.series:
+            for cell in series.cells:
+                label, seed = cell.result["label"], cell.result["seed"]
+                for run in self.runs:
+                    again = run.result(label, seed)
+                    same = again is not None and run.entry(label) == cell.run.entry(label)
+                    if again is not None and same and again["accuracy"] != cell.result["accuracy"]:
+                        yield (
+                            f"{series.name}, seed {seed}, is in {cell.run.name} and in {run.name} with different "
+                            f"accuracies; shown is {cell.run.name}."
+                        )
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        labels = {series.key: series.cells[0].result["label"] for series in self.series}
+        plain = self.comparison.plain()
+        rows = [{**row, "label": labels[row["label"]]} for row in plain["rows"]]
+        return {"name": self.name, "verdict": self.verdict(), **plain, "rows": rows}
 
     def row(self, series: Series) -> Row:
         """The series' line of the table."""

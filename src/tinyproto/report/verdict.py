@@ -23,6 +23,8 @@ def verdict(comparison: Comparison) -> list[str]:
 
 def _ranking(comparison: Comparison) -> Iterator[str]:
     """By the headline rule, then those that have to be read by their head; Local alone is spoken of later."""
+    if not any(spread for row in comparison.rows for spread in row.accuracy.values()):
+        yield "No client has test samples, so there is no accuracy to compare."
     ranked = [(accuracy, row) for row in comparison.rows if (accuracy := comparison.headline(row)) is not None]
     ranked.sort(key=lambda pair: -pair[0])
     for rule in dict.fromkeys((comparison.rule, "head")):
@@ -55,13 +57,13 @@ def _difference(fraction: float) -> str:
 
 
 def _against_local(comparison: Comparison) -> Iterator[str]:
-    if comparison.baseline is None:
+    if comparison.row("local") is None:
         yield "Local training was not run, so what federating brought is unknown; add `local` to algorithms."
         return
-    rule, accuracy = comparison.baseline
     federated = [row for row in comparison.rows if row.algorithm != "local"]
-    if not federated:
+    if comparison.baseline is None or not federated:
         return
+    rule, accuracy = comparison.baseline
     start = f"Local training alone, which sends no parameters, reaches {percent(accuracy)} by {RULE_NAMES[rule]}"
     gains = [(gain, rule, row) for row in federated for rule, gain in _gains(comparison, row) if _shows(gain)]
     if not gains:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from tinyproto.report.draw import svg
 from tinyproto.report.draw.scales import Scale
 
-LEFT, RIGHT, TOP, HEIGHT = 42.0, 432.0, 22.0, 210.0
+LEFT, RIGHT, TOP, HEIGHT = 42.0, 424.0, 22.0, 210.0
 BOTTOM = TOP + HEIGHT
 LEGEND_LINE = 17.0
+LONGEST_WORDS = 62
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def legend(entries: Sequence[LegendEntry]) -> tuple[list[str], float]:
     for index, entry in enumerate(entries):
         place, row = index % columns, index // columns
         x, y = 8 + place * width, top + row * LEGEND_LINE
-        parts += [entry.mark(x, y - 4), svg.text(x + 26, y, entry.words)]
+        parts += [entry.mark(x, y - 4), svg.text(x + 26, y, svg.short(entry.words, LONGEST_WORDS))]
     rows = -(-len(entries) // columns)
     return parts, top + rows * LEGEND_LINE - 6
 

@@ -14,6 +14,7 @@ from tinyproto.report.draw.raster import data_address, indices, png
 RIGHT = 432.0
 NAME_LINE, TITLE_LINE, LETTER = 15.0, 20.0, 5.6
 MOST_NUMBERS = 600
+LONGEST_NAME = 34
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Matrix:
     @property
     def left(self) -> float:
         """Where cells begin: right of the longest row name."""
-        return 8 + LETTER * max(len(name) for name in self.row_names)
+        return 8 + LETTER * min(LONGEST_NAME, max(len(name) for name in self.row_names))
 
     @property
     def row_height(self) -> float:
@@ -70,7 +71,8 @@ def draw(matrix: Matrix, down: float = 0.0) -> list[str]:
     every = max(1, int(np.ceil(9 / matrix.row_height)))
     for row in range(0, rows, every):
         middle = top + (row + 0.5) * matrix.row_height
-        parts.append(svg.text(left - 4, middle + 3.5, matrix.row_names[row], "end", "label small"))
+        words = svg.short(matrix.row_names[row], LONGEST_NAME)
+        parts.append(svg.text(left - 4, middle + 3.5, words, "end", "label small"))
     column_width = width / columns
     widest = max(len(name) for name in matrix.column_names) * LETTER + 4
     every = _round_stride(widest / column_width)

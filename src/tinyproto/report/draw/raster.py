@@ -16,7 +16,7 @@ NOTHING, ABSENT = 0, 2 * LEVELS + 1
 
 def indices(values: NDArray[np.float32], present: NDArray[np.bool_], low: float, high: float) -> NDArray[np.uint8]:
     """Palette entries for values: none for `low` itself, the stronger the farther from it, towards ±`high`."""
-    share = np.clip((values - low) / (high - low if high > low else 1.0), -1, 1)
+    share = np.clip((np.where(present, values, low) - low) / (high - low if high > low else 1.0), -1, 1)
     level = np.ceil(np.abs(share) * LEVELS).astype(np.int64)
     coloured = np.where(share >= 0, level, LEVELS + level) * (level > 0)
     return np.where(present, coloured, ABSENT).astype(np.uint8)

@@ -28,6 +28,7 @@ class Linear:
     start: float
     stop: float
     wanted: int = 5
+    finest: float = 0.0  # no tick is closer to the next than this
 
     def __call__(self, value: float) -> float:
         """Where a value goes."""
@@ -35,7 +36,7 @@ class Linear:
 
     def ticks(self) -> list[float]:
         """Multiples of 1, 2 or 5 times a power of ten."""
-        step = round_step((self.high - self.low) / self.wanted)
+        step = max(round_step((self.high - self.low) / self.wanted), self.finest)
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [index * step for index in range(first, last + 1)]
 
@@ -55,13 +56,14 @@ class Logarithmic:
         return self.start + (self.stop - self.start) * share
 
     def ticks(self) -> list[float]:
-        """Powers of ten; where there is less than one, also 2 and 5 times them."""
+        """Powers of ten; where there are few inside, also 2 and 5 times them, or all multiples."""
         exponents = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
         tens = [10.0**exponent for exponent in exponents]
-        inside = [value for value in tens if self.low <= value <= self.high]
-        if len(inside) < 3:
-            inside = [factor * value for value in tens for factor in (1, 2, 5)]
-        return [value for value in inside if self.low <= value <= self.high]
+        for factors in ((1,), (1, 2, 5), range(1, 10)):
+            inside = [factor * ten for ten in tens for factor in factors if self.low <= factor * ten <= self.high]
+            if len(inside) >= 3:
+                break
+        return inside
 
 
 def round_step(about: float) -> float:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Literal
 
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 Anchor = Literal["start", "middle", "end"]
 WIDTH = 440.0
 """Of every figure, in its own units: at this width its text is read on a phone without zooming."""
@@ -14,10 +16,15 @@ WIDTH = 440.0
 def element(name: str, content: str = "", **attributes: str | float) -> str:
     """One element; `class_` and `stroke_width` become `class` and `stroke-width`, numbers are rounded."""
     written = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(number(value) if isinstance(value, int | float) else value)}"'
+        f' {key.rstrip("_").replace("_", "-")}="{number(value) if isinstance(value, int | float) else _safe(value)}"'
         for key, value in attributes.items()
     )
     return f"<{name}{written}>{content}</{name}>" if content else f"<{name}{written}/>"
+
+
+def _safe(words: str) -> str:
+    """As XML can hold it, which knows no control characters."""
+    return escape(_NOT_XML.sub("\N{REPLACEMENT CHARACTER}", words))
 
 
 def number(value: float) -> str:
@@ -25,9 +32,15 @@ def number(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
+def short(words: str, most: int) -> str:
+    """Words that have room; of longer ones the middle is left out, since names differ at their ends."""
+    half = (most - 1) // 2
+    return words if len(words) <= most else f"{words[:half]}…{words[-half:]}"
+
+
 def text(x: float, y: float, words: str, anchor: Anchor = "start", class_: str = "label") -> str:
     """One line of words."""
-    return element("text", escape(words), x=x, y=y, text_anchor=anchor, class_=class_)
+    return element("text", _safe(words), x=x, y=y, text_anchor=anchor, class_=class_)
 
 
 def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> str:
@@ -48,7 +61,7 @@ def path(points: Iterable[tuple[float, float]], class_: str, *, closed: bool = F
 
 def marker(x: float, y: float, class_: str, tip: str) -> str:
     """A dot that says what it is when pointed at."""
-    return element("circle", element("title", escape(tip)), cx=x, cy=y, r=4.0, class_=class_)
+    return element("circle", element("title", _safe(tip)), cx=x, cy=y, r=4.0, class_=class_)
 
 
 def with_style(picture: str, style: str) -> str:

@@ -35,8 +35,8 @@ def accuracy_per_client(study: Study, slug: str) -> Figure | None:
         slug=slug,
         title="Accuracy per client",
         caption=(
-            "In %, at the last evaluation, by the rule each method is read by, mean over seeds; the darker the better. "
-            "Grey: no test samples."
+            "In %, at the last evaluation, by the rule each method is read by, mean over seeds; the stronger the blue, "
+            "the better. Grey: no test samples."
         ),
         alternative=" ".join(_in_words(series, values) for series, values in known),
         svg=svg.figure(drawing.height, matrix.draw(drawing), "Accuracy of each method at each client"),
@@ -57,7 +57,9 @@ def _accuracies(setting: Setting, series: Series, study: Study) -> NDArray[np.fl
             if samples:
                 accuracies[client] = (correct or 0) / samples
         seeds.append(accuracies)
-    mean: NDArray[np.float64] = np.stack(seeds).mean(axis=0)
+    table = np.stack(seeds)
+    known = ~np.isnan(table)
+    mean: NDArray[np.float64] = np.where(known, table, 0.0).sum(0) / np.where(known.any(0), known.sum(0), np.nan)
     return mean
 
 

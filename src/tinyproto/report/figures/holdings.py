@@ -31,7 +31,7 @@ def who_holds_what(study: Study, slug: str) -> Figure | None:
     return Figure(
         slug=slug,
         title="Who holds what",
-        caption="Samples of each class at each client, train and test together; the darker the more, blank is none.",
+        caption="Samples of each class at each client, train and test together; the stronger the blue, the more.",
         alternative=(
             f"Matrix of {classes} classes by {clients} clients. A client holds {held.min()} to {held.max()} classes "
             f"({held.mean():.1f} on average) and {sizes.min():.0f} to {sizes.max():.0f} samples."

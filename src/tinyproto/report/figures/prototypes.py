@@ -30,7 +30,7 @@ ANY = Shown()
 class DeadUnits:
     """Shares of zero entries: a unit that is zero in a class's prototype was zero for all its training samples."""
 
-    local: float
+    local: float | None  # None where there is no prototype
     global_: float | None
 
 
@@ -107,7 +107,9 @@ def _figure(series: Series, rows: _Rows, slug: str) -> Figure:
     largest = float(np.abs(known).max()) if known.size else 0.0
     original = _matrix(rows, rows.values, largest, f"{rows.title}: original, up to {largest:.3g}")
     dead = _zeros(known)
-    binary = _matrix(rows, (rows.values > 0).astype(np.float32), 1.0, f"{rows.title}: binary, {100 * dead:.0f} % zero")
+    negative = f", {100 * float((known < 0).mean()):.0f} % negative" if (known < 0).any() else ""
+    zero = "nobody holds it" if dead is None else f"{100 * dead:.0f} % zero{negative}"
+    binary = _matrix(rows, (rows.values > 0).astype(np.float32), 1.0, f"{rows.title}: binary, {zero}")
     parts = matrix.draw(original) + matrix.draw(binary, original.height + 4)
     width = rows.values.shape[1]
     return Figure(
@@ -116,7 +118,7 @@ def _figure(series: Series, rows: _Rows, slug: str) -> Figure:
         caption="",
         alternative=(
             f"Two heatmaps of {int(rows.present.sum())} prototypes with {width} entries each ({rows.title}), "
-            f"original values above, positive or not below. {100 * dead:.1f} % of the entries are zero."
+            f"original values above, positive or not below. {_in_words(dead)}"
         ),
         svg=svg.figure(original.height + binary.height + 4, parts, f"Prototypes of {series.title}, {rows.title}"),
         columns=("row", *(f"unit_{unit}" for unit in range(width))),
@@ -142,5 +144,9 @@ def _matrix(rows: _Rows, values: NDArray[np.float32], high: float, title: str) -
     )
 
 
-def _zeros(values: NDArray[np.float32]) -> float:
-    return float((values == 0).mean()) if values.size else 0.0
+def _zeros(values: NDArray[np.float32]) -> float | None:
+    return float((values == 0).mean()) if values.size else None
+
+
+def _in_words(dead: float | None) -> str:
+    return "All are missing." if dead is None else f"{100 * dead:.1f} % of the entries are zero."

@@ -27,7 +27,7 @@ def accuracy_over_rounds(study: Study, rule: str, slug: str) -> Figure | None:
         return None
     everything = [value for curve in curves for values in curve.points.values() for value in values]
     last = max(max(curve.points) for curve in curves)
-    x = Linear(0, max(last, 1), LEFT, RIGHT)
+    x = Linear(0, max(last, 1), LEFT, RIGHT, finest=1.0)
     y = Linear(*span(everything, 0.1, 0.0, 1.0), BOTTOM, TOP)
     parts = frame(x, y, "rounds trained", f"Accuracy in %, {RULE_NAMES[rule]}", lambda value: f"{value:g}")
     for curve in curves:
@@ -40,7 +40,7 @@ def accuracy_over_rounds(study: Study, rule: str, slug: str) -> Figure | None:
     return Figure(
         slug=slug,
         title=f"Accuracy over rounds, by {RULE_NAMES[rule]}",
-        caption=f"Test accuracy over all clients' samples, after so many rounds of training.{spread}",
+        caption=f"Test accuracy over the samples of all clients evaluated, after so many rounds of training.{spread}",
         alternative=_in_words(curves, rule),
         svg=svg.figure(bottom, parts + explained, f"Accuracy over rounds by {RULE_NAMES[rule]}"),
         columns=("method", "rule", "rounds_trained", "seed", "accuracy"),

@@ -57,8 +57,8 @@ def accuracy_over_bytes(study: Study, slug: str) -> Figure | None:
         slug=slug,
         title="Accuracy over bytes sent",
         caption=(
-            "Lines: while training. Dots: the number in the table, at all bytes of the run. No method lies above or "
-            "left of the dotted front. A method that sends nothing is a dashed line. Values only; frames add to it."
+            "Lines: while training. Dots: the number in the table, at all bytes of the run. No dot lies above or left "
+            "of the dotted front. A method that sends nothing is a dashed line. Values only; frames add to it."
         ),
         alternative=_in_words(methods, front),
         svg=svg.figure(bottom, parts + explained, "Accuracy over payload bytes sent"),

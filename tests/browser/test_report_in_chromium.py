@@ -1,0 +1,251 @@
+"""The report in Chromium: on a phone and a desk, by day and by night, and on paper."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import pytest
+
+from support_report import FIVE, Made
+from tinyproto.report.page import Report, make_report
+from tinyproto.report.runs import read_runs
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.browser
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-quic",
+)  # fmt: skip
+LONG = "a label as sweeps write them, <b>s=50</b>, λ=10, and much longer than any column is wide"
+PAGES: dict[str, Sequence[Made]] = {
+    "one run": [Made(algorithms=FIVE, seeds=(0, 1), rounds=30, clients=20, classes=10, dim=100)],
+    "two settings and another study": [
+        Made(name="short", algorithms=("local", {"name": "fedproto", "label": LONG}), rounds=1),
+        Made(name="longer-name-of-a-run", algorithms=FIVE, rounds=300, seeds=(0, 1, 2)),
+        Made(name="other", dataset="cifar", clients=100, classes=100, federation=False),
+    ],
+    "many classes": [Made(algorithms=FIVE, clients=20, classes=200, dim=500, rounds=5)],
+}
+VIEWS = [(width, scheme) for width in (390, 1280) for scheme in ("light", "dark")]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium on this machine")
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Report]]:
+    found = {}
+    for name, runs in PAGES.items():
+        folder = tmp_path_factory.mktemp("pages")
+        made = make_report(read_runs([run.write(folder / str(index)) for index, run in enumerate(runs)]))
+        (folder / "report.html").write_text(made.html, encoding="utf-8")
+        found[name] = (folder / "report.html", made)
+    return found
+
+
+class Seen:
+    """A page with everything that it asked for or complained of."""
+
+    def __init__(self, browser: Browser, file: Path, width: int = 1280, scheme: Any = "light") -> None:
+        context = browser.new_context(
+            viewport={"width": width, "height": 844}, color_scheme=scheme, accept_downloads=True
+        )
+        self.page: Page = context.new_page()
+        self.complaints: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.goto(file.as_uri())
+
+    def __enter__(self) -> Seen:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.page.context.close()
+
+
+def luminance(colour: str) -> float:
+    """Of `rgb(r, g, b)`, as WCAG defines it."""
+    channels = [int(part) / 255 for part in colour.removeprefix("rgb(").removesuffix(")").split(", ")]
+    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize(("width", "scheme"), VIEWS)
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_whole_fetches_nothing_and_fits(
+    browser: Browser, written: dict[str, tuple[Path, Report]], name: str, width: int, scheme: str
+) -> None:
+    file, made = written[name]
+    with Seen(browser, file, width, scheme) as seen:
+        page = seen.page
+        assert page.locator("figure").count() == len(made.figures)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.locator("section.verdict").first.bounding_box()["y"] < 600  # type: ignore[index]
+        for picture in page.locator("figure").all():
+            assert picture.locator("svg[role=img]").count() == 1
+            assert picture.locator("svg").get_attribute("aria-label")
+            assert len(picture.locator("details p").text_content() or "") > 30
+            box = picture.locator("svg").bounding_box()
+            assert box is not None
+            assert box["width"] > 300
+            assert box["height"] > 40
+        assert seen.complaints == []
+        assert [url[:80] for url in seen.asked if not url.startswith("data:")] == [file.as_uri()]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_there_is_a_row_for_every_method_of_every_setting(
+    browser: Browser, written: dict[str, tuple[Path, Report]], name: str
+) -> None:
+    file, _ = written[name]
+    with Seen(browser, file) as seen:
+        tables = seen.page.locator("table").filter(has=seen.page.locator("th", has_text="payload"))
+        rows = sorted(tables.nth(index).locator("tbody tr").count() for index in range(tables.count()))
+        assert rows == sorted(len(run.algorithms) for run in PAGES[name])
+
+
+@pytest.mark.parametrize(("width", "scheme"), VIEWS)
+@pytest.mark.parametrize("name", PAGES)
+def test_words_stay_inside_their_figure_and_off_each_other(
+    browser: Browser, written: dict[str, tuple[Path, Report]], name: str, width: int, scheme: str
+) -> None:
+    file, _ = written[name]
+    with Seen(browser, file, width, scheme) as seen:
+        found = seen.page.evaluate(
+            """() => [...document.querySelectorAll("svg.figure")].flatMap(svg => {
+              const frame = svg.viewBox.baseVal;
+              const words = [...svg.querySelectorAll("text")].map(one => ({text: one.textContent, box: one.getBBox()}));
+              const outside = words.filter(({box}) =>
+                box.x < -1 || box.x + box.width > frame.width + 1 || box.y < -2 ||
+                box.y + box.height > frame.height + 2);
+              const overlap = (a, b) =>
+                Math.max(0, Math.min(a.x + a.width, b.x + b.width) - Math.max(a.x, b.x)) *
+                Math.max(0, Math.min(a.y + a.height, b.y + b.height) - Math.max(a.y, b.y)) /
+                Math.min(a.width * a.height, b.width * b.height);
+              const clash = words.slice(0, 120).flatMap((a, index) => words.slice(index + 1, 120)
+                .filter(b => overlap(a.box, b.box) > 0.35).map(b => `${a.text} on ${b.text}`));
+              const place = svg.closest("figure").id;
+              return [...outside.map(one => `${place}: ${one.text} outside`), ...clash.map(one => `${place}: ${one}`)];
+            })"""
+        )
+        assert found == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_words_can_be_read_by_day_and_by_night(
+    browser: Browser, written: dict[str, tuple[Path, Report]], scheme: str
+) -> None:
+    file, _ = written["one run"]
+    with Seen(browser, file, scheme=scheme) as seen:
+        style = "(selector, key) => getComputedStyle(document.querySelector(selector))[key]"
+
+        def computed(selector: str, key: str) -> str:
+            return str(seen.page.evaluate(f"([selector, key]) => ({style})(selector, key)", [selector, key]))
+
+        paper = computed("body", "backgroundColor")
+        assert (luminance(paper) < 0.5) == (scheme == "dark")
+        assert contrast(computed("body", "color"), paper) > 7
+        assert contrast(computed(".quiet", "color"), paper) > 4.5
+        assert contrast(computed("a", "color"), paper) > 4.5
+        assert contrast(computed("svg.figure .label", "fill"), paper) > 7
+        for method in range(5):
+            assert contrast(computed(f"svg.figure .curve.c{method}", "color"), paper) > 3
+
+
+@pytest.mark.parametrize(
+    ("name", "slugs", "kind"),
+    [
+        ("one run", ("rounds-global", "bytes", "clients", "holdings", "prototypes-1-class"), "csv"),
+        ("many classes", ("prototypes-0-client", "holdings"), "csv.gz"),
+    ],
+)
+def test_data_are_downloaded_as_they_are(
+    browser: Browser, written: dict[str, tuple[Path, Report]], name: str, slugs: Sequence[str], kind: str
+) -> None:
+    file, made = written[name]
+    data = {figure.slug: figure.csv() for figure in made.figures}
+    with Seen(browser, file) as seen:
+        for slug in slugs:
+            with seen.page.expect_download() as waiting:
+                seen.page.locator(f"#{slug} a[download]").click()
+            assert waiting.value.suggested_filename == f"{slug}.{kind}"
+            content = waiting.value.path().read_bytes()
+            assert (gzip.decompress(content) if kind.endswith("gz") else content).decode() == data[slug]
+        assert seen.complaints == []
+
+
+def test_a_picture_is_downloaded_with_its_colours(browser: Browser, written: dict[str, tuple[Path, Report]]) -> None:
+    file, _ = written["one run"]
+    with Seen(browser, file) as seen:
+        for slug in ("rounds-global", "holdings", "prototypes-1-class"):
+            with seen.page.expect_download() as waiting:
+                seen.page.locator(f"#{slug} button").click()
+            assert waiting.value.suggested_filename == f"{slug}.svg"
+            picture = ElementTree.parse(waiting.value.path()).getroot()
+            assert picture.tag == "{http://www.w3.org/2000/svg}svg"
+            assert "--ink" in (picture[0].text or "")
+            assert len(list(picture.iter("{http://www.w3.org/2000/svg}text"))) > 5
+        assert seen.complaints == []
+
+
+def test_a_picture_alone_is_shown_with_its_colours(
+    browser: Browser, written: dict[str, tuple[Path, Report]], tmp_path: Path
+) -> None:
+    from tinyproto.cli.report import write_figures
+
+    write_figures(written["one run"][1], tmp_path)
+    with Seen(browser, tmp_path / "rounds-global.svg", scheme="dark") as seen:
+        colour = seen.page.evaluate("getComputedStyle(document.querySelector('.curve')).color")
+        assert colour not in ("rgb(0, 0, 0)", "rgb(255, 255, 255)")
+        assert seen.complaints == []
+
+
+def test_on_paper_it_is_light_and_whole(browser: Browser, written: dict[str, tuple[Path, Report]]) -> None:
+    file, _ = written["one run"]
+    with Seen(browser, file, width=700, scheme="dark") as seen:  # about what A4 leaves between its margins
+        seen.page.emulate_media(media="print", color_scheme="dark")
+        assert seen.page.evaluate("document.documentElement.scrollWidth") <= 700
+        ink, paper = seen.page.evaluate(
+            "(style => [style.color, style.backgroundColor])(getComputedStyle(document.body))"
+        )
+        assert luminance(ink) < 0.1 < 0.9 < luminance(paper)
+        assert not seen.page.locator(".downloads").first.is_visible()
+        printed = seen.page.pdf()
+        assert printed.startswith(b"%PDF")
+        assert len(printed) > 20_000
+
+
+def test_without_scripts_only_the_svg_buttons_are_missing(
+    browser: Browser, written: dict[str, tuple[Path, Report]]
+) -> None:
+    file, made = written["one run"]
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(file.as_uri())
+    assert page.locator("figure svg").count() == len(made.figures)
+    assert page.locator("button:visible").count() == 0
+    assert page.locator("a[download]:visible").count() == len(made.figures)
+    context.close()

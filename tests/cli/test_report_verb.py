@@ -1,0 +1,181 @@
+"""`tinyproto report`, and the report that `run` and `resume` leave."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from support_cli import CLASSES, CLIENTS, GoodRun, in_process, tree
+from support_report import Made
+
+Captured = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """A folder with two runs of one setting."""
+    Made(name="first").write(tmp_path / "runs" / "first")
+    Made(name="second", seeds=(1, 2)).write(tmp_path / "runs" / "second")
+    return tmp_path
+
+
+def test_a_run_ends_with_a_report_that_the_verb_makes_again_byte_for_byte(
+    good: GoodRun, tmp_path: Path, monkeypatch: Patch, capsys: Captured
+) -> None:
+    assert f"look at {Path('runs', 'trial', 'report.html')}" in good.stdout
+    copy = shutil.copytree(good.folder, tmp_path / "trial")
+    (copy / "report.html").unlink()
+    assert in_process(monkeypatch, tmp_path, "report", "trial") == 0
+    assert (copy / "report.html").read_bytes() == (good.folder / "report.html").read_bytes()
+    assert "Written to trial/report.html (" in capsys.readouterr().out
+    assert not list(copy.glob(".*"))
+
+
+def test_the_report_says_what_the_terminal_said(good: GoodRun) -> None:
+    page = (good.folder / "report.html").read_text()
+    shown = " ".join(good.stdout.partition("• ")[2].partition("\n\nWritten")[0].split())
+    for sentence in shown.split("• "):
+        assert sentence.strip() in page
+
+
+def test_a_run_records_who_holds_what(good: GoodRun) -> None:
+    found = json.loads((good.folder / "federation.json").read_text())
+    assert [len(row) for row in found["counts"]] == [CLASSES] * CLIENTS
+    assert [sum(row) for row in found["counts"]] == [a + b for a, b in zip(found["train"], found["test"], strict=True)]
+    assert sum(map(sum, found["counts"])) == 1797
+
+
+def test_resuming_a_finished_run_remakes_its_report(
+    good: GoodRun, tmp_path: Path, monkeypatch: Patch, capsys: Captured
+) -> None:
+    copy = shutil.copytree(good.cwd, tmp_path / "copy")
+    folder = copy / "runs" / "trial"
+    (folder / "report.html").unlink()
+    before = tree(folder)
+    assert in_process(monkeypatch, copy, "resume", "runs/trial", "--json") == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["report"] == "runs/trial/report.html"
+    assert "Written to runs/trial" in captured.err
+    page = tree(folder).pop("report.html")
+    assert page == (good.folder / "report.html").read_bytes()
+    assert tree(folder) == {**before, "report.html": page}
+
+
+def test_several_runs_make_one_report_here(made: Path, monkeypatch: Patch, capsys: Captured) -> None:
+    before = tree(made / "runs")
+    assert in_process(monkeypatch, made, "report", "runs/first", "runs/second") == 0
+    page = (made / "report.html").read_text()
+    assert "3 seeds (0, 1, 2)" in page
+    assert tree(made / "runs") == before
+    assert "• By nearest global prototype, last round: FedProto" in capsys.readouterr().out
+
+
+def test_a_folder_of_runs_stands_for_all_of_them(made: Path, monkeypatch: Patch, capsys: Captured) -> None:
+    assert in_process(monkeypatch, made, "report", "runs", "--out", "new/folder/both.html") == 0
+    assert "first, second" in (made / "new" / "folder" / "both.html").read_text()
+    assert not (made / "report.html").exists()
+
+
+def test_settings_are_named_where_there_are_several(made: Path, monkeypatch: Patch, capsys: Captured) -> None:
+    Made(name="longer", rounds=3).write(made / "runs" / "longer")
+    assert in_process(monkeypatch, made, "report", "runs") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("• first + second: By nearest")]
+    assert [line for line in lines if line.startswith("• longer: By nearest")]
+
+
+def test_every_figure_is_written_as_a_picture_and_as_data(made: Path, monkeypatch: Patch, capsys: Captured) -> None:
+    assert in_process(monkeypatch, made, "report", "runs/second", "--figures", "figures", "--json") == 0
+    slugs = json.loads(capsys.readouterr().out)["figures"]
+    assert len(slugs) == 11
+    assert {path.name for path in (made / "figures").iterdir()} == {
+        f"{s}.{kind}" for s in slugs for kind in ("svg", "csv")
+    }
+    for slug in slugs:
+        picture = ElementTree.parse(made / "figures" / f"{slug}.svg").getroot()
+        assert picture.tag == "{http://www.w3.org/2000/svg}svg"
+        style = picture.find("{http://www.w3.org/2000/svg}style")
+        assert style is not None
+        assert "--ink" in (style.text or "")
+        with (made / "figures" / f"{slug}.csv").open(newline="") as file:
+            header, *rows = csv.reader(file)
+        assert rows
+        assert {len(row) for row in rows} == {len(header)}
+
+
+def test_with_json_standard_output_is_one_value_and_words_go_elsewhere(
+    made: Path, monkeypatch: Patch, capsys: Captured
+) -> None:
+    assert in_process(monkeypatch, made, "report", "runs", "--json") == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert found["report"] == "report.html"
+    (setting,) = found["settings"]
+    assert setting["name"] == "first + second"
+    assert setting["verdict"][0].startswith("By nearest global prototype")
+    assert [row["label"] for row in setting["rows"]] == ["local", "fedproto"]
+    assert setting["rows"][1]["accuracy"]["head"]["count"] == 3
+    assert setting["rows"][1]["headline"] == setting["rows"][1]["accuracy"]["global"]["mean"]
+    assert "Written to report.html" in captured.err
+
+
+@pytest.mark.parametrize("flag", ["-q", "--quiet"])
+def test_quietly_nothing_is_said(made: Path, monkeypatch: Patch, capsys: Captured, flag: str) -> None:
+    assert in_process(monkeypatch, made, "report", "runs/first", flag, "--figures", "figures") == 0
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+    assert (made / "runs" / "first" / "report.html").is_file()
+
+
+def test_quietly_json_is_still_what_was_asked_for(made: Path, monkeypatch: Patch, capsys: Captured) -> None:
+    assert in_process(monkeypatch, made, "report", "runs/first", "-q", "--json") == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["report"] == "runs/first/report.html"
+    assert captured.err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nothing"], "nothing is not a run folder"),
+        (["runs/first", "nothing"], "nothing is not a run folder"),
+        (["runs/first", "--class", "4"], "classes go from 0 to 3"),
+        (["runs/first", "--client", "3"], "clients from 0 to 2"),
+        (["runs/first", "--out", "."], "it is a folder"),
+        (["runs/first", "--out", "runs"], "cannot write runs: it is a folder"),
+        (["runs/first", "--out", "file/report.html"], "cannot write file/report.html"),
+        (["runs/first", "--figures", "file"], "cannot write file/"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_status_2(
+    made: Path, monkeypatch: Patch, capsys: Captured, arguments: list[str], says: str
+) -> None:
+    (made / "file").write_text("in the way")
+    assert in_process(monkeypatch, made, "report", *arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("tinyproto: error: ")
+    assert says in line
+    assert not [path for path in made.rglob("*") if path.name.endswith(".partial")]
+
+
+@pytest.mark.parametrize("arguments", [["runs/first", "--class", "-1"], ["runs/first", "--client", "x"], []])
+def test_arguments_that_are_no_numbers_or_missing_are_refused(
+    made: Path, monkeypatch: Patch, capsys: Captured, arguments: list[str]
+) -> None:
+    assert in_process(monkeypatch, made, "report", *arguments) == 2
+    assert not (made / "runs" / "first" / "report.html").exists()
+
+
+def test_the_class_and_the_client_drawn_can_be_chosen(made: Path, monkeypatch: Patch, capsys: Captured) -> None:
+    assert in_process(monkeypatch, made, "report", "runs/first", "--class", "3", "--client", "2") == 0
+    page = (made / "runs" / "first" / "report.html").read_text()
+    assert "FedProto: class 3 over clients" in page
+    assert "FedProto: client 2 over classes" in page

@@ -1,0 +1,235 @@
+"""The page: what is on it, what is kept out of it, and how large it gets."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from support_report import FIVE, Made
+from tinyproto.report.figures.prototypes import Shown
+from tinyproto.report.page import Report, make_report
+from tinyproto.report.runs import read_runs
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>&\"'"
+
+
+class Parsed(HTMLParser):
+    """The elements of a page with their attributes, and its words by element."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: dict[str, list[str]] = {}
+        self.open: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in ("meta", "image"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag  # every element is closed, and in order
+
+    def handle_data(self, data: str) -> None:
+        self.words.setdefault(self.open[-1] if self.open else "", []).append(data)
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def report(folder: Path, *made: Made) -> Report:
+    return make_report(read_runs([one.write(folder / f"run{index}") for index, one in enumerate(made)]))
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    made = Made(algorithms=FIVE, clients=20, classes=200, dim=500, rounds=5)
+    return report(tmp_path_factory.mktemp("large"), made)
+
+
+def test_the_verdict_comes_first_then_the_table_then_the_figures_then_the_prototypes(tmp_path: Path) -> None:
+    page = report(tmp_path, Made()).html
+    marks = [
+        page.index(mark) for mark in ('aria-label="Verdict"', "<table>", "<figure", ">Prototypes<", "To repeat it")
+    ]
+    assert marks == sorted(marks)
+    assert "By nearest global prototype, last round: FedProto 83.3 %." in page
+
+
+def test_the_table_has_a_row_per_method_and_stresses_the_number_it_is_read_by(tmp_path: Path) -> None:
+    page = report(tmp_path, Made()).html
+    table = page[page.index("<table>") : page.index("</table>")]
+    assert re.findall(r'scope="row">([^<]*)<', table) == ["Local", "FedProto"]
+    assert re.findall(r'class="headline">([^<]*)<', table) == ["83.3", "83.3"]
+    assert "±" not in table
+
+
+def test_several_seeds_show_their_spread(tmp_path: Path) -> None:
+    page = report(tmp_path, Made(seeds=(0, 1))).html
+    assert "85.0 ± 1.7" in page  # 25/30 and 26/30
+    assert "mean ± standard deviation over seeds" in page
+
+
+def test_nothing_on_the_page_comes_from_elsewhere_and_the_browser_is_told_so(tmp_path: Path) -> None:
+    parsed = Parsed(report(tmp_path, Made()).html)
+    (policy,) = [
+        meta["content"] for meta in parsed.named("meta") if meta.get("http-equiv") == "Content-Security-Policy"
+    ]
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+    assert "http" not in policy
+    addresses = [
+        value or "" for _, attributes in parsed.elements for key, value in attributes.items() if key in ("href", "src")
+    ]
+    assert len(addresses) > 10
+    assert [address[:40] for address in addresses if not address.startswith("data:")] == []
+    assert not parsed.named("link")
+    assert "url(" not in "".join(parsed.words["style"])
+    assert "@import" not in "".join(parsed.words["style"])
+
+
+def test_every_figure_has_a_name_words_data_and_a_place_of_its_own(tmp_path: Path) -> None:
+    made = report(tmp_path, Made(seeds=(0, 1)))
+    parsed = Parsed(made.html)
+    slugs = [figure["id"] for figure in parsed.named("figure")]
+    assert slugs == [figure.slug for figure in made.figures]
+    assert len(set(slugs)) == len(slugs) == 11  # three rules, bytes, clients, holdings, 2 + 3 of prototypes
+    pictures = parsed.named("svg")
+    assert len(pictures) == len(slugs)
+    assert all(picture["role"] == "img" and picture["aria-label"] for picture in pictures)
+    assert [link["download"] for link in parsed.named("a")] == [f"{slug}.csv" for slug in slugs]
+    assert all(figure.alternative in made.html.replace("&#x27;", "'") for figure in made.figures)
+
+
+def test_names_that_look_like_html_stay_words(tmp_path: Path) -> None:
+    entries = ({"name": "fedproto", "label": HOSTILE, "note": HOSTILE},)
+    plain = Parsed(report(tmp_path / "plain", Made(algorithms=({"name": "fedproto", "label": "plain"},))).html)
+    made = report(tmp_path / "hostile", Made(name=HOSTILE, algorithms=entries, dataset=HOSTILE))
+    hostile = Parsed(made.html)
+    assert len(hostile.named("script")) == 1
+    assert hostile.named("img") == []
+    assert [tag for tag, _ in hostile.elements] == [tag for tag, _ in plain.elements]
+    assert not [key for _, attributes in hostile.elements for key in attributes if key.startswith("on")]
+    assert "".join(hostile.words["h1"]) == HOSTILE
+    assert "".join(hostile.words["title"]).startswith(f"tinyproto report: {HOSTILE}")
+
+
+def test_the_same_runs_give_the_same_bytes_at_any_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = [Made(seeds=(0, 1), rounds=200).write(tmp_path / "a"), Made(name="b", clients=4).write(tmp_path / "b")]
+    first = make_report(read_runs(folders))
+    assert ".csv.gz" in first.html  # packed data could bring a date along
+    monkeypatch.setattr("time.time", lambda: 1e9)
+    assert make_report(read_runs(folders)) == first
+
+
+def test_old_runs_are_shown_with_a_word_on_what_they_lack(tmp_path: Path) -> None:
+    made = report(tmp_path, Made(federation=False, prototypes=False))
+    assert "no federation.json" in made.html
+    assert "no prototypes.safetensors" in made.html
+    assert [figure.slug for figure in made.figures] == [
+        "rounds-global",
+        "bytes",
+        "rounds-head",
+        "rounds-local",
+        "clients",
+    ]
+
+
+def test_an_unfinished_run_says_how_much_is_missing_and_how_to_go_on(tmp_path: Path) -> None:
+    page = report(tmp_path, Made(seeds=(0, 1), done=3)).html
+    assert (
+        f"made is not finished: 1 cell of its grid is not in this report. Go on with: tinyproto resume {tmp_path}"
+        in page
+    )
+    assert "Not all have the same seeds: Local 0, 1; FedProto 0." in page
+
+
+def test_settings_stand_side_by_side_with_their_names_and_what_differs(tmp_path: Path) -> None:
+    page = report(tmp_path, Made(name="short"), Made(name="long", rounds=3)).html
+    assert "What differs between the settings" in page
+    assert ">train.rounds</th><td>2</td><td>3</td>" in page
+    numbers = page[page.index(">Numbers<") : page.index(">Figures<")]
+    assert re.findall(r"<h3>(.*?)</h3>", numbers) == ["short", "long"]
+
+
+def test_studies_have_tables_and_prototypes_of_their_own(tmp_path: Path) -> None:
+    made = report(tmp_path, Made(name="a"), Made(name="b", dataset="cifar"))
+    assert "These runs are 2 studies on different samples or clients (quarters, cifar)" in made.html
+    assert made.html.count(">Numbers<") == 2
+    assert re.findall(r">(Prototypes: .*?)<", made.html) == ["Prototypes: quarters: a", "Prototypes: cifar: b"]
+    assert len({figure.slug for figure in made.figures}) == len(made.figures) == 22
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        Made(rounds=1, clients=1, classes=1, dim=1), Made(algorithms=("local",)), Made(correct=lambda *_: 0),
+        Made(rounds=12, evaluated=lambda number: (1,) if number % 5 == 1 else ()),
+        Made(algorithms=({"name": "package.module:SPEC", "label": "mine/1 [x] \x07"},)), Made(clients=300, classes=2),
+    ],
+    ids=["one of everything", "local alone", "never right", "every five rounds", "own method", "many clients"],
+)  # fmt: skip
+def test_runs_at_the_edge_are_drawn(tmp_path: Path, made: Made) -> None:
+    page = report(tmp_path, made).html
+    Parsed(page)
+    assert "nan" not in re.sub(r'href="[^"]*"', "", page)
+    assert "<figure" in page
+
+
+def test_a_run_in_which_nothing_could_be_evaluated_says_so(tmp_path: Path) -> None:
+    page = report(tmp_path, Made(correct=lambda *_: None)).html
+    assert "No client has test samples, so there is no accuracy to compare." in page
+    assert "Local training was not run" not in page
+    assert 'id="bytes"' not in page
+
+
+def test_dead_units_are_a_mean_over_seeds(tmp_path: Path) -> None:
+    page = report(tmp_path, Made(algorithms=("fedproto",), seeds=(0, 1))).html
+    shares = [(Made()._tensors("fedproto", seed)[f"fedproto/{seed}/local/values"]) for seed in (0, 1)]
+    zero = [100 * (one.reshape(12, 6)[1:] == 0).mean() for one in shares]  # client 0 does not hold class 0
+    middle, half = sum(zero) / 2, abs(zero[0] - zero[1]) / 2
+    assert f"<td>{middle:.1f} ± {half:.1f}</td>" in page[page.index("dead units") :]
+
+
+def test_a_page_of_many_classes_stays_below_three_megabytes_and_says_what_it_left_out(large: Report) -> None:
+    assert len(large.html.encode()) < 3_000_000
+    assert "To keep this page small, not all is on it." in large.html
+    figures = {figure.slug for figure in large.figures}
+    drawn = {figure["id"] for figure in Parsed(large.html).named("figure")}
+    assert drawn == figures  # pictures come before data, so that methods can be compared
+    with_data = {(link["download"] or "").partition(".")[0] for link in Parsed(large.html).named("a")}
+    (said,) = re.findall(r"Drawn without their data: (.*?)\. `", large.html)
+    assert len(figures - with_data) == 3 * len(said.split(", seed 0")[:-1])
+    assert "TinyProto-FT, seed 0" in said
+
+
+def test_pictures_that_do_not_fit_are_left_out_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = read_runs([Made(algorithms=FIVE, dim=100).write(tmp_path / "run")])
+    whole = make_report(runs)
+    names = [f"{name}, seed 0" for name in ("Local", "FedProto", "FedTGP", "TinyProto-FP", "TinyProto-FT")]
+    start, counts = len(whole.html[: whole.html.index("<h3>Local, seed 0")].encode()), set()
+    for most in range(start, start + 60_000, 5_000):
+        monkeypatch.setattr("tinyproto.report.page.MOST_BYTES", most)
+        less = make_report(runs)
+        assert len(less.html.encode()) < most + 11_000  # style sheets, script and the words on prototypes do not count
+        drawn = re.findall(r"<h3>(.*?, seed 0)</h3>", less.html)
+        said = re.findall(r"Not drawn: ([^;.]*)", less.html)
+        assert [*drawn, *re.findall(r"[^ ,]+, seed 0", "".join(said))] == names
+        assert less.figures == whole.figures
+        counts.add(len(drawn))
+    assert len(counts) > 3
+
+
+def test_a_class_and_a_client_can_be_chosen(tmp_path: Path) -> None:
+    run = replace(Made().read(tmp_path / "run"), name="chosen")
+    page = make_report([run], Shown(class_=2, client=1)).html
+    assert "FedProto: class 2 over clients" in page
+    assert "FedProto: client 1 over classes" in page

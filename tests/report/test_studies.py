@@ -1,0 +1,124 @@
+"""Which runs share a table, which a figure, and what is said of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support_report import Made
+from tinyproto.report.runs import Run, read_runs
+from tinyproto.report.studies import Setting, arrange
+
+
+def runs(folder: Path, *made: Made) -> list[Run]:
+    return read_runs([one.write(folder / f"run{index}") for index, one in enumerate(made)])
+
+
+def only_setting(found: list[Run]) -> Setting:
+    (study,) = arrange(found)
+    (setting,) = study.settings
+    return setting
+
+
+def test_runs_that_differ_only_in_seeds_become_one_row_per_method(tmp_path: Path) -> None:
+    setting = only_setting(runs(tmp_path, Made(name="a", seeds=(0, 1)), Made(name="b", seeds=(2,))))
+    assert [(series.name, series.seeds) for series in setting.series] == [("Local", [0, 1, 2]), ("FedProto", [0, 1, 2])]
+    assert setting.name == "a + b"
+    # FedProto's last head accuracies: 25/30 with even seeds, 26/30 with odd ones.
+    spread = setting.row(setting.series[1]).accuracy["head"]
+    assert spread is not None
+    assert spread.mean == pytest.approx(76 / 90)
+    assert spread.count == 3
+
+
+@pytest.mark.parametrize(
+    "changed", [{"checkpoint": {"every_seconds": 1.0}}, {"train": {"workers": 4}}, {"train": {"device": "cuda"}}]
+)
+def test_what_cannot_change_a_result_does_not_part_runs(tmp_path: Path, changed: dict[str, Any]) -> None:
+    assert only_setting(runs(tmp_path, Made(name="a"), Made(name="b", seeds=(1,), config=changed)))
+
+
+@pytest.mark.parametrize(
+    "changed", [{"train": {"participation": 0.5}}, {"evaluate": {"rule": "head"}}, {"prototypes": {"cps_dim": 3}}]
+)
+def test_what_can_change_a_result_makes_another_setting_of_the_same_study(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    (study,) = arrange(runs(tmp_path, Made(name="a"), Made(name="b", config=changed)))
+    assert [setting.name for setting in study.settings] == ["a", "b"]
+    titles = [series.title for _, series in study.series]
+    assert titles == ["Local, a", "FedProto, a", "Local, b", "FedProto, b"]
+    assert len({series.colour for _, series in study.series}) == 4
+    assert len(study.differences()) == 1
+
+
+def test_differences_are_the_keys_that_differ_with_the_value_in_each(tmp_path: Path) -> None:
+    (study,) = arrange(runs(tmp_path, Made(name="a"), Made(name="b", rounds=3)))
+    assert study.differences() == {"train.rounds": [2, 3]}
+
+
+@pytest.mark.parametrize(
+    "other", [Made(name="b", dataset="cifar"), Made(name="b", config={"partition": {"alpha": 0.5}}), Made(clients=4)]
+)
+def test_other_samples_or_other_clients_make_another_study(tmp_path: Path, other: Made) -> None:
+    assert len(arrange(runs(tmp_path, Made(name="a"), other))) == 2
+
+
+def test_a_seed_that_stands_in_two_runs_counts_once(tmp_path: Path) -> None:
+    setting = only_setting(runs(tmp_path, Made(name="a", seeds=(0, 1)), Made(name="b", seeds=(1, 2))))
+    assert [series.seeds for series in setting.series] == [[0, 1, 2], [0, 1, 2]]
+    assert not [sentence for sentence in setting.verdict() if "different accuracies" in sentence]
+
+
+def test_a_seed_that_came_out_differently_in_two_runs_is_told(tmp_path: Path) -> None:
+    luckier = Made(name="b", algorithms=("fedproto",), correct=lambda *_: 10)
+    setting = only_setting(runs(tmp_path, Made(name="a"), luckier))
+    told = [sentence for sentence in setting.verdict() if "different accuracies" in sentence]
+    assert told == ["FedProto, seed 0, is in a and in b with different accuracies; shown is a."]
+
+
+def test_unequal_seeds_are_said_and_equal_ones_in_another_order_are_not(tmp_path: Path) -> None:
+    same = runs(
+        tmp_path / "same", Made(algorithms=("local",), seeds=(0, 1)), Made(algorithms=("fedproto",), seeds=(1, 0))
+    )
+    assert not [sentence for sentence in only_setting(same).verdict() if "same seeds" in sentence]
+    other = runs(tmp_path / "other", Made(algorithms=("local",), seeds=(0, 1)), Made(algorithms=("fedproto",)))
+    assert only_setting(other).verdict()[-1] == "Not all have the same seeds: Local 0, 1; FedProto 0."
+
+
+def test_one_label_with_two_hyper_parameters_stays_two_rows_named_by_their_runs(tmp_path: Path) -> None:
+    strong, weak = ({"name": "fedproto", "label": "fedproto", "proto_weight": weight} for weight in (10.0, 1.0))
+    setting = only_setting(runs(tmp_path, Made(name="a", algorithms=(strong,)), Made(name="b", algorithms=(weak,))))
+    assert [series.name for series in setting.series] == ["FedProto, a", "FedProto, b"]
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    (study,) = arrange(runs(tmp_path, Made(rounds=2), Made(rounds=3)))
+    assert [setting.name for setting in study.settings] == [str(tmp_path / "run0"), str(tmp_path / "run1")]
+    assert len({series.title for _, series in study.series}) == 4
+
+
+def test_a_method_of_ones_own_is_called_by_its_label(tmp_path: Path) -> None:
+    own = {"name": "package.module:SPEC", "label": "mine/η"}
+    assert [series.name for series in only_setting(runs(tmp_path, Made(algorithms=(own,)))).series] == ["mine/η"]
+
+
+def test_the_plain_values_name_rows_by_their_labels(tmp_path: Path) -> None:
+    plain = only_setting(runs(tmp_path, Made())).plain()
+    assert [(row["label"], row["title"]) for row in plain["rows"]] == [("local", "Local"), ("fedproto", "FedProto")]
+
+
+def test_what_is_evaluated_has_arrived_so_its_bytes_are_spent(tmp_path: Path) -> None:
+    # Three clients, frames of 100 B: 300 up in round 1; 300 down, evaluated, 300 up in round 2; 300 down to close.
+    (cell,) = only_setting(runs(tmp_path, Made(algorithms=("fedproto",)))).series[0].cells
+    assert [(point.rounds, point.payload_bytes, point.wire_bytes) for point in cell.points()] == [
+        (0, 0, 30), (1, 600, 690), (2, 1200, 1350),
+    ]  # fmt: skip
+
+
+def test_rounds_that_were_not_evaluated_cost_bytes_but_are_no_points(tmp_path: Path) -> None:
+    made = Made(algorithms=("fedproto",), rounds=4, evaluated=lambda number: range(3) if number in (1, 4) else ())
+    (cell,) = only_setting(runs(tmp_path, made)).series[0].cells
+    assert [(point.rounds, point.payload_bytes) for point in cell.points()] == [(0, 0), (3, 1800), (4, 2400)]

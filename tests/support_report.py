@@ -1,0 +1,141 @@
+"""Run folders made by hand, so that a report can be checked against numbers that are known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from tinyproto.report.runs import Run, read_run
+from tinyproto.simulation.loop import PlayedRound
+from tinyproto.tracking.run_folder import record_from
+from tinyproto.tracking.summary import summarise
+
+SAMPLES = 10  # test samples of every client
+RULES = ("head", "global", "local")
+Correct = Callable[[str, int, int, int, str], int | None]
+FIVE = ("local", "fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft")
+
+
+def better_each_round(label: str, seed: int, round_: int, client: int, rule: str) -> int | None:
+    """Of ten samples so many correct; nothing by prototypes before anyone trained, nor for Local by global ones."""
+    if (rule != "head" and round_ == 1) or (rule == "global" and label == "local"):
+        return None
+    return min(SAMPLES, 2 + 2 * round_ + (client + seed) % 2)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A run folder to be written: who trains what, who gets how much right, and what it costs."""
+
+    name: str = "made"
+    algorithms: Sequence[str | Mapping[str, Any]] = ("local", "fedproto")
+    seeds: Sequence[int] = (0,)
+    rounds: int = 2
+    clients: int = 3
+    classes: int = 4
+    dim: int = 6
+    correct: Correct = better_each_round
+    evaluated: Callable[[int], Sequence[int]] | None = None  # the clients asked in a round; everyone where not told
+    payload: Mapping[str, int] = field(default_factory=lambda: {"local": 0})  # bytes of a frame by label, 100 otherwise
+    config: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # sections to change
+    dataset: str = "quarters"
+    done: int | None = None  # cells that are finished; all where not told
+    prototypes: bool = True
+    federation: bool = True
+
+    def write(self, folder: Path) -> Path:
+        """All files of a run folder."""
+        folder.mkdir(parents=True)
+        config = self.resolved()
+        (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+        (folder / "environment.json").write_text(
+            json.dumps({"tinyproto": "0", "python": "3", "cpu": "one", "commit": "c"})
+        )
+        cells = [(entry, seed) for seed in self.seeds for entry in config["algorithms"]][: self.done]
+        lines, results = [], []
+        tensors: dict[str, NDArray[Any]] = {}
+        for entry, seed in cells:
+            identity = {"algorithm": entry["name"].split(":")[-1], "label": entry["label"], "seed": seed}
+            records = [self._record(entry["label"], seed, number) for number in range(1, self.rounds + 2)]
+            lines += [json.dumps({**identity, **record}) for record in records]
+            played = [PlayedRound(record_from(record), {"total": 0.5}) for record in records]
+            known = {"dataset": self.dataset, "rounds": self.rounds, "num_clients": self.clients, "preset": "sound"}
+            results.append(summarise(played, {**identity, **known}, 7, 1000))
+            tensors |= self._tensors(entry["label"], seed)
+        (folder / "rounds.jsonl").write_text("".join(line + "\n" for line in lines))
+        (folder / "summary.json").write_text(json.dumps({"schema_version": 1, "results": results}))
+        if self.prototypes:
+            save_file(tensors, folder / "prototypes.safetensors")
+        if self.federation:
+            counts = (np.arange(self.clients * self.classes).reshape(self.clients, self.classes) % 5).tolist()
+            (folder / "federation.json").write_text(json.dumps({"counts": counts}))
+        return folder
+
+    def read(self, folder: Path) -> Run:
+        """Written and read again."""
+        return read_run(self.write(folder))
+
+    def resolved(self) -> dict[str, Any]:
+        """A config with everything decided, as far as a report looks."""
+        entries: list[dict[str, Any]] = [
+            {"name": one, "label": one} if isinstance(one, str) else dict(one) for one in self.algorithms
+        ]
+        sections: dict[str, dict[str, Any]] = {
+            "data": {"name": self.dataset, "root": None},
+            "partition": {"kind": "dirichlet", "alpha": 0.1, "num_clients": self.clients, "seed": 1},
+            "prototypes": {"dim": self.dim, "cps_dim": 2},
+            "train": {"rounds": self.rounds, "workers": 1, "device": "cpu", "participation": 1.0},
+            "evaluate": {"every": 1, "rule": "global", "statistic": "last"},
+            "checkpoint": {"every_seconds": 30.0},
+        }
+        changed = {name: {**values, **self.config.get(name, {})} for name, values in sections.items()}
+        first = {"schema_version": 1, "name": self.name, "preset": "sound"}
+        return {**first, **changed, "models": ["tiny"], "algorithms": entries, "seeds": list(self.seeds)}
+
+    def _record(self, label: str, seed: int, number: int) -> dict[str, Any]:
+        closing = number > self.rounds
+        asked = list(range(self.clients) if closing or self.evaluated is None else self.evaluated(number))
+        correct = {rule: [self.correct(label, seed, number, client, rule) for client in asked] for rule in RULES}
+        accuracy = {
+            rule: sum(value or 0 for value in values) / (SAMPLES * len(asked)) if set(values) - {None} else None
+            for rule, values in correct.items()
+        }
+        size = self.payload.get(label, 100)
+        up, down = 0 if closing else size * self.clients, 0 if number == 1 else size * self.clients
+        sent = {
+            way: {"parameters": count // 4, "payload": count, "wire": count + 30}
+            for way, count in (("up", up), ("down", down))
+        }
+        bytes_ = {"up": [up // self.clients] * len(asked), "down": [down // self.clients] * len(asked)}
+        return {
+            "round": number, "closing": closing, "participants": [] if closing else list(range(self.clients)),
+            "accuracy": accuracy, "client_mean": accuracy, "loss": {}, "refused": {},
+            "traffic": {"closing" if closing else "training": sent},
+            "clients": {
+                "id": asked, "test_samples": [SAMPLES] * len(asked), "correct": correct,
+                "payload_bytes": bytes_, "wire_bytes": bytes_,
+            },
+        }  # fmt: skip
+
+    def _tensors(self, label: str, seed: int) -> dict[str, NDArray[Any]]:
+        """Noise, half of it zero; client 0 does not hold class 0."""
+        noise = np.random.default_rng([seed, *label.encode()])
+        shape = (self.clients, self.classes, self.dim)
+        present = np.ones(shape[:2], np.uint8)
+        present[0, 0] = 0
+        found = {
+            f"{label}/{seed}/local/values": np.maximum(noise.standard_normal(shape), 0).astype(np.float32),
+            f"{label}/{seed}/local/present": present,
+        }
+        if label != "local":
+            found[f"{label}/{seed}/global/values"] = noise.standard_normal(shape[1:]).astype(np.float32)
+            found[f"{label}/{seed}/global/present"] = np.ones(shape[1], np.uint8)
+        return found
