@@ -81,6 +81,9 @@ def test_the_loss_is_the_sum_of_both_adaptive_losses(reduction: Reduction, detac
     )
     step = task.loss(task.modules, batch, task.context)
     torch.testing.assert_close(step.loss, expected.local + expected.auxiliary)
+    head = client.modules["auxiliary"].get_parameter("head.weight")  # its gradient tells fixed targets from free ones
+    found, due = (torch.autograd.grad(loss, head)[0] for loss in (step.loss, expected.local + expected.auxiliary))
+    torch.testing.assert_close(found, due)
     assert [group.module for group in task.groups] == ["model", "auxiliary", "adapter"]
     assert set(task.groups) == {ParamGroup(name, 0.05, 10.0) for name in ("model", "auxiliary", "adapter")}
 
