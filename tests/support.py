@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from tinyproto.algorithms.base import Algorithm, Client, ClientInfo, FederationSpec, Update
 from tinyproto.core.messages import Message
@@ -35,6 +36,17 @@ def make_images(samples: int, seed: int = 0) -> Images:
     return Images("quarters", pixels.to(torch.uint8), labels, NUM_CLASSES, scale=2 / 255, shift=-1.0)
 
 
+def make_patterns(samples: int, classes: int, shape: tuple[int, int, int], seed: int = 0) -> Images:
+    """Noise over one smooth pattern for each class: of any shape, and learnable."""
+    generator = torch.Generator().manual_seed(seed)
+    channels, height, width = shape
+    coarse = torch.rand(classes, channels, 4, 4, generator=generator)
+    patterns = functional.interpolate(coarse, (height, width), mode="bilinear")
+    labels = torch.arange(samples) % classes
+    pixels = 160 * patterns[labels] + 90 * torch.rand(samples, *shape, generator=generator)
+    return Images("patterns", pixels.to(torch.uint8), labels, classes, scale=2 / 255, shift=-1.0)
+
+
 def tiny_net(input_shape: Sequence[int], proto_dim: int, num_classes: int) -> SplitModel:
     """A network with batch normalisation and dropout, so that both matter in tests."""
     pixels = int(np.prod(input_shape))
@@ -43,7 +55,16 @@ def tiny_net(input_shape: Sequence[int], proto_dim: int, num_classes: int) -> Sp
     return SplitModel(extractor, nn.Linear(proto_dim, num_classes))
 
 
-FEDERATION = FederationSpec(num_classes=NUM_CLASSES, proto_dim=PROTO_DIM, learning_rate=0.05)
+def wide_net(input_shape: Sequence[int], proto_dim: int, num_classes: int) -> SplitModel:
+    """A larger network of another kind, with the same head."""
+    pixels = int(np.prod(input_shape))
+    extractor = nn.Sequential(nn.Flatten(), nn.Linear(pixels, 40), nn.ReLU(), nn.Linear(40, proto_dim), nn.ReLU())
+    return SplitModel(extractor, nn.Linear(proto_dim, num_classes))
+
+
+FEDERATION = FederationSpec(
+    num_classes=NUM_CLASSES, proto_dim=PROTO_DIM, learning_rate=0.05, input_shape=(1, 6, 6), networks=(tiny_net,)
+)
 STREAMS = Streams(0)
 NO_FIT = FitResult(torch.zeros(1, 0), (), 0, None)
 
@@ -73,6 +94,14 @@ def random_prototypes(held: list[int], seed: int = 0, width: int = PROTO_DIM) ->
 
 def update(rows: Prototypes | None, id_: int = 0, samples: int = 10, classes: int = 2) -> Update:
     return Update(ClientInfo(id_, samples, samples, classes), Message(rows=rows))
+
+
+def tensors_update(tensors: Mapping[str, Tensor], id_: int = 0, samples: int = 10) -> Update:
+    return Update(ClientInfo(id_, samples, samples, 2), Message(tensors=tensors))
+
+
+def same_tensors(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
 class InProcess(Simulation):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from tinyproto.config import parse_config
 from tinyproto.config.algorithms import AlgorithmEntry
 from tinyproto.errors import ConfigError
 
-FEDERATION = FederationSpec(num_classes=10, proto_dim=20, learning_rate=0.01)
+FEDERATION = FederationSpec(
+    num_classes=10, proto_dim=20, learning_rate=0.01, input_shape=(1, 8, 8), networks=("small_cnn_a",)
+)
 
 
 def entries(*algorithms: Any, **prototypes: Any) -> tuple[AlgorithmEntry, ...]:
@@ -105,6 +108,13 @@ def test_an_unknown_hyper_parameter_is_refused_with_the_nearest() -> None:
         ({"name": "tinyproto_ft", "global_scale": "best"}, "tinyproto_ft: global_scale"),
         ({"name": "tinyproto_ft", "cps_dim": 21}, "cps_dim (21) is greater than prototypes.dim (20)"),
         ({"name": "tinyproto_ft", "cps_dim": 0}, "cps_dim must be above 0, not 0"),
+        ({"name": "fml", "local_weight": 1.5}, "fml: local_weight must lie between 0 and 1, not 1.5"),
+        ({"name": "fml", "reduction": "sum"}, "fml: reduction: input should be 'batch' or 'element', not 'sum'"),
+        ({"name": "fedkd", "detach_targets": 1}, "fedkd: detach_targets: input should be a valid boolean, not 1"),
+        ({"name": "fedkd", "energy_start": 0.99}, "energy_start ≤ energy_end ≤ 1 is needed, not 0.99 and 0.98"),
+        ({"name": "fedkd", "clip_norm": 0}, "clip_norm must be above 0, not 0"),
+        ({"name": "feddistill", "distill_weight": -1.0}, "distill_weight must not be negative, not -1.0"),
+        ({"name": "lg_fedavg", "proto_weight": 1.0}, "lg_fedavg: unknown key 'proto_weight'"),
     ],
 )
 def test_an_entry_that_cannot_be_is_refused_with_the_reason(entry: dict[str, Any], message: str) -> None:
@@ -122,6 +132,22 @@ def test_what_does_not_fit_the_federation_is_an_error_that_names_the_entry() -> 
     (entry,) = entries({"name": "tinyproto_fp", "label": "in blocks"}, masks="blocks", cps_dim=3)
     with pytest.raises(ConfigError, match="algorithm in blocks: block masks"):
         entry.build(FEDERATION)
+
+
+@pytest.mark.parametrize(
+    ("entry", "networks", "message"),
+    [
+        ("fedavg", ("small_cnn_a", "small_cnn_b"), "algorithm fedavg: .* has small_cnn_a, small_cnn_b"),
+        ({"name": "fml", "auxiliary": "resnet9"}, ("small_cnn_a",), "algorithm fml: auxiliary: unknown model"),
+        ({"name": "fedkd", "auxiliary": "no_such:net"}, ("small_cnn_a",), "algorithm fedkd: auxiliary: .*no_such"),
+    ],
+)  # fmt: skip
+def test_networks_that_a_method_cannot_share_are_an_error_that_names_the_entry(
+    entry: Any, networks: tuple[str, ...], message: str
+) -> None:
+    (found,) = entries(entry)
+    with pytest.raises(ConfigError, match=message):
+        found.build(replace(FEDERATION, networks=networks))
 
 
 def test_an_entry_is_written_out_with_every_hyper_parameter() -> None:

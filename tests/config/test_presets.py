@@ -58,6 +58,21 @@ def test_a_preset_sets_each_open_point_of_the_run(section: str, key: str, by_pre
         ("fedproto", "prototype_source", ("fresh", "fresh", "fresh")),  # row 8
         ("fedtgp", "offered_classes", ("uploaded", "all", "all")),  # row 16
         (FT, "offered_classes", ("uploaded", "all", "all")),
+        ("fml", "auxiliary", ("smallest", "resnet8", "resnet8")),  # row 12
+        ("fedkd", "auxiliary", ("smallest", "resnet8", "resnet8")),
+        ("fml", "average_buffers", (True, False, False)),
+        ("fedkd", "average_buffers", (True, False, False)),
+        ("fml", "reduction", ("batch", "element", "element")),  # row 13
+        ("fedkd", "reduction", ("batch", "element", "element")),
+        ("fml", "detach_targets", (True, False, False)),
+        ("fedkd", "detach_targets", (True, False, False)),
+        ("fml", "clip_norm", (10.0, 10.0, 10.0)),
+        ("fml", "local_weight", (0.5, 0.5, 0.5)),
+        ("fml", "auxiliary_weight", (0.5, 0.5, 0.5)),
+        ("fedkd", "matrices", ("filters", "kernels", "kernels")),  # row 14
+        ("fedkd", "energy_start", (0.95, 0.95, 0.95)),
+        ("fedkd", "energy_end", (0.98, 0.98, 0.98)),
+        ("feddistill", "distill_weight", (1.0, 1.0, 1.0)),  # row 15
     ],
 )
 def test_a_preset_sets_each_open_point_of_the_methods(

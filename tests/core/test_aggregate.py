@@ -10,6 +10,7 @@ from tinyproto.core.aggregate import (
     keep_last,
     simple_mean,
     stack_rows,
+    tensor_mean,
 )
 from tinyproto.core.prototypes import Prototypes
 
@@ -63,3 +64,25 @@ def test_stacked_rows_carry_their_classes() -> None:
     values, labels = stack_rows([FIRST, SECOND])
     assert values.tolist() == [[2.0, 4.0], [1.0, 1.0], [4.0, 0.0]]
     assert labels.tolist() == [0, 2, 0]
+
+
+def test_tensors_are_averaged_one_by_one_with_their_weights() -> None:
+    uploads = [
+        {"w": torch.tensor([2.0, 0.0]), "b": torch.tensor(1.0)},
+        {"w": torch.tensor([6.0, 4.0]), "b": torch.tensor(5.0)},
+    ]
+    weighted, plain = tensor_mean(uploads, [1, 3]), tensor_mean(uploads, [1, 1])
+    assert (weighted["w"].tolist(), float(weighted["b"])) == ([5.0, 3.0], 4.0)
+    assert (plain["w"].tolist(), float(plain["b"])) == ([4.0, 2.0], 3.0)
+    assert weighted["w"].dtype == torch.float32
+
+
+def test_who_has_no_samples_has_no_weight_unless_nobody_has_any() -> None:
+    uploads = [{"w": torch.tensor([2.0])}, {"w": torch.tensor([8.0])}]
+    assert tensor_mean(uploads, [0, 7])["w"].tolist() == [8.0]
+    assert tensor_mean(uploads, [0, 0])["w"].tolist() == [5.0]
+
+
+def test_a_mean_of_many_equal_tensors_is_that_tensor() -> None:
+    value = torch.tensor([0.1, 1e-8, 12345.678])
+    assert torch.equal(tensor_mean([{"w": value}] * 1000, [3] * 1000)["w"], value)

@@ -79,6 +79,7 @@ class Reader:
     def play(self, block: Block) -> None:
         if block.file_name is not None:
             (self.folder / block.file_name).write_text(block.text, encoding="utf-8")
+            sys.modules.pop(Path(block.file_name).stem, None)  # another test's module of that name is not the page's
         if block.language == "python" and block.file_name is None:
             self._python(block)
         elif block.language == "bash":

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from support import NUM_CLASSES, PROTO_DIM, InProcess, head_weight, tiny_net
+from support import FEDERATION, NUM_CLASSES, PROTO_DIM, InProcess, head_weight, tiny_net
 from tinyproto.algorithms import ALGORITHMS, Algorithm
-from tinyproto.algorithms.base import FederationSpec, Round
+from tinyproto.algorithms.base import Round
 from tinyproto.core.messages import Message
 from tinyproto.core.prototypes import Prototypes, class_means
 from tinyproto.data.federation import FederatedData
@@ -27,8 +27,7 @@ from tinyproto.wire.codec import decode, encode
 from tinyproto.wire.frame import Header, Kind
 from tinyproto.wire.meter import Cost, Meter
 
-FEDERATION = FederationSpec(NUM_CLASSES, PROTO_DIM, learning_rate=0.05)
-NAMES = ["local", "fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft"]
+PROTOTYPE_METHODS = {"fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft"}
 
 
 def build(name: str, **hyper: object) -> Algorithm:
@@ -47,7 +46,7 @@ def simulation(
     return InProcess(data, [tiny_net], algorithm, SimulationSettings(training, PROTO_DIM), seed=0)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_lives_with_one_sample_one_class_and_no_test_part(quarters: FederatedData, name: str) -> None:
     played = list(simulation(quarters, build(name)).rounds())
     assert [round_.record.round for round_ in played] == [1, 2, 3]
@@ -57,7 +56,7 @@ def test_every_algorithm_lives_with_one_sample_one_class_and_no_test_part(quarte
     assert last.clients[3].test_samples == 2
     assert last.accuracy["head"] is not None
     assert last.accuracy["local"] is not None
-    assert (last.accuracy["global"] is None) == (name == "local")
+    assert (last.accuracy["global"] is not None) == (name in PROTOTYPE_METHODS)
     tested = [client for client in last.clients.values() if client.test_samples]
     heads = [client.correct["head"] or 0 for client in tested]
     assert last.accuracy["head"] == sum(heads) / sum(client.test_samples or 0 for client in tested)
@@ -72,7 +71,9 @@ def test_before_prototypes_exist_their_rules_have_no_accuracy(quarters: Federate
     assert first.accuracy["local"] is None
 
 
-@pytest.mark.parametrize(("name", "width"), [("fedproto", PROTO_DIM), ("tinyproto_fp", 3), ("tinyproto_ft", 3)])
+@pytest.mark.parametrize(
+    ("name", "width"), [("fedproto", PROTO_DIM), ("tinyproto_fp", 3), ("tinyproto_ft", 3), ("feddistill", NUM_CLASSES)]
+)
 def test_the_meter_equals_rows_sent_times_width_and_from_round_two_the_paper_s_formula(
     quarters: FederatedData, name: str, width: int
 ) -> None:

@@ -25,6 +25,7 @@ from tinyproto.core.messages import Message
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.streams import Streams, global_randomness
 from tinyproto.core.task import BatchPlan, FitResult, Loss, ParamGroup, Task
+from tinyproto.errors import ModelError
 from tinyproto.models.build import ModelEntry
 from tinyproto.models.count import count_parameters
 
@@ -59,7 +60,10 @@ class SharedNetwork:
     def of(cls, hyper: AuxiliaryHyper, federation: FederationSpec) -> SharedNetwork:
         """The one that the hyper-parameters name."""
         entry = smallest(federation) if hyper.auxiliary == SMALLEST else hyper.auxiliary
-        network = blueprint(entry, federation.shape)
+        try:
+            network = blueprint(entry, federation.shape)
+        except ModelError as error:
+            raise ValueError(f"auxiliary: {error}") from error
         shapes = shapes_of(exchanged(network, buffers=hyper.average_buffers))
         return cls(entry, federation, hyper.average_buffers, shapes, count_parameters(network))
 
@@ -98,7 +102,8 @@ class AuxiliaryClient:
 
     def receive(self, client: Client, message: Message) -> Prototypes | None:
         """The shared network as the server has it; running statistics stay where they do not travel."""
-        overwrite(client.modules["auxiliary"], self.coder.decode(message.tensors))
+        if message.tensors:
+            overwrite(client.modules["auxiliary"], self.coder.decode(message.tensors))
         return None
 
     def task(self, client: Client, plan: BatchPlan, seed: int) -> Task:

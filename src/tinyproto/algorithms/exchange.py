@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -44,8 +45,8 @@ def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def host(tensors: Mapping[str, Tensor]) -> State:
-    """Copies on the host, where the server and the wire are."""
-    return {name: value.detach().cpu().clone() for name, value in tensors.items()}
+    """Copies on the host in float32, which is what the server and the wire know."""
+    return {name: value.detach().to("cpu", torch.float32, copy=True) for name, value in tensors.items()}
 
 
 def drawn(entry: ModelEntry, shape: ModelShape, streams: Streams) -> SplitModel:
@@ -56,7 +57,8 @@ def drawn(entry: ModelEntry, shape: ModelShape, streams: Streams) -> SplitModel:
 def blueprint(entry: ModelEntry, shape: ModelShape) -> SplitModel:
     """A network to read names and shapes from: without memory, unless its factory insists on some."""
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that weights which a factory loads have nowhere to go
             return build_model(entry, shape, seed=0)
     except ModelError:
         return build_model(entry, shape, seed=0)

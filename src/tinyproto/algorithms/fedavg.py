@@ -39,12 +39,12 @@ class WholeClient(LocalClient):
 
 def build(hyper: FedAvgHyper, federation: FederationSpec) -> Algorithm:  # noqa: ARG001
     """FedAvg; clients weigh n_i."""
-    names = dict.fromkeys(entry_name(entry) for entry in federation.networks)
-    if len(set(federation.networks)) > 1:
+    network, *others = dict.fromkeys(federation.networks)
+    if others:
+        names = [entry_name(entry) for entry in (network, *others)]
         raise ValueError(
             f"it averages whole networks, so all clients need the same one; this federation has {', '.join(names)}"
         )
-    network = federation.networks[0]
     model = blueprint(network, federation.shape)
     shapes = shapes_of(exchanged(model, buffers=True))
     return Algorithm(

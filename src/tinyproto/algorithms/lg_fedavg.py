@@ -5,6 +5,7 @@ Paul Pu Liang et al., "Think Locally, Act Globally: Federated Learning with Loca
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, Client, FederationSpec, Round
@@ -37,7 +38,7 @@ class HeadClient(LocalClient):
 
 
 def build(hyper: LGFedAvgHyper, federation: FederationSpec) -> Algorithm:  # noqa: ARG001
-    """LG-FedAvg; heads are weighted by n_i and have to be of one shape."""
+    """LG-FedAvg; heads are weighted by n_i and have to be of one shape. Table 2 counts them without biases, K·d."""
     first, *others = federation.networks
     heads = {
         entry: shapes_of(exchanged(blueprint(entry, federation.shape).head, buffers=False))
@@ -49,6 +50,7 @@ def build(hyper: LGFedAvgHyper, federation: FederationSpec) -> Algorithm:  # noq
                 f"the heads of {entry_name(first)} and {entry_name(entry)} have different parameters, so they cannot "
                 "be averaged; use networks with equal heads"
             )
+    weights = sum(math.prod(shape) for shape in heads[first].values() if len(shape) > 1)
     return Algorithm(
         name="lg_fedavg",
         client=HeadClient(federation.learning_rate),
@@ -57,7 +59,7 @@ def build(hyper: LGFedAvgHyper, federation: FederationSpec) -> Algorithm:  # noq
             weighting="samples",
             coder=Whole(heads[first]),
         ),
-        table2_parameters=lambda held: exchanged_parameters(held, federation.proto_dim * federation.num_classes),
+        table2_parameters=lambda held: exchanged_parameters(held, weights),
         tensor_shapes=heads[first],
     )
 

@@ -13,6 +13,9 @@ from tinyproto.core.prototypes import Prototypes
 Reduction = Literal["batch", "element"]
 """A divergence as a mean over the samples, or over samples and classes, which is K times smaller."""
 
+CERTAIN = torch.finfo(torch.float32).eps
+"""Below this, its own resolution, a cross-entropy counts as zero; nothing is divided by less."""
+
 
 class Mutual(NamedTuple):
     """The losses of two networks that learn together."""
@@ -29,8 +32,11 @@ class Opinion(NamedTuple):
 
 
 def divergence(logits: Tensor, target_logits: Tensor, reduction: Reduction) -> Tensor:
-    """KL(softmax(target) ‖ softmax(logits)), temperature 1."""
-    total = functional.kl_div(logits.log_softmax(1), target_logits.softmax(1), reduction="sum")
+    """KL(softmax(target) ‖ softmax(logits)), temperature 1.
+
+    The target enters as a logarithm: a probability too small for float32 would have NaN for a gradient.
+    """
+    total = functional.kl_div(logits.log_softmax(1), target_logits.log_softmax(1), reduction="sum", log_target=True)
     return total / (len(logits) if reduction == "batch" else logits.numel())
 
 
@@ -62,7 +68,7 @@ def adaptive_losses(
     def fixed(values: Tensor) -> Tensor:
         return values.detach() if detach else values
 
-    doubt = fixed(own + other)
+    doubt = fixed(own + other).clamp_min(CERTAIN)
     return Mutual(
         own
         + divergence(local.logits, fixed(auxiliary.logits), reduction) / doubt
@@ -78,6 +84,6 @@ def class_logit_loss(logits: Tensor, labels: Tensor, global_logits: Prototypes) 
 
     A sample whose class has none yet adds zero.
     """
+    wanted = global_logits.present[labels].unsqueeze(1)
     targets = global_logits.values[labels].softmax(1)  # (B, K)
-    each = -(targets * logits.log_softmax(1)).sum(1)
-    return torch.where(global_logits.present[labels], each, torch.zeros_like(each)).mean()
+    return -(torch.where(wanted, targets, torch.zeros_like(targets)) * logits.log_softmax(1)).sum(1).mean()

@@ -53,8 +53,11 @@ def largest_rank(shape: torch.Size | tuple[int, ...]) -> int:
 
 
 def factorise(tensor: Tensor, energy: float, view: MatrixView) -> Factors | None:
-    """Factors that hold `energy` of the tensor; None where the tensor itself is no larger than they are."""
-    if tensor.dim() < 2 or tensor.shape[0] == 1:
+    """Factors that hold `energy` of the tensor; None where the tensor itself is no larger than they are.
+
+    None too where training diverged: such a tensor has no factors, and whoever receives it says what is wrong.
+    """
+    if tensor.dim() < 2 or tensor.shape[0] == 1 or not bool(tensor.isfinite().all()):
         return None
     matrices = as_matrices(tensor, view)
     most = largest_rank(matrices.shape)

@@ -67,6 +67,20 @@ class Expectation:
             if len(found) != 1 or not all(piece in tensors for piece in found[0]):
                 raise WireError(f"tensor {name!r}: it has to be there once, whole{' or in parts' if forms[1] else ''}")
 
+    def check_parts(self, tensors: Mapping[str, Tensor]) -> None:
+        """What varies in size is equally large in all parts of a tensor, or they would not make one."""
+        for name, parts in self.tensor_parts.items():
+            sizes = {
+                size
+                for part in parts
+                if part in tensors
+                for size, due in zip(tensors[part].shape, self.tensor_shapes[part], strict=True)
+                if isinstance(due, AtMost)
+            }
+            if len(sizes) > 1:
+                found = " and ".join(map(str, sorted(sizes)))
+                raise WireError(f"tensor {name!r}: its parts do not fit each other, their common size is {found}")
+
 
 def _limit(size: int | AtMost) -> int:
     return size.limit if isinstance(size, AtMost) else size
@@ -92,6 +106,7 @@ def open_frame(
         message = decode_body(body, expected)
         if message.tensors:
             expected.check_all_there(message.tensors)
+            expected.check_parts(message.tensors)
         _check_values_of(message)
     except WireError as error:
         when = "" if round_number is None else f", round {round_number}"
