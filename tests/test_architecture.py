@@ -32,7 +32,7 @@ RANKS = {
     "cli": 11,
 }
 LIGHT = ("core", "models", "data", "wire", "algorithms", "engine")
-ALLOWED_IN_LIGHT = {"torch", "numpy", "tinyproto", "sklearn", "PIL"}
+ALLOWED_IN_LIGHT = {"torch", "numpy", "tinyproto", "sklearn", "PIL", "triton"}
 MODULES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 
 

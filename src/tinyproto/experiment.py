@@ -82,6 +82,8 @@ class Experiment:
         asked = self.config.model.train.workers
         if self._has_objects:  # a worker rebuilds everything from the config alone
             return 1
+        if self.config.model.train.trainer == "stacked":  # which wants all clients in one process
+            return 1
         if asked != "auto":
             return min(asked, self.data.num_clients)
         rounds = len(self.cells) * self.config.model.train.rounds

@@ -76,6 +76,8 @@ class Progress:
             payload = size(sum(cost.payload for cost in costs))
             self.bars.update(self.cell, advance=1, traffic=f"{payload}/round")
             self.bars.update(self.whole, advance=1)
+        for note in played.notes:
+            self.output.say(f"{self.title}: {note}")
         if self.output.verbose:
             self.output.say(self._line(played))
 

@@ -147,10 +147,15 @@ class TrainSection(Section):
     head_dropout: float = Field(
         0.0, ge=0, lt=1, description="share of features dropped before the head, in networks that ask: EfficientNet-B0"
     )
-    trainer: TrainerName = Field("auto", description="how steps are executed; eager is the reference")
+    trainer: TrainerName = Field(
+        "auto",
+        description="how steps are executed: eager is the reference and what auto takes; stacked computes all clients of "
+        "one network together, for GPUs",
+    )
     workers: Literal["auto"] | Positive = Field(
         "auto",
-        description="processes that train clients side by side; auto: one per core, if the run is long enough",
+        description="processes that train clients side by side; auto: one per core, if the run is long enough; stacked "
+        "clients are always in one",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
 

@@ -151,6 +151,7 @@ class Trainer(Protocol):
     """How tasks are executed: eager is the reference, every other has to match it."""
 
     device: torch.device
+    notes: list[str]  # what a user should know of how they are executed, taken out once told
 
     def fit(self, tasks: Sequence[Task]) -> list[FitResult]:
         """Optimise the modules of every task in place."""

@@ -51,6 +51,7 @@ class PlayedRound:
 
     record: RoundRecord
     seconds: dict[str, float]  # total, train, prototypes, server, evaluate
+    notes: tuple[str, ...] = ()  # on how it was executed
 
 
 def make_loopback(
@@ -110,7 +111,8 @@ class Simulation:
             with one_thread():
                 record = play_round(self.server, self.host, self._plan(Round(number, total)), meter)
             seconds = {**self.host.take_seconds(), **self.stopwatch.take()}
-            yield PlayedRound(record, {"total": self.stopwatch.now() - start, **seconds})
+            total_seconds = {"total": self.stopwatch.now() - start, **seconds}
+            yield PlayedRound(record, total_seconds, tuple(self.host.take_notes()))
             meter = Meter()
 
     def _plan(self, round_: Round) -> RoundPlan:

@@ -31,6 +31,10 @@ class ClientHost(Channel, Protocol):
         """Peak bytes of the other processes in which clients live."""
         ...
 
+    def take_notes(self) -> list[str]:
+        """What a user should know of how clients are trained, since last asked."""
+        ...
+
 
 class Loopback:
     """Clients in this process; all frames are handed over at once, so that a trainer may run clients together."""
@@ -57,3 +61,13 @@ class Loopback:
     def other_memory(self) -> int:
         """None: all clients are in this process."""
         return 0
+
+    def take_notes(self) -> list[str]:
+        """What the trainer has to say."""
+        return _taken(self.clients.trainer.notes)
+
+
+def _taken(notes: list[str]) -> list[str]:
+    told = list(notes)
+    notes.clear()
+    return told

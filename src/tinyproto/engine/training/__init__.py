@@ -8,12 +8,13 @@ import torch
 
 from tinyproto.core.task import Trainer
 from tinyproto.engine.training.eager import EagerTrainer
+from tinyproto.engine.training.stacked.trainer import StackedTrainer
 
-TrainerName = Literal["auto", "eager"]
+TrainerName = Literal["auto", "eager", "stacked"]
 
 __all__ = ["EagerTrainer", "TrainerName", "make_trainer"]
 
 
 def make_trainer(name: TrainerName, device: torch.device) -> Trainer:
-    """The trainer a config names; `auto` takes the fastest that fits, which for now is the only one there is."""
-    return {"auto": EagerTrainer, "eager": EagerTrainer}[name](device)
+    """The trainer a config names; `auto` is eager until the others have been compared on more than one device."""
+    return StackedTrainer(device) if name == "stacked" else EagerTrainer(device)

@@ -20,6 +20,7 @@ class EagerTrainer:
     def __init__(self, device: torch.device | str = "cpu", feature_batch: int = 512) -> None:
         self.device = torch.device(device)
         self.feature_batch = feature_batch
+        self.notes: list[str] = []
 
     def fit(self, tasks: Sequence[Task]) -> list[FitResult]:
         """Optimise the modules of every task in place."""

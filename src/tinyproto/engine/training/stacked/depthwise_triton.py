@@ -1,0 +1,142 @@
+"""The three kernels of a depthwise convolution: forward, gradient of the inputs, gradient of the filters.
+
+A program handles a block of positions of one channel of one client; (client, channel) are the rows of the stack, and a
+row is B·H·W values in order. Maps are small (1 to 32 pixels wide), so a filter's k·k taps are unrolled.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 512
+
+
+@triton.jit
+def _forward(x, w, y, size_out, H, W, P, Q, K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size_out
+    sample, place = at // (P * Q), at % (P * Q)
+    p, q = place // Q, place % Q
+    size_in = (size_out // (P * Q)) * H * W
+    total = tl.zeros((BLOCK,), tl.float32)
+    for i in tl.static_range(K):
+        for j in tl.static_range(K):
+            h, v = p * S - PAD + i, q * S - PAD + j
+            ok = inside & (h >= 0) & (h < H) & (v >= 0) & (v < W)
+            values = tl.load(x + row * size_in + sample * H * W + h * W + v, mask=ok, other=0.0)
+            total += values * tl.load(w + row * K * K + i * K + j)
+    tl.store(y + row * size_out + at, total, mask=inside)
+
+
+@triton.jit
+def _input_gradient(
+    g, w, dx, size_in, H, W, P, Q, K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size_in
+    sample, place = at // (H * W), at % (H * W)
+    h, v = place // W, place % W
+    size_out = (size_in // (H * W)) * P * Q
+    total = tl.zeros((BLOCK,), tl.float32)
+    for i in tl.static_range(K):
+        for j in tl.static_range(K):
+            up, left = h + PAD - i, v + PAD - j
+            p, q = up // S, left // S
+            ok = inside & (up >= 0) & (left >= 0) & (up % S == 0) & (left % S == 0) & (p < P) & (q < Q)
+            values = tl.load(g + row * size_out + sample * P * Q + p * Q + q, mask=ok, other=0.0)
+            total += values * tl.load(w + row * K * K + i * K + j)
+    tl.store(dx + row * size_in + at, total, mask=inside)
+
+
+@triton.jit
+def _filter_gradient(
+    x,
+    g,
+    dw,
+    size_out,
+    H,
+    W,
+    P,
+    Q,
+    K: tl.constexpr,
+    S: tl.constexpr,
+    PAD: tl.constexpr,
+    TAPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    tap = tl.arange(0, TAPS)
+    i, j = tap // K, tap % K
+    size_in = (size_out // (P * Q)) * H * W
+    total = tl.zeros((TAPS, BLOCK), tl.float32)
+    for start in range(0, size_out, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        inside = at < size_out
+        sample, place = at // (P * Q), at % (P * Q)
+        h = ((place // Q) * S - PAD)[None, :] + i[:, None]
+        v = ((place % Q) * S - PAD)[None, :] + j[:, None]
+        ok = inside[None, :] & (tap < K * K)[:, None] & (h >= 0) & (h < H) & (v >= 0) & (v < W)
+        values = tl.load(x + row * size_in + (sample * H * W)[None, :] + h * W + v, mask=ok, other=0.0)
+        total += values * tl.load(g + row * size_out + at, mask=inside, other=0.0)[None, :]
+    tl.store(dw + row * K * K + tap, tl.sum(total, axis=1), mask=tap < K * K)
+
+
+class TritonDepthwise(torch.autograd.Function):
+    """Depthwise convolution with a square filter, one stride and one padding for both axes."""
+
+    @classmethod
+    def on(cls, values: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+        """(n, C, B, H, W) to (n, C, B, P, Q)."""
+        outcome: Tensor = cls.apply(values, weight, stride, padding)  # type: ignore[no-untyped-call]
+        return outcome
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+        """(n, C, B, H, W) to (n, C, B, P, Q)."""
+        clients, channels, batch, height, width = values.shape
+        kernel = weight.shape[-1]
+        high = (height + 2 * padding - kernel) // stride + 1
+        wide = (width + 2 * padding - kernel) // stride + 1
+        outcome = values.new_empty(clients, channels, batch, high, wide)
+        size = batch * high * wide
+        block = _block(size)
+        _forward[(clients * channels, triton.cdiv(size, block))](
+            values, weight, outcome, size, height, width, high, wide, K=kernel, S=stride, PAD=padding, BLOCK=block
+        )
+        ctx.save_for_backward(values, weight)
+        ctx.geometry = (stride, padding, high, wide)
+        return outcome
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        """Of the inputs and of the filters."""
+        values, weight = ctx.saved_tensors
+        stride, padding, high, wide = ctx.geometry
+        clients, channels, batch, height, width = values.shape
+        gradient = gradients[0].contiguous()
+        kernel = weight.shape[-1]
+        rows, size_in, size_out = clients * channels, batch * height * width, batch * high * wide
+        of_values, of_weight = torch.empty_like(values), torch.empty_like(weight)
+        geometry = {"K": kernel, "S": stride, "PAD": padding}
+        block = _block(size_in)
+        _input_gradient[(rows, triton.cdiv(size_in, block))](
+            gradient, weight, of_values, size_in, height, width, high, wide, BLOCK=block, **geometry
+        )
+        taps = triton.next_power_of_2(kernel * kernel)
+        _filter_gradient[(rows,)](
+            values, gradient, of_weight, size_out, height, width, high, wide, TAPS=taps,
+            BLOCK=max(16, min(_block(size_out), 4096 // taps)), **geometry
+        )  # fmt: skip
+        return of_values, of_weight, None, None
+
+
+def _block(size: int) -> int:
+    """No wider than a row, which for the last maps of a network is short."""
+    return int(min(BLOCK, triton.next_power_of_2(size)))

@@ -1,0 +1,197 @@
+"""A network traced once and computed for a whole stack of clients."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+
+from tinyproto.core.task import State
+from tinyproto.engine.training.stacked import operations
+from tinyproto.models.efficientnet import StochasticDepth
+from tinyproto.models.layers import DropoutLinear, PoolFeatures, average_map
+from tinyproto.models.shufflenet_v2 import shuffle_channels
+from tinyproto.models.split import Output, SplitModel
+
+_LEAVES = (PoolFeatures, StochasticDepth, DropoutLinear)
+_POINTWISE_MODULES = (nn.ReLU, nn.ReLU6, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.GELU, nn.Identity, nn.LeakyReLU, nn.Hardswish)
+_POINTWISE_FUNCTIONS = {
+    operator.add, operator.mul, operator.sub, torch.add, torch.mul, torch.sub, torch.relu, torch.sigmoid, torch.tanh,
+    functional.relu, functional.relu6, functional.silu, functional.gelu, operator.getitem,
+}  # fmt: skip
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+_POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
+
+
+class CannotStack(Exception):  # noqa: N818
+    """A network or a task that has to be trained client by client; says why."""
+
+
+class _Tracer(fx.Tracer):
+    def __init__(self) -> None:
+        super().__init__(autowrap_functions=(average_map, shuffle_channels))
+
+    def is_leaf_module(self, module: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(module, _LEAVES) or super().is_leaf_module(module, module_qualified_name)
+
+
+class StackedModule:
+    """One traced module; parameters and buffers come from outside, stacked."""
+
+    def __init__(self, module: nn.Module) -> None:
+        whole = nn.Sequential(module)  # so that a single layer is a layer of something, too
+        try:
+            self.graph = _Tracer().trace(whole)
+        except Exception as error:
+            raise CannotStack(f"it cannot be traced ({type(error).__name__})") from error
+        self.modules = dict(whole.named_modules())
+        for node in self.graph.nodes:
+            self._check(node)
+
+    def __call__(self, values: Tensor, state: Mapping[str, Tensor], *, normalise: bool, training: bool) -> Tensor:
+        """(n, C, B, …) through all layers; `normalise` by the batch's own statistics, `training` for dropout."""
+        found: dict[fx.Node, Any] = {}
+        for node in self.graph.nodes:
+            if node.op == "placeholder":
+                found[node] = values
+            elif node.op == "output":
+                outcome: Tensor = fx.node.map_arg(node.args[0], lambda argument: found[argument])
+                return outcome
+            elif node.op == "call_module":
+                (argument,) = (found[each] for each in node.all_input_nodes)
+                found[node] = _layer(
+                    self.modules[node.target], argument, _Named(state, node.target[2:]), normalise, training
+                )
+            else:
+                arguments = fx.node.map_arg(node.args, lambda argument: found[argument])
+                found[node] = _call(node, arguments, node.kwargs)
+        raise AssertionError("a traced graph ends in an output")
+
+    def _check(self, node: fx.Node) -> None:
+        """Everything the network does has to have a stacked form."""
+        if node.op == "call_module":
+            module = self.modules[str(node.target)]
+            plain = isinstance(module, (*_LEAVES, *_POINTWISE_MODULES, *_NORMS, *_POOLS, nn.Linear, nn.Dropout))
+            known = plain or isinstance(module, nn.Conv2d | nn.Flatten | nn.LayerNorm)
+            odd_norm = isinstance(module, _NORMS) and (module.momentum is None or not module.track_running_stats)
+            odd_padding = isinstance(module, nn.Conv2d) and (
+                isinstance(module.padding, str) or module.padding_mode != "zeros"
+            )
+            if not known or odd_norm or odd_padding:
+                raise CannotStack(f"{type(module).__name__} has no stacked form")
+        elif node.op == "call_function":
+            if node.target not in _POINTWISE_FUNCTIONS | {torch.cat, average_map, shuffle_channels}:
+                raise CannotStack(f"{getattr(node.target, '__name__', node.target)} has no stacked form")
+        elif node.op == "call_method":
+            if node.target not in ("chunk", "mean"):
+                raise CannotStack(f".{node.target}() has no stacked form")
+        elif node.op == "get_attr":
+            raise CannotStack(f"it uses {node.target} outside of a layer")
+
+
+class _Named:
+    """The stacked tensors of one layer."""
+
+    def __init__(self, state: Mapping[str, Tensor], prefix: str) -> None:
+        self.state = state
+        self.prefix = prefix
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.state[f"{self.prefix}.{name}" if self.prefix else name]
+
+    def get(self, name: str) -> Tensor | None:
+        return self.state.get(f"{self.prefix}.{name}" if self.prefix else name)
+
+
+def _layer(module: nn.Module, values: Tensor, own: _Named, normalise: bool, training: bool) -> Tensor:
+    if isinstance(module, nn.Conv2d):
+        return operations.convolution(
+            values,
+            own["weight"],
+            own.get("bias"),
+            stride=_pair(module.stride),
+            padding=_pair(module.padding),
+            dilation=_pair(module.dilation),
+            groups=module.groups,
+        )
+    if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+        assert module.momentum is not None
+        return operations.batch_norm(
+            values,
+            own["running_mean"],
+            own["running_var"],
+            own.get("weight"),
+            own.get("bias"),
+            training=normalise,
+            momentum=module.momentum,
+            eps=module.eps,
+        )
+    if isinstance(module, nn.Linear):
+        if isinstance(module, DropoutLinear):
+            values = functional.dropout(values, module.dropout, training)
+        return operations.linear(values, own["weight"], own.get("bias"))
+    if isinstance(module, nn.Dropout):
+        return functional.dropout(values, module.p, training)
+    if isinstance(module, StochasticDepth):
+        return operations.drop_samples(values, module.dropped) if training and module.dropped else values
+    if isinstance(module, PoolFeatures):
+        return operations.pool_channels(values, module.dim)
+    if isinstance(module, nn.LayerNorm):
+        return operations.layer_norm(values, own.get("weight"), own.get("bias"), module.eps)
+    if isinstance(module, nn.Flatten):
+        return operations.flatten(values)
+    if isinstance(module, _POOLS):
+        return operations.per_map(values, module)
+    outcome: Tensor = module(values)
+    return outcome
+
+
+def _call(node: fx.Node, arguments: Any, options: Mapping[str, Any]) -> Any:
+    target: Any = node.target
+    if target is torch.cat:
+        return torch.cat(arguments[0], dim=_channels(options.get("dim", *arguments[1:2])))
+    if target == "chunk":
+        return arguments[0].chunk(arguments[1], dim=_channels(options.get("dim", *arguments[2:3])))
+    if target == "mean":
+        return operations.spatial_mean(*arguments, keepdim=bool(options.get("keepdim", False)))
+    if target is average_map:
+        return operations.spatial_mean(arguments[0], (2, 3), keepdim=False)
+    if target is shuffle_channels:
+        return operations.shuffle(arguments[0], 2)
+    function: Callable[..., Any] = target
+    return function(*arguments, **options)
+
+
+def _channels(dim: Any = 0) -> int:
+    if dim != 1:
+        raise CannotStack("parts are joined along another axis than channels")
+    return 1
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+
+
+class StackedModel:
+    """A SplitModel for a stack: (n, C, B, H, W) to features (n, B, d) and logits (n, B, K)."""
+
+    def __init__(self, model: SplitModel) -> None:
+        self.extractor, self.head = StackedModule(model.extractor), StackedModule(model.head)
+
+    def features(self, values: Tensor, state: State, *, normalise: bool, training: bool) -> Tensor:
+        """(n, d, B)."""
+        return self.extractor(values, _part(state, "extractor."), normalise=normalise, training=training)
+
+    def __call__(self, values: Tensor, state: State, *, normalise: bool, training: bool) -> Output:
+        """Both ends."""
+        features = self.features(values, state, normalise=normalise, training=training)
+        logits = self.head(features, _part(state, "head."), normalise=normalise, training=training)
+        return Output(features.transpose(1, 2), logits.transpose(1, 2))
+
+
+def _part(state: State, prefix: str) -> State:
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

@@ -1,0 +1,232 @@
+"""Clients trained together have to end where each would have ended alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tinyproto as tp
+from tinyproto.algorithms import ALGORITHMS
+from tinyproto.algorithms.base import Client, ClientSide, FederationSpec
+from tinyproto.core.batching import batch_plan
+from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.streams import Streams
+from tinyproto.core.task import Batch, FitResult, Step, Task, TensorData, Trainer
+from tinyproto.engine.training.eager import EagerTrainer
+from tinyproto.engine.training.stacked.network import StackedModel
+from tinyproto.engine.training.stacked.state import StackedState
+from tinyproto.engine.training.stacked.trainer import StackedTrainer
+from tinyproto.models import ModelShape, SplitModel, build_model
+from tinyproto.models.efficientnet import StochasticDepth
+
+CLASSES, DIM, SIZE = 10, 20, 32
+POOL = torch.randint(0, 256, (240, 3, SIZE, SIZE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+LABELS = torch.randint(0, CLASSES, (240,), generator=torch.Generator().manual_seed(1))
+NETWORKS = ["small_cnn_a", "small_cnn_d", "resnet8", "mobilenet_v2", "shufflenet_v2", "efficientnet_b0"]
+
+
+def without_chance(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(module, StochasticDepth):
+            module.dropped = 0.0
+
+
+def built(name: str, seed: int) -> SplitModel:
+    model = build_model(name, ModelShape((3, SIZE, SIZE), DIM, CLASSES, 0.0), seed).double()
+    without_chance(model)
+    return model
+
+
+@pytest.fixture
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both trainers in float64: what is left between them is a mistake, not rounding that deep networks enlarge."""
+
+    def batch(data: TensorData, indices: Tensor | slice) -> Batch:
+        return Batch(data._stored(indices).double() * data.scale + data.shift, data.labels[indices])
+
+    monkeypatch.setattr(TensorData, "batch", batch)
+
+
+def clients_of(side: ClientSide, network: str, sizes: Sequence[int]) -> list[Client]:
+    """Clients of unequal size over one pool, one with fewer samples than a batch."""
+    clients = []
+    for number, size in enumerate(sizes):
+        rows = torch.arange(60 * number, 60 * number + size)
+        data = TensorData(POOL, LABELS[rows], 2 / 255, -1.0, rows)
+        absent = Prototypes.absent(CLASSES, DIM)
+        counts = torch.bincount(data.labels, minlength=CLASSES)
+        client = Client(number, network, built(network, number), data, data, counts, absent)
+        side.init(client, Streams(0))
+        client.modules.double()
+        without_chance(client.modules)
+        if "values" in client.state:
+            shape = client.state["values"].shape
+            client.state["values"] = torch.rand(shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+            client.state["present"] = torch.arange(CLASSES) < 8
+        clients.append(client)
+    return clients
+
+
+def trained(
+    side: ClientSide,
+    trainer: Trainer,
+    network: str,
+    sizes: Sequence[int],
+    changed: Callable[[Task], Task] = lambda t: t,
+) -> tuple[list[Client], list[FitResult]]:
+    clients = clients_of(side, network, sizes)
+    results: list[FitResult] = []
+    for round_number in range(2):
+        tasks = []
+        for client in clients:
+            shuffle = torch.Generator().manual_seed(100 * round_number + client.id)
+            plan = batch_plan(len(client.train), 8, 2, last="join", shuffle=shuffle)
+            tasks.append(changed(side.task(client, plan, seed=0)))
+        results = trainer.fit(tasks)
+    return clients, results
+
+
+def side_of(algorithm: str, network: str) -> ClientSide:
+    spec = ALGORITHMS[algorithm]
+    return spec.build(spec.hyper(), FederationSpec(CLASSES, DIM, 0.01, (3, SIZE, SIZE), 0.0, (network,))).client
+
+
+def assert_alike(mine: list[Client], other: list[Client], tolerance: float = 1e-9) -> None:
+    for one, two in zip(mine, other, strict=True):
+        for left, right in ((one.model, two.model), (one.modules, two.modules)):
+            expected = left.state_dict()
+            for name, value in right.state_dict().items():
+                assert torch.allclose(value.double(), expected[name].double(), rtol=1e-6, atol=tolerance), name
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_stack_gives_every_client_s_own_features_logits_and_gradients(network: str) -> None:
+    models = [built(network, seed) for seed in range(2)]
+    state = StackedState(models)
+    state.load(models)
+    images = torch.randn(2, 6, 3, SIZE, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    stacked = images.transpose(1, 2).contiguous()
+    found = StackedModel(models[0])(stacked, state.tensors, normalise=True, training=True)
+    gradients = torch.autograd.grad(found.logits.square().sum(), list(state.parameters.values()))
+    for number, model in enumerate(models):
+        alone = model.train()(images[number])
+        assert torch.allclose(found.features[number], alone.features, atol=1e-9)
+        assert torch.allclose(found.logits[number], alone.logits, atol=1e-9)
+        expected = torch.autograd.grad(alone.logits.square().sum(), list(model.parameters()))
+        largest = max(float(gradient.abs().max()) for gradient in expected)
+        for mine, other in zip(gradients, expected, strict=True):
+            assert float((mine[number] - other).abs().max()) < 1e-8 * largest
+        statistics = dict(model.named_buffers())
+        for name, value in state.buffers.items():
+            assert torch.allclose(value[number], statistics[name], atol=1e-9), name
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("algorithm", ["local", "lg_fedavg", "fml", "fedkd", "feddistill", "fedproto", "tinyproto_ft"])
+def test_clients_of_unequal_size_end_where_each_ends_alone(algorithm: str) -> None:
+    side = side_of(algorithm, "small_cnn_b")
+    sizes = (44, 30, 5, 17)  # 17 = 8 + 9: the last sample joins; 5 is no whole batch
+    alone, reference = trained(side, EagerTrainer(), "small_cnn_b", sizes)
+    trainer = StackedTrainer()
+    together, results = trained(side, trainer, "small_cnn_b", sizes)
+    assert trainer.notes == []
+    assert any(stack is not None for stack in trainer.stacks.values())
+    assert_alike(together, alone)
+    for mine, other in zip(results, reference, strict=True):
+        assert (mine.steps, mine.part_names) == (other.steps, other.part_names)
+        assert torch.allclose(mine.parts, other.parts, atol=1e-9)
+        assert (mine.observed is None) == (other.observed is None)
+        if mine.observed is not None and other.observed is not None:
+            assert torch.allclose(mine.observed.sums, other.observed.sums, atol=1e-9)
+            assert torch.equal(mine.observed.counts, other.observed.counts)
+
+
+@pytest.mark.usefixtures("exact")
+def test_resnet_8_is_trained_together_too() -> None:
+    side = side_of("fedproto", "resnet8")
+    alone, _ = trained(side, EagerTrainer(), "resnet8", (24, 16))
+    together, _ = trained(side, StackedTrainer(), "resnet8", (24, 16))
+    assert_alike(together, alone)
+
+
+class Odd(nn.Module):
+    """Does what no rule knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3 * SIZE * SIZE, DIM)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.layer(images.flatten(1)).cumsum(1)
+        return features
+
+
+@pytest.mark.usefixtures("exact")
+def test_a_network_without_a_stacked_form_is_trained_alone_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def odd(_name: str, seed: int) -> SplitModel:
+        torch.manual_seed(seed)
+        return SplitModel(Odd(), nn.Linear(DIM, CLASSES)).double()
+
+    monkeypatch.setattr("test_stacked.built", odd)
+    side = side_of("local", "small_cnn_a")
+    trainer = StackedTrainer()
+    alone, _ = trained(side, EagerTrainer(), "odd", (20, 12))
+    together, _ = trained(side, trainer, "odd", (20, 12))
+    assert_alike(together, alone, tolerance=0.0)
+    (note,) = trainer.notes
+    assert note.startswith("client 0 and its like are trained one by one: .flatten() has no stacked form")
+
+
+@pytest.mark.usefixtures("exact")
+def test_a_loss_that_cannot_be_stacked_is_found_out_before_anything_has_changed() -> None:
+    def shifted(task: Task) -> Task:
+        def loss(modules: nn.ModuleDict, batch: Batch, context: object) -> Step:
+            logits = modules["model"](batch.inputs + 1.0).logits
+            value = nn.functional.cross_entropy(logits, batch.labels)
+            return Step(value, value.detach().unsqueeze(0))
+
+        return replace(task, loss=loss, key=("shifted", task.key))  # type: ignore[arg-type]
+
+    side = side_of("local", "small_cnn_a")
+    alone, _ = trained(side, EagerTrainer(), "small_cnn_a", (20, 12), shifted)
+    trainer = StackedTrainer()
+    together, _ = trained(side, trainer, "small_cnn_a", (20, 12), shifted)
+    assert_alike(together, alone)
+    (note,) = trainer.notes
+    assert "its loss gives a network other inputs than the batch" in note
+
+
+@pytest.mark.parametrize("network", ["small_cnn_d", "shufflenet_v2"])
+def test_features_of_a_stack_are_each_client_s_own(network: str) -> None:
+    models = [built(network, seed).float() for seed in range(3)]
+    data = []
+    for number, size in enumerate((40, 7, 60)):
+        rows = torch.arange(60 * number, 60 * number + size)
+        data.append(TensorData(POOL, LABELS[rows], 2 / 255, -1.0, rows))
+    expected = EagerTrainer().features(models, data)
+    trainer = StackedTrainer()
+    for _ in range(2):  # the second time from what was built the first time
+        found = trainer.features(models, data)
+        for mine, other in zip(found, expected, strict=True):
+            assert torch.allclose(mine, other, atol=1e-4)
+
+
+@pytest.mark.parametrize("algorithm", ["fedtgp", "tinyproto_ft"])
+def test_a_whole_simulation_gives_the_reference_s_numbers_up_to_rounding(algorithm: str) -> None:
+    def simulated(trainer: str) -> tp.Result:
+        train = {"trainer": trainer, "batch_size": 16}
+        networks = ["small_cnn_a", "small_cnn_c"]
+        return tp.simulate(algorithm=algorithm, models=networks, num_clients=6, rounds=2, settings={"train": train})
+
+    eager, stacked = simulated("eager"), simulated("stacked")
+    for mine, other in zip(stacked.rounds, eager.rounds, strict=True):
+        assert mine.traffic == other.traffic
+        assert mine.loss == pytest.approx(other.loss, rel=1e-3)
+        for rule, accuracy in other.accuracy.items():
+            assert mine.accuracy[rule] == (None if accuracy is None else pytest.approx(accuracy, abs=0.01))
