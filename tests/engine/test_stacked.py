@@ -191,7 +191,7 @@ def test_a_loss_that_cannot_be_stacked_is_found_out_before_anything_has_changed(
             value = nn.functional.cross_entropy(logits, batch.labels)
             return Step(value, value.detach().unsqueeze(0))
 
-        return replace(task, loss=loss, key=("shifted", task.key))  # type: ignore[arg-type]
+        return replace(task, loss=loss, key=("shifted", task.key))
 
     side = side_of("local", "small_cnn_a")
     alone, _ = trained(side, EagerTrainer(), "small_cnn_a", (20, 12), shifted)

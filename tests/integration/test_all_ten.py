@@ -33,7 +33,7 @@ class Recording:
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        self.device = trainer.device
+        self.device, self.notes = trainer.device, trainer.notes
         self.results: dict[str, list[FitResult]] = {}
 
     def fit(self, tasks: Sequence[Task]) -> list[FitResult]:

@@ -149,7 +149,7 @@ class TrainSection(Section):
     )
     trainer: TrainerName = Field(
         "auto",
-        description="how steps are executed: eager is the reference and what auto takes; stacked computes all clients of "
+        description="how steps are executed: eager is the reference, and what auto takes; stacked computes clients of "
         "one network together, for GPUs",
     )
     workers: Literal["auto"] | Positive = Field(
