@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
 from torch import nn
 
-from tinyproto.algorithms.base import Client, FederationSpec, PrototypeSource, Round, positive
+from tinyproto.algorithms.base import Client, FederationSpec, PrototypeSource, Round, client_task, positive
 from tinyproto.algorithms.exchange import (
     Coder,
     MeanServer,
@@ -24,7 +24,7 @@ from tinyproto.core.distillation import Reduction
 from tinyproto.core.messages import Message
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.streams import Streams, global_randomness
-from tinyproto.core.task import BatchPlan, FitResult, Loss, ParamGroup, Task
+from tinyproto.core.task import BatchPlan, FitResult, Loss, Task
 from tinyproto.errors import ModelError
 from tinyproto.models.build import ModelEntry
 from tinyproto.models.count import count_parameters
@@ -108,26 +108,18 @@ class AuxiliaryClient:
 
     def task(self, client: Client, plan: BatchPlan, seed: int) -> Task:
         """Both networks in one step."""
-        modules = {"model": client.model, **client.modules}
-        return Task(
-            name=f"client {client.id}",
-            key=(self.name, self.hyper, client.architecture),
-            modules=nn.ModuleDict(modules),
-            groups=self._groups(list(modules)),
-            context={},
+        return client_task(
+            client,
+            plan,
+            seed,
+            key=(self.name, self.hyper),
             loss=self.loss,
             part_names=self.part_names,
-            data=client.train,
-            plan=plan,
-            num_classes=client.num_classes,
-            seed=seed,
+            learning_rate=self.shared.federation.learning_rate,
+            clip_norm=self.hyper.clip_norm,
         )
 
     def update(self, client: Client, result: FitResult, round_: Round) -> Message:  # noqa: ARG002
         """The shared network as trained here."""
         tensors = host(exchanged(client.modules["auxiliary"], buffers=self.shared.buffers))
         return Message(tensors=self.coder.encode(tensors, round_))
-
-    def _groups(self, names: Sequence[str]) -> list[ParamGroup]:
-        rate = self.shared.federation.learning_rate
-        return [ParamGroup(name, rate, self.hyper.clip_norm) for name in names]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tinyproto.core.messages import Message, Shape
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.streams import Streams
-from tinyproto.core.task import BatchPlan, FitResult, State, Task, TensorData, Trainer
+from tinyproto.core.task import BatchPlan, FitResult, Loss, ParamGroup, State, Task, TensorData, Trainer
 from tinyproto.models.build import ModelEntry, ModelShape
 from tinyproto.models.split import SplitModel
 
@@ -84,6 +84,27 @@ class Client:
     def device(self) -> torch.device:
         """Where the client's data and network are."""
         return self.train.labels.device
+
+
+def client_task(
+    client: Client, plan: BatchPlan, seed: int, *, key: tuple[Hashable, ...], loss: Loss, part_names: tuple[str, ...],
+    learning_rate: float, clip_norm: float | None = None, context: State | None = None,
+) -> Task:  # fmt: skip
+    """A client's epochs on its own samples: its network as `model`, and its further modules, each by plain SGD."""
+    modules: dict[str, nn.Module] = {"model": client.model, **client.modules}
+    return Task(
+        name=f"client {client.id}",
+        key=(*key, client.architecture),
+        modules=nn.ModuleDict(modules),
+        groups=[ParamGroup(name, learning_rate, clip_norm) for name in modules],
+        context={} if context is None else context,
+        loss=loss,
+        part_names=part_names,
+        data=client.train,
+        plan=plan,
+        num_classes=client.num_classes,
+        seed=seed,
+    )
 
 
 class Update(NamedTuple):

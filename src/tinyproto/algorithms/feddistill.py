@@ -16,7 +16,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, Client, FederationSpec, PrototypeSource, Round
+from tinyproto.algorithms.base import (
+    Algorithm,
+    AlgorithmSpec,
+    Client,
+    FederationSpec,
+    PrototypeSource,
+    Round,
+    client_task,
+)
 from tinyproto.algorithms.fedproto import AveragingServer
 from tinyproto.algorithms.transform import Dense
 from tinyproto.core.communication import prototype_parameters
@@ -24,7 +32,7 @@ from tinyproto.core.distillation import class_logit_loss
 from tinyproto.core.messages import Message
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.streams import Streams
-from tinyproto.core.task import Batch, BatchPlan, FitResult, Loss, ParamGroup, Step, Task
+from tinyproto.core.task import Batch, BatchPlan, FitResult, Loss, Step, Task
 
 
 @dataclass(frozen=True)
@@ -72,18 +80,15 @@ class LogitClient:
 
     def task(self, client: Client, plan: BatchPlan, seed: int) -> Task:
         """Cross-entropy plus γ times the pull."""
-        return Task(
-            name=f"client {client.id}",
-            key=(*self.key, client.architecture),
-            modules=nn.ModuleDict({"model": client.model}),
-            groups=[ParamGroup("model", self.federation.learning_rate)],
-            context=client.state,
+        return client_task(
+            client,
+            plan,
+            seed,
+            key=self.key,
             loss=self.loss,
             part_names=("cross_entropy", "distillation"),
-            data=client.train,
-            plan=plan,
-            num_classes=client.num_classes,
-            seed=seed,
+            learning_rate=self.federation.learning_rate,
+            context=client.state,
         )
 
     def update(self, client: Client, result: FitResult, round_: Round) -> Message:  # noqa: ARG002

@@ -26,6 +26,7 @@ from tinyproto.algorithms.base import (
     Round,
     ServerSide,
     Update,
+    client_task,
 )
 from tinyproto.algorithms.transform import Dense, Transform, Upload
 from tinyproto.core.aggregate import keep_last
@@ -34,7 +35,7 @@ from tinyproto.core.losses import REGULARISERS, Distance
 from tinyproto.core.messages import Message
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.streams import Streams
-from tinyproto.core.task import Batch, BatchPlan, FitResult, Loss, ParamGroup, State, Step, Task, Trainer
+from tinyproto.core.task import Batch, BatchPlan, FitResult, Loss, State, Step, Task, Trainer
 
 
 @dataclass(frozen=True)
@@ -94,18 +95,15 @@ class PrototypeClient:
 
     def task(self, client: Client, plan: BatchPlan, seed: int) -> Task:
         """Cross-entropy plus λ times the distance to the global prototypes."""
-        return Task(
-            name=f"client {client.id}",
-            key=(*self.key, client.architecture),
-            modules=nn.ModuleDict({"model": client.model}),
-            groups=[ParamGroup("model", self.federation.learning_rate)],
-            context=client.state,
+        return client_task(
+            client,
+            plan,
+            seed,
+            key=self.key,
             loss=self.loss,
             part_names=("cross_entropy", "regulariser"),
-            data=client.train,
-            plan=plan,
-            num_classes=client.num_classes,
-            seed=seed,
+            learning_rate=self.federation.learning_rate,
+            context=client.state,
         )
 
     def update(self, client: Client, result: FitResult, round_: Round) -> Message:  # noqa: ARG002

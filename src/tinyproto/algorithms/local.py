@@ -17,11 +17,12 @@ from tinyproto.algorithms.base import (
     PrototypeSource,
     Round,
     Update,
+    client_task,
 )
 from tinyproto.core.messages import Message
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.streams import Streams
-from tinyproto.core.task import Batch, BatchPlan, FitResult, ParamGroup, State, Step, Task, Trainer
+from tinyproto.core.task import Batch, BatchPlan, FitResult, State, Step, Task, Trainer
 
 
 @dataclass(frozen=True)
@@ -51,18 +52,14 @@ class LocalClient:
 
     def task(self, client: Client, plan: BatchPlan, seed: int) -> Task:
         """Cross-entropy on the client's own samples."""
-        return Task(
-            name=f"client {client.id}",
-            key=("local", client.architecture),
-            modules=nn.ModuleDict({"model": client.model}),
-            groups=[ParamGroup("model", self.learning_rate)],
-            context={},
+        return client_task(
+            client,
+            plan,
+            seed,
+            key=("local",),
             loss=cross_entropy_step,
             part_names=("cross_entropy",),
-            data=client.train,
-            plan=plan,
-            num_classes=client.num_classes,
-            seed=seed,
+            learning_rate=self.learning_rate,
         )
 
     def update(self, client: Client, result: FitResult, round_: Round) -> Message:  # noqa: ARG002

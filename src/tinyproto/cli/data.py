@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tinyproto.cli.options import Json
+from tinyproto.cli.options import ConfigFile, Json, Overrides
 from tinyproto.errors import Interrupted
 
 data = typer.Typer(
@@ -48,14 +48,8 @@ def fetch(
 
 @data.command()
 def split(
-    config: Annotated[
-        Path,
-        typer.Argument(metavar="CONFIG", help="A config file, such as configs/quickstart.yaml.", show_default=False),
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Config keys to set, dotted.", show_default=False),
-    ] = None,
+    config: ConfigFile,
+    overrides: Overrides = None,
     json: Json = False,
 ) -> None:
     """Show a config's partition: every client's samples by class, and its train and test part.

@@ -12,7 +12,7 @@ import typer
 import tinyproto
 from tinyproto.cli.arguments import positive
 from tinyproto.cli.data import data
-from tinyproto.cli.options import Json, Quiet, Verbose
+from tinyproto.cli.options import ConfigFile, Json, Overrides, Quiet, Verbose
 from tinyproto.errors import Interrupted, TinyProtoError
 
 USER_ERROR = 2
@@ -51,14 +51,8 @@ def root(
 
 @app.command()
 def run(
-    config: Annotated[
-        Path,
-        typer.Argument(metavar="CONFIG", help="A config file, such as configs/quickstart.yaml.", show_default=False),
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Config keys to set, dotted.", show_default=False),
-    ] = None,
+    config: ConfigFile,
+    overrides: Overrides = None,
     runs: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run folder if it exists.")] = False,
     json: Json = False,

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+ConfigFile = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="A config file, such as configs/quickstart.yaml.", show_default=False)
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Config keys to set, dotted.", show_default=False)
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON; words go to standard error.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more: a line per round.")]
