@@ -182,6 +182,13 @@ class AlgorithmSpec:
     build: Callable[[Any, FederationSpec], Algorithm]
 
 
+def not_negative(**values: float) -> None:
+    """Refuse hyper-parameters that have to be zero or more."""
+    for name, value in values.items():
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name} must not be negative, not {value}")
+
+
 def positive(**values: float) -> None:
     """Refuse hyper-parameters that have to be above zero."""
     for name, value in values.items():

@@ -6,7 +6,6 @@ under Non-IID Private Data", 2018.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -24,8 +23,9 @@ from tinyproto.algorithms.base import (
     PrototypeSource,
     Round,
     client_task,
+    not_negative,
 )
-from tinyproto.algorithms.fedproto import AveragingServer
+from tinyproto.algorithms.fedproto import AveragingServer, store_rows, stored_rows
 from tinyproto.algorithms.transform import Dense
 from tinyproto.core.communication import prototype_parameters
 from tinyproto.core.distillation import class_logit_loss
@@ -42,8 +42,7 @@ class FedDistillHyper:
     distill_weight: Annotated[float, "γ, the weight of the pull towards the global logits; 0 or more"] = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.distill_weight < math.inf:
-            raise ValueError(f"distill_weight must not be negative, not {self.distill_weight}")
+        not_negative(distill_weight=self.distill_weight)
 
 
 def distillation_loss(distill_weight: float) -> Loss:
@@ -52,7 +51,7 @@ def distillation_loss(distill_weight: float) -> Loss:
     def step(modules: nn.ModuleDict, batch: Batch, context: Mapping[str, Tensor]) -> Step:
         logits = modules["model"](batch.inputs).logits
         cross_entropy = functional.cross_entropy(logits, batch.labels)
-        pull = class_logit_loss(logits, batch.labels, Prototypes(context["values"], context["present"]))
+        pull = class_logit_loss(logits, batch.labels, stored_rows(context))
         parts = torch.stack((cross_entropy.detach(), pull.detach()))
         return Step(cross_entropy + distill_weight * pull, parts, observed=logits.detach())
 
@@ -98,7 +97,7 @@ class LogitClient:
     def _remember(self, client: Client, rows: Prototypes | None) -> None:
         classes = self.federation.num_classes
         known = Prototypes.absent(classes, classes) if rows is None else rows
-        client.state["values"], client.state["present"] = known.to(client.device)
+        store_rows(client, known)
 
 
 def build(hyper: FedDistillHyper, federation: FederationSpec) -> Algorithm:

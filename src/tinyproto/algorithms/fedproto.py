@@ -6,7 +6,6 @@ TinyProto paper.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +26,7 @@ from tinyproto.algorithms.base import (
     ServerSide,
     Update,
     client_task,
+    not_negative,
 )
 from tinyproto.algorithms.transform import Dense, Transform, Upload
 from tinyproto.core.aggregate import keep_last
@@ -52,8 +52,7 @@ class FedProtoHyper:
     ] = "fresh"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.proto_weight < math.inf:
-            raise ValueError(f"proto_weight must not be negative, not {self.proto_weight}")
+        not_negative(proto_weight=self.proto_weight)
 
 
 def prototype_loss(proto_weight: float, distance: Distance, observe: bool) -> Loss:
@@ -63,7 +62,7 @@ def prototype_loss(proto_weight: float, distance: Distance, observe: bool) -> Lo
     def step(modules: nn.ModuleDict, batch: Batch, context: Mapping[str, Tensor]) -> Step:
         output = modules["model"](batch.inputs)
         cross_entropy = functional.cross_entropy(output.logits, batch.labels)
-        pull = regulariser(output.features, batch.labels, Prototypes(context["values"], context["present"]))
+        pull = regulariser(output.features, batch.labels, stored_rows(context))
         return Step(
             loss=cross_entropy + proto_weight * pull,
             parts=torch.stack((cross_entropy.detach(), pull.detach())),
@@ -85,12 +84,12 @@ class PrototypeClient:
 
     def init(self, client: Client, streams: Streams) -> None:  # noqa: ARG002
         """No global prototypes yet: round 1 has the same loss over none present."""
-        self._remember(client, self._none())
+        store_rows(client, self._none())
 
     def receive(self, client: Client, message: Message) -> Prototypes | None:
         """Reconstruct the global prototypes; they are the context of the loss and the candidates of inference."""
         received = self._none() if message.rows is None else self.transform.reconstruct(message.rows)
-        self._remember(client, received)
+        store_rows(client, received)
         return received.to(client.device)
 
     def task(self, client: Client, plan: BatchPlan, seed: int) -> Task:
@@ -112,10 +111,6 @@ class PrototypeClient:
 
     def _none(self) -> Prototypes:
         return Prototypes.absent(self.federation.num_classes, self.federation.proto_dim)
-
-    @staticmethod
-    def _remember(client: Client, received: Prototypes) -> None:
-        client.state["values"], client.state["present"] = received.to(client.device)
 
 
 class AveragingServer:
@@ -141,9 +136,14 @@ class AveragingServer:
         return keep_last(self.transform.merge(uploads), stored_rows(state))._asdict() if uploads else state
 
 
-def stored_rows(state: State) -> Prototypes:
-    """The global rows in a prototype server's state."""
+def stored_rows(state: Mapping[str, Tensor]) -> Prototypes:
+    """The global rows in the state of a server or a client."""
     return Prototypes(state["values"], state["present"])
+
+
+def store_rows(client: Client, rows: Prototypes) -> None:
+    """Put what arrived into a client's state, which is the context of its loss."""
+    client.state["values"], client.state["present"] = rows.to(client.device)
 
 
 def broadcast_rows(state: State) -> Message:

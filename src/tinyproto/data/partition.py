@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,13 +34,24 @@ def dirichlet_shares(
     """
     check_enough(labels, num_clients, min_samples)
     random = np.random.RandomState(seed)
-    for _ in range(MOST_DRAWS):
-        parts = _draw(labels, num_clients, alpha, random)
-        if min(len(part) for part in parts) >= min_samples:
-            break
-    else:
-        repair(parts, min_samples)
+    parts = draw_enough(lambda: _draw(labels, num_clients, alpha, random), min_samples)
     return [split(part, train_fraction, random) for part in parts]
+
+
+def draw_enough(draw: Callable[[], list[Indices]], min_samples: int) -> list[Indices]:
+    """Drawn again until every client has enough; the last of many draws is repaired instead."""
+    for _ in range(MOST_DRAWS):
+        parts = draw()
+        if min(len(part) for part in parts) >= min_samples:
+            return parts
+    repair(parts, min_samples)
+    return parts
+
+
+def draw_shares(num_clients: int, alpha: float, random: np.random.RandomState) -> NDArray[np.float64]:
+    """One Dirichlet(α) draw over the clients; where every share underflows, as a tiny α has it, one client gets all."""
+    shares = random.dirichlet(np.repeat(alpha, num_clients))
+    return shares if np.isfinite(shares).all() else np.eye(num_clients)[random.randint(num_clients)]
 
 
 def check_enough(labels: Indices, num_clients: int, min_samples: int) -> None:
@@ -58,9 +70,7 @@ def _draw(labels: Indices, num_clients: int, alpha: float, random: np.random.Ran
     for label in range(int(labels.max()) + 1):
         members = np.flatnonzero(labels == label)
         random.shuffle(members)
-        shares = random.dirichlet(np.repeat(alpha, num_clients))
-        if not np.isfinite(shares).all():  # every share underflowed, which a tiny α brings about: one client has it all
-            shares = np.eye(num_clients)[random.randint(num_clients)]
+        shares = draw_shares(num_clients, alpha, random)
         # A client that has its fair share gets no more; if no other client was drawn at all, the draw stands.
         wanted = shares * (sizes < full)
         shares = wanted / wanted.sum() if wanted.sum() > 0 else shares

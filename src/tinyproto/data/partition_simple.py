@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tinyproto.data import partition
-from tinyproto.data.partition import Indices, Share, check_enough, repair, split
+from tinyproto.data.partition import Indices, Share, check_enough, draw_enough, draw_shares, split
 from tinyproto.errors import DataError
 
 
@@ -25,17 +24,12 @@ def quantity_shares(
     """Sizes by one Dirichlet(α) draw over the clients, classes at random; drawn again until all have enough."""
     check_enough(labels, num_clients, min_samples)
     random = np.random.RandomState(seed)
-    for _ in range(partition.MOST_DRAWS):
-        sizes = random.dirichlet(np.repeat(alpha, num_clients))
-        if not np.isfinite(sizes).all():  # every size underflowed, which a tiny α brings about: one client has it all
-            sizes = np.eye(num_clients)[random.randint(num_clients)]
-        cuts = (np.cumsum(sizes) * len(labels)).astype(int)[:-1]
-        parts = np.split(random.permutation(len(labels)), cuts)
-        if min(len(part) for part in parts) >= min_samples:
-            break
-    else:
-        repair(parts, min_samples)
-    return [split(part, train_fraction, random) for part in parts]
+
+    def draw() -> list[Indices]:
+        cuts = (np.cumsum(draw_shares(num_clients, alpha, random)) * len(labels)).astype(int)[:-1]
+        return np.split(random.permutation(len(labels)), cuts)
+
+    return [split(part, train_fraction, random) for part in draw_enough(draw, min_samples)]
 
 
 def pathological_shares(

@@ -64,3 +64,13 @@ class Source:
 def fetch_command(name: str, root: Path) -> str:
     """The remedy for files that are not there."""
     return f"tinyproto data fetch {name} --root {root}"
+
+
+def fetch_again(folder: Path, name: str, root: Path) -> str:
+    """The remedy for files that are damaged."""
+    return f"remove {folder} and run: {fetch_command(name, root)}"
+
+
+def not_found(name: str, root: Path) -> str:
+    """Where the data is, where it is not."""
+    return f"not in {root}; get it with: {fetch_command(name, root)}"

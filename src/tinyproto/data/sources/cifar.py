@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 
 from tinyproto.data.images import Images
 from tinyproto.data.pixels import SharedPixels
-from tinyproto.data.sources.base import DEFAULT_ROOT, MINUS_ONE_TO_ONE, Labels, Request, Source, fetch_command
+from tinyproto.data.sources.base import (
+    DEFAULT_ROOT,
+    MINUS_ONE_TO_ONE,
+    Labels,
+    Request,
+    Source,
+    fetch_again,
+    fetch_command,
+    not_found,
+)
 from tinyproto.data.sources.cifar_python import PickledArray, Refused, read_batch
 from tinyproto.errors import DataError
 
@@ -107,11 +116,10 @@ def load(cifar: Cifar, request: Request) -> Images:
     """All images of the layout that is there, checked against the published checksums if they are the official ones."""
     root = request.root or DEFAULT_ROOT
     folder, layout = _find(cifar, root)
-    remedy = f"remove {folder} and run: {fetch_command(cifar.name, root)}"
     try:
         return _load(cifar, folder, layout)
     except (OSError, Refused) as error:
-        raise DataError(f"{error}; {remedy}") from error
+        raise DataError(f"{error}; {fetch_again(folder, cifar.name, root)}") from error
 
 
 def locate(cifar: Cifar, root: Path | None) -> str:
@@ -120,7 +128,7 @@ def locate(cifar: Cifar, root: Path | None) -> str:
     try:
         return str(_find(cifar, root)[0])
     except DataError:
-        return f"not in {root}; get it with: {fetch_command(cifar.name, root)}"
+        return not_found(cifar.name, root)
 
 
 def source(cifar: Cifar) -> Source:
@@ -135,9 +143,7 @@ def _find(cifar: Cifar, root: Path) -> tuple[Path, Layout]:
             there = [name for name in layout.files if (folder / name).is_file()]
             missing = [name for name in layout.files if name not in there]
             if there and missing:
-                raise DataError(
-                    f"{folder / missing[0]} is missing; remove {folder} and run: {fetch_command(cifar.name, root)}"
-                )
+                raise DataError(f"{folder / missing[0]} is missing; {fetch_again(folder, cifar.name, root)}")
             if there:
                 return folder, layout
     wanted = " nor ".join(str(root / layout.folder) for layout in (cifar.binary, cifar.python))

@@ -11,7 +11,15 @@ import torch
 
 from tinyproto.data.decode import ImageFiles, decoded
 from tinyproto.data.images import Images
-from tinyproto.data.sources.base import DEFAULT_ROOT, MINUS_ONE_TO_ONE, LabelledNames, Request, fetch_command
+from tinyproto.data.sources.base import (
+    DEFAULT_ROOT,
+    MINUS_ONE_TO_ONE,
+    LabelledNames,
+    Request,
+    fetch_again,
+    fetch_command,
+    not_found,
+)
 from tinyproto.data.sources.image_folder import images_below, subfolders
 from tinyproto.errors import DataError
 
@@ -42,7 +50,7 @@ def load(request: Request) -> Images:
     """All images in colour; a network sees −1 to 1."""
     root = request.root or DEFAULT_ROOT
     listing = _list(root)
-    remedy = _remedy(listing.folder, root)
+    remedy = fetch_again(listing.folder, NAME, root)
     files = ImageFiles(NAME, listing.folder, listing.paths, colours="RGB", size=None, remedy=remedy)
     shared = decoded(files, request.cache, request.progress)
     labels = torch.tensor(listing.labels)
@@ -59,15 +67,11 @@ def locate(root: Path | None) -> str:
     """Where the data is, or how to get it."""
     root = root or DEFAULT_ROOT
     folder = _folder(root)
-    return f"not in {root}; get it with: {fetch_command(NAME, root)}" if folder is None else str(folder)
+    return not_found(NAME, root) if folder is None else str(folder)
 
 
 def _folder(root: Path) -> Path | None:
     return next((folder for folder in (root / FOLDER, root) if (folder / "train").is_dir()), None)
-
-
-def _remedy(folder: Path, root: Path) -> str:
-    return f"remove {folder} and run: {fetch_command(NAME, root)}"
 
 
 def _list(root: Path) -> Listing:
@@ -80,7 +84,7 @@ def _list(root: Path) -> Listing:
     try:
         return _list_folder(folder)
     except _Missing as missing:
-        raise DataError(f"{missing}; {_remedy(folder, root)}") from None
+        raise DataError(f"{missing}; {fetch_again(folder, NAME, root)}") from None
 
 
 class _Missing(Exception):  # noqa: N818
