@@ -217,6 +217,29 @@ def test_features_of_a_stack_are_each_client_s_own(network: str) -> None:
             assert torch.allclose(mine, other, atol=1e-4)
 
 
+class Columns(nn.Module):
+    """A mean over one axis of the map, which only shows as odd once values pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3 * SIZE, DIM)
+        self.flatten = nn.Flatten()
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.layer(self.flatten(images.mean((2,))))
+        return features
+
+
+def test_features_that_prove_not_to_stack_are_computed_alone() -> None:
+    models = [SplitModel(Columns(), nn.Linear(DIM, CLASSES)) for _ in range(2)]
+    data = [TensorData(POOL, LABELS[rows], 2 / 255, -1.0, rows) for rows in (torch.arange(20), torch.arange(20, 45))]
+    trainer = StackedTrainer()
+    for _ in range(2):
+        found = trainer.features(models, data)
+        for mine, other in zip(found, EagerTrainer().features(models, data), strict=True):
+            assert torch.equal(mine, other)
+
+
 @pytest.mark.parametrize("algorithm", ["fedtgp", "tinyproto_ft"])
 def test_a_whole_simulation_gives_the_reference_s_numbers_up_to_rounding(algorithm: str) -> None:
     def simulated(trainer: str) -> tp.Result:

@@ -10,6 +10,7 @@ from torch import Tensor
 from tinyproto.core.task import TensorData
 from tinyproto.engine.training.stacked.capture import Repeated
 from tinyproto.engine.training.stacked.network import StackedModel
+from tinyproto.engine.training.stacked.samples import Samples, pool_rows
 from tinyproto.engine.training.stacked.state import StackedState
 from tinyproto.models.split import SplitModel
 
@@ -20,7 +21,7 @@ class FeatureStack:
     def __init__(self, models: Sequence[SplitModel], data: TensorData, batch: int) -> None:
         self.network = StackedModel(models[0])
         self.state = StackedState(models)
-        self.pool, self.scale, self.shift = data.pool, data.scale, data.shift
+        self.samples = Samples.of(data)
         self.batch = batch
         self.device = data.labels.device
         self.counter = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -35,9 +36,7 @@ class FeatureStack:
         steps = max(-(-len(samples) // self.batch) for samples in data)
         rows = torch.zeros(len(models), steps * self.batch, dtype=torch.int64, device=self.device)
         for client, samples in enumerate(data):
-            rows[client, : len(samples)] = (
-                torch.arange(len(samples), device=self.device) if samples.rows is None else samples.rows
-            )
+            rows[client, : len(samples)] = pool_rows(samples, torch.arange(len(samples), device=self.device))
         if self.rows.shape[1] < steps:
             self.rows = torch.zeros(len(models), steps, self.batch, dtype=torch.int64, device=self.device)
             self.found = torch.zeros(0, device=self.device)
@@ -51,13 +50,10 @@ class FeatureStack:
         return [found[client, : len(samples)].clone() for client, samples in enumerate(data)]
 
     def _step(self) -> None:
-        clients, steps, batch = self.rows.shape
-        rows = self.rows.index_select(1, self.counter).flatten()
-        stored = self.pool.index_select(0, rows)
-        inputs = stored.view(clients, batch, *stored.shape[1:]).float() * self.scale + self.shift
-        stacked = inputs.transpose(1, 2).contiguous()
+        rows = self.rows.index_select(1, self.counter).squeeze(1)
+        stacked = self.samples.take(rows).transpose(1, 2).contiguous()
         features = self.network.features(stacked, self.state.tensors, normalise=False, training=False)
         if not self.found.numel():
-            self.found = torch.zeros(clients, steps, batch, features.shape[1], device=self.device)
+            self.found = torch.zeros(*self.rows.shape, features.shape[1], device=self.device)
         self.found.index_copy_(1, self.counter, features.transpose(1, 2).unsqueeze(1))
         self.counter += 1

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from tinyproto.core.task import State
 from tinyproto.engine.training.stacked import operations
+from tinyproto.engine.training.stacked.operations import CannotStack
 from tinyproto.models.efficientnet import StochasticDepth
 from tinyproto.models.layers import DropoutLinear, PoolFeatures, average_map
 from tinyproto.models.shufflenet_v2 import shuffle_channels
@@ -25,10 +26,6 @@ _POINTWISE_FUNCTIONS = {
 }  # fmt: skip
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 _POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
-
-
-class CannotStack(Exception):  # noqa: N818
-    """A network or a task that has to be trained client by client; says why."""
 
 
 class _Tracer(fx.Tracer):

@@ -15,6 +15,10 @@ from tinyproto.engine.training.stacked.depthwise import depthwise_convolution
 Pair = tuple[int, int]
 
 
+class CannotStack(Exception):  # noqa: N818
+    """A network or a task that has to be computed client by client; says why."""
+
+
 def convolution(
     values: Tensor, weight: Tensor, bias: Tensor | None, *, stride: Pair, padding: Pair, dilation: Pair, groups: int
 ) -> Tensor:
@@ -135,5 +139,5 @@ def drop_samples(values: Tensor, dropped: float) -> Tensor:
 def spatial_mean(values: Tensor, dims: Sequence[int], *, keepdim: bool) -> Tensor:
     """Mean over height and width."""
     if sorted(dim % 4 for dim in dims) != [2, 3] or values.dim() != 5:
-        raise NotImplementedError(f"a mean over axes {tuple(dims)}")
+        raise CannotStack(f"a mean over axes {tuple(dims)} has no stacked form")
     return values.mean((3, 4), keepdim=keepdim)

@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from tinyproto.core.prototypes import ClassSums
-from tinyproto.core.task import Batch, FitResult, State, Task, TensorData
+from tinyproto.core.task import Batch, FitResult, State, Task
 from tinyproto.engine.training.stacked.capture import Repeated
-from tinyproto.engine.training.stacked.network import CannotStack, StackedModel
+from tinyproto.engine.training.stacked.network import StackedModel
+from tinyproto.engine.training.stacked.operations import CannotStack
+from tinyproto.engine.training.stacked.samples import Samples, pool_rows
 from tinyproto.engine.training.stacked.state import StackedState
 from tinyproto.models.split import Output, SplitModel
 
@@ -42,8 +44,8 @@ class Stack:
         self.states = {name: StackedState([task.modules[name] for task in tasks]) for name in first.modules}
         self.context: State = {name: torch.stack([task.context[name] for task in tasks]) for name in first.context}
         self.owns_pool = first.data.rows is None  # samples that are new in every round
-        self.pool = first.data.pool.clone() if self.owns_pool else first.data.pool
-        self.scale, self.shift = first.data.scale, first.data.shift
+        pool = first.data.pool.clone() if self.owns_pool else first.data.pool
+        self.samples = Samples(pool, first.data.scale, first.data.shift)
         self.dtype = next(parameter.dtype for parameter in first.modules.parameters())
         clients = len(tasks)
         self.clients = clients
@@ -81,7 +83,7 @@ class Stack:
             for client, task in enumerate(tasks):
                 stacked[client].copy_(task.context[name])
         if self.owns_pool:
-            self.pool.copy_(tasks[0].data.pool)
+            self.samples.pool.copy_(tasks[0].data.pool)
 
     def _epoch(self, tasks: Sequence[Task], epoch: int) -> Generator[None, None, None]:
         full = [_full_batches(task) for task in tasks]
@@ -110,22 +112,21 @@ class Stack:
             yield
 
     def step(self, turn: _Turn) -> None:
-        """One step of every client that has one."""
-        before = {name: state.flat.clone() for name, state in self.states.items()}
+        """One step of every client that has one; the statistics of the others stay as they were."""
+        before = {name: state.flat.clone() for name, state in self.states.items() if self.clients > 1}
         self._train(self.states, turn, self.context, self.parts, self.observed, normalise=turn.rows.shape[1] > 1)
-        if self.clients == 1:
-            return
-        for name, state in self.states.items():
-            state.flat.copy_(torch.where(turn.active[state.owner] > 0, state.flat, before[name]))
+        for name, values in before.items():
+            state = self.states[name]
+            state.flat.copy_(torch.where(turn.active[state.owner] > 0, state.flat, values))
 
     def _rest(self, client: int, task: Task, epoch: int, full: int) -> None:
         """The batches of a client that are not of the common size, alone."""
         start = sum(task.plan.sizes[:full])
         for size in task.plan.sizes[full:]:
-            order = task.plan.order[epoch, start : start + size]
+            order = task.plan.order[epoch, start : start + size].to(self.device)
             turn = _Turn(
-                _pool_rows(task.data, order).to(self.device).unsqueeze(0),
-                task.data.labels[order.to(self.device)].unsqueeze(0),
+                pool_rows(task.data, order).unsqueeze(0),
+                task.data.labels[order].unsqueeze(0),
                 torch.ones(1, device=self.device),
             )
             observed = self.observed
@@ -146,11 +147,8 @@ class Stack:
         observed: ClassSums | None, *, normalise: bool,
     ) -> None:  # fmt: skip
         """One step of SGD; what a client without a step would have moved is left where it was."""
-        clients, batch = turn.rows.shape
-        stored = self.pool.index_select(0, turn.rows.flatten())
-        inputs = stored.view(clients, batch, *stored.shape[1:]).to(self.dtype)
-        if (self.scale, self.shift) != (1.0, 0.0):
-            inputs = inputs * self.scale + self.shift  # (n, B, …)
+        batch = turn.rows.shape[1]
+        inputs = self.samples.take(turn.rows, self.dtype)  # (n, B, …)
         stacked = inputs.transpose(1, 2).contiguous() if self.networks else inputs
         outputs = {
             name: network(stacked, states[name].tensors, normalise=normalise, training=True)
@@ -212,15 +210,11 @@ class _Lane:
 
     def place(self, tasks: Sequence[Task], epoch: int, starts: Sequence[int], steps: Sequence[int]) -> None:
         """The samples of this epoch, from each client's `starts` on."""
-        clients, _, batch = self.rows.shape
-        rows = torch.zeros(clients, max(steps), batch, dtype=torch.int64)
-        labels = torch.zeros_like(rows)
+        batch = self.rows.shape[2]
         for client, (task, start, count) in enumerate(zip(tasks, starts, steps, strict=True)):
-            order = task.plan.order[epoch, start : start + count * batch]
-            rows[client, :count] = _pool_rows(task.data, order).view(count, batch)
-            labels[client, :count] = task.data.labels.cpu()[order].view(count, batch)
-        self.rows[:, : max(steps)].copy_(rows)
-        self.labels[:, : max(steps)].copy_(labels)
+            order = task.plan.order[epoch, start : start + count * batch].to(self.stack.device)
+            self.rows[client, :count] = pool_rows(task.data, order).view(count, batch)
+            self.labels[client, :count] = task.data.labels[order].view(count, batch)
         self.steps.copy_(torch.tensor(steps))
         self.counter.zero_()
 
@@ -273,7 +267,3 @@ def _full_batches(task: Task) -> int:
     """How many batches come before the first of another size."""
     sizes = task.plan.sizes
     return next((index for index, size in enumerate(sizes) if size != sizes[0]), len(sizes))
-
-
-def _pool_rows(data: TensorData, order: Tensor) -> Tensor:
-    return order if data.rows is None else data.rows.cpu()[order]

@@ -13,7 +13,7 @@ from tinyproto.core.streams import global_randomness
 from tinyproto.core.task import FeatureModel, FitResult, Task, TensorData
 from tinyproto.engine.training.eager import EagerTrainer
 from tinyproto.engine.training.stacked.features import FeatureStack
-from tinyproto.engine.training.stacked.network import CannotStack
+from tinyproto.engine.training.stacked.operations import CannotStack
 from tinyproto.engine.training.stacked.stack import Stack
 from tinyproto.errors import one_line
 from tinyproto.models.split import SplitModel
@@ -137,9 +137,12 @@ class StackedTrainer:
             except CannotStack:
                 self.feature_stacks[full_key] = None
         stack = self.feature_stacks[full_key]
-        if stack is None or stack.pool.data_ptr() != data[0].pool.data_ptr():
-            return self.eager.features(models, data)
-        return stack.features(split, data)
+        if stack is not None and stack.samples.pool.data_ptr() == data[0].pool.data_ptr():
+            try:
+                return stack.features(split, data)
+            except CannotStack:
+                self.feature_stacks[full_key] = None
+        return self.eager.features(models, data)
 
     def _architecture(self, model: FeatureModel) -> Hashable:
         """Equal for networks that differ in their weights only."""
