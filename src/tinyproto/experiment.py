@@ -14,6 +14,7 @@ from tinyproto.config.algorithms import AlgorithmEntry
 from tinyproto.config.load import Config
 from tinyproto.data.federation import FederatedData
 from tinyproto.data.images import Images
+from tinyproto.data.partition_kinds import holdings
 from tinyproto.data.sources import SOURCES, Progress, silent
 from tinyproto.engine.client import LocalTraining
 from tinyproto.errors import ConfigError
@@ -60,12 +61,8 @@ class Experiment:
             algorithm.build(self.federation)
 
     def holdings(self) -> dict[str, Any]:
-        """federation.json: who holds what, counted over train + test, and how many of them for each."""
-        return {
-            "counts": self.data.counts.tolist(),
-            "train": [len(share.train) for share in self.data.shares],
-            "test": [len(share.test) for share in self.data.shares],
-        }
+        """federation.json: what `tinyproto data split` shows."""
+        return holdings(self.images.labels.numpy(), self.data.shares, self.images.num_classes)
 
     @property
     def cells(self) -> list[Cell]:

@@ -113,7 +113,7 @@ def test_the_plain_values_name_rows_by_their_labels(tmp_path: Path) -> None:
 def test_what_is_evaluated_has_arrived_so_its_bytes_are_spent(tmp_path: Path) -> None:
     # Three clients, frames of 100 B: 300 up in round 1; 300 down, evaluated, 300 up in round 2; 300 down to close.
     (cell,) = only_setting(runs(tmp_path, Made(algorithms=("fedproto",)))).series[0].cells
-    assert [(point.rounds, point.payload_bytes, point.wire_bytes) for point in cell.points()] == [
+    assert [(point.rounds, point.payload_bytes, point.wire_bytes) for point in cell.points] == [
         (0, 0, 30), (1, 600, 690), (2, 1200, 1350),
     ]  # fmt: skip
 
@@ -121,4 +121,4 @@ def test_what_is_evaluated_has_arrived_so_its_bytes_are_spent(tmp_path: Path) ->
 def test_rounds_that_were_not_evaluated_cost_bytes_but_are_no_points(tmp_path: Path) -> None:
     made = Made(algorithms=("fedproto",), rounds=4, evaluated=lambda number: range(3) if number in (1, 4) else ())
     (cell,) = only_setting(runs(tmp_path, made)).series[0].cells
-    assert [(point.rounds, point.payload_bytes) for point in cell.points()] == [(0, 0), (3, 1800), (4, 2400)]
+    assert [(point.rounds, point.payload_bytes) for point in cell.points] == [(0, 0), (3, 1800), (4, 2400)]

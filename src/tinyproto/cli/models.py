@@ -6,10 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from rich import box
 from rich.table import Table
 
-from tinyproto.cli.terminal import Output
+from tinyproto.cli.terminal import Output, plain_table
 from tinyproto.models import NETWORKS, PUBLISHED, ModelShape, build_model
 from tinyproto.models.count import measure
 from tinyproto.models.networks import SMALL_IMAGES
@@ -33,7 +32,7 @@ def describe(name: str, shape: ModelShape) -> dict[str, Any]:
 
 
 def _table(rows: list[dict[str, Any]], shape: ModelShape) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, caption_justify="left", padding=(0, 1, 0, 0))
+    table = plain_table()
     table.add_column("network", no_wrap=True)
     for column in ("extractor", "head", "width", "MACs"):
         table.add_column(column, justify="right", no_wrap=True)

@@ -11,8 +11,8 @@ from tinyproto.report.draw.svg import with_style
 from tinyproto.report.figures.prototypes import Shown
 from tinyproto.report.page import Report, figure_style, make_report
 from tinyproto.report.runs import find_runs, read_runs
-from tinyproto.report.studies import arrange
 from tinyproto.report.words import size
+from tinyproto.tracking.run_folder import write_whole
 
 
 def report_runs(
@@ -20,13 +20,12 @@ def report_runs(
 ) -> None:  # fmt: skip
     """One page for all the runs meant; where nothing is said, beside the run, or here where there are several."""
     folders = find_runs(paths)
-    runs = read_runs(folders)
-    page = make_report(runs, shown)
+    page = make_report(read_runs(folders), shown)
     target = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     _write(target, page.html)
     if figures is not None:
         write_figures(page, figures)
-    settings = [setting for study in arrange(runs) for setting in study.settings]
+    settings = [setting for study in page.studies for setting in study.settings]
     for setting in settings:
         for sentence in setting.verdict():
             output.console.print(
@@ -60,10 +59,8 @@ def write_figures(page: Report, folder: Path) -> None:
 def _write(target: Path, text: str) -> None:
     if target.is_dir():
         raise RunFolderError(f"cannot write {target}: it is a folder; name a file")
-    partial = target.with_name(f".{target.name}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(target)
+        write_whole(target, text)
     except OSError as error:
         raise RunFolderError(f"cannot write {target}: {error.strerror or error}") from error

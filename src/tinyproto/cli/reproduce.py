@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from rich import box
-from rich.table import Table
-
-from tinyproto.cli.terminal import Output
+from tinyproto.cli.terminal import Output, plain_table
 from tinyproto.reproduce.experiments import experiments
 
 
@@ -26,7 +23,7 @@ def list_experiments(output: Output) -> None:
             ]
         )
         return
-    table = Table(box=box.SIMPLE_HEAD, caption_justify="left", padding=(0, 1, 0, 0))
+    table = plain_table()
     for name in ("target", "config", "dataset"):
         table.add_column(name, no_wrap=True)
     table.add_column("cells", justify="right", no_wrap=True)

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from rich import box
 from rich.table import Table
 
 from tinyproto.cli.loading import LoadingBar
-from tinyproto.cli.terminal import Output
+from tinyproto.cli.terminal import Output, plain_table
 from tinyproto.config import load_config
-from tinyproto.data.partition import Share
-from tinyproto.data.partition_kinds import count_matrix
+from tinyproto.data.partition_kinds import holdings
 from tinyproto.data.sources import LabelledNames, load_labels
 from tinyproto.report.words import counted, number
 
@@ -28,18 +26,9 @@ class Split:
     """A partition in numbers."""
 
     dataset: LabelledNames
-    shares: Sequence[Share]
     counts: NDArray[np.int64]  # (M, K), train and test
-
-    @property
-    def train(self) -> list[int]:
-        """Training samples per client."""
-        return [len(share.train) for share in self.shares]
-
-    @property
-    def test(self) -> list[int]:
-        """Test samples per client."""
-        return [len(share.test) for share in self.shares]
+    train: Sequence[int]  # samples per client
+    test: Sequence[int]
 
 
 def show_split(path: Path, overrides: Sequence[str], output: Output) -> None:
@@ -48,10 +37,11 @@ def show_split(path: Path, overrides: Sequence[str], output: Output) -> None:
     with LoadingBar(output.console) as progress:
         dataset = load_labels(model.data.name, model.data.request(progress))
     shares = model.partition.asked().shares(dataset.labels)
-    split = Split(dataset, shares, count_matrix(dataset.labels, shares, dataset.num_classes))
+    held = holdings(dataset.labels, shares, dataset.num_classes)
     if output.wants_json:
-        output.result({"counts": split.counts.tolist(), "train": split.train, "test": split.test}, indent=None)
+        output.result(held, indent=None)
         return
+    split = Split(dataset, np.array(held["counts"]), held["train"], held["test"])
     output.say(f"{dataset.name}: partition {model.partition.kind}, {_facts(split)}")
     output.console.print(_table(split))
 
@@ -61,7 +51,7 @@ def _facts(split: Split) -> str:
     held, there = int(split.counts.sum()), len(split.dataset.labels)
     unused = f"; {number(there - held)} of {number(there)} samples belong to nobody" if held < there else ""
     size = (
-        f"{counted(len(split.shares), 'client')}, {counted(split.dataset.num_classes, 'class')}, {number(held)} samples"
+        f"{counted(len(split.counts), 'client')}, {counted(split.dataset.num_classes, 'class')}, {number(held)} samples"
     )
     return (
         f"{size}: {number(sum(split.train))} train, {number(sum(split.test))} test; "
@@ -71,7 +61,7 @@ def _facts(split: Split) -> str:
 
 def _table(split: Split) -> Table:
     few = split.dataset.num_classes <= FEW_CLASSES
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = plain_table()
     names = ("client", "samples", "train", "test", "classes", "largest class")
     for name in (*names, *(map(str, range(split.dataset.num_classes)) if few else ())):
         table.add_column(name, justify="right", no_wrap=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
+from tinyproto.cli.terminal import plain_table
 from tinyproto.report.columns import accuracy_cells, accuracy_columns, cost_cells
 from tinyproto.report.compare import RULE_NAMES, STATISTIC_NAMES, Comparison
 
@@ -34,7 +34,7 @@ def comparison_table(comparison: Comparison, console: Console) -> Table:
 
 
 def _table(comparison: Comparison, costs: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, caption_justify="left", padding=(0, 1, 0, 0))
+    table = plain_table()
     table.add_column("algorithm", no_wrap=True)
     for name in accuracy_columns(comparison):
         table.add_column(name, justify="right", style="bold" if name == comparison.rule else "", no_wrap=True)

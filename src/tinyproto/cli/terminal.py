@@ -5,11 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
 from tinyproto.errors import ConfigError
 
 PLAIN_WIDTH = 120
+
+
+def plain_table() -> Table:
+    """The kind of table that every verb prints: a line under the header, a caption below."""
+    return Table(box=box.SIMPLE_HEAD, caption_justify="left", padding=(0, 1, 0, 0))
 
 
 class Output:

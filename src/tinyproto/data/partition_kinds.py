@@ -67,6 +67,15 @@ OWN_KEYS: Mapping[str, Mapping[str, Any]] = {
 """The keys that not every kind reads, and what each kind takes where one is not given."""
 
 
+def holdings(labels: Indices, shares: Sequence[Share], num_classes: int) -> dict[str, Any]:
+    """Who holds what: n_ij over train + test, one row per client, and the sizes of both parts."""
+    return {
+        "counts": count_matrix(labels, shares, num_classes).tolist(),
+        "train": [len(share.train) for share in shares],
+        "test": [len(share.test) for share in shares],
+    }
+
+
 def count_matrix(labels: Indices, shares: Sequence[Share], num_classes: int) -> NDArray[np.int64]:
     """n_ij over training and test samples, (M, K)."""
     held = [np.concatenate([share.train, share.test]) for share in shares]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from tinyproto.report.draw.raster import data_address
+from tinyproto.report.draw.svg import written_attributes
 from tinyproto.report.figures.figure import Figure
 
 WORTH_PACKING = 20_000  # characters of CSV
@@ -14,8 +15,7 @@ WORTH_PACKING = 20_000  # characters of CSV
 
 def element(name: str, content: str = "", **attributes: str) -> str:
     """One element; `content` is HTML already."""
-    written = "".join(f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"' for key, value in attributes.items())
-    return f"<{name}{written}>{content}</{name}>"
+    return f"<{name}{written_attributes(attributes)}>{content}</{name}>"
 
 
 def paragraph(words: str, class_: str = "") -> str:

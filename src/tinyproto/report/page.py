@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from importlib import resources
 
@@ -28,12 +28,13 @@ MOST_BYTES = 2_900_000
 """Of the whole page; prototypes that would not fit are left out, and the page says so."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Report:
-    """A page and the figures on it."""
+    """A page, the studies it is about and the figures on it."""
 
     html: str
-    figures: list[Figure] = field(default_factory=list)
+    studies: Sequence[Study]
+    figures: Sequence[Figure]
 
 
 def make_report(runs: Sequence[Run], shown: Shown = ANY) -> Report:
@@ -51,7 +52,7 @@ def make_report(runs: Sequence[Run], shown: Shown = ANY) -> Report:
         body += html.element("h2", escape(f"Prototypes: {_title(study)}" if several else "Prototypes"))
         body += _prototypes(study, prefix, shown, figures, room=MOST_BYTES - len((body + end).encode()))
     names = ", ".join(run.name for run in runs)
-    return Report(_page(f"tinyproto report: {names}", body + end), figures)
+    return Report(_page(f"tinyproto report: {names}", body + end), studies, figures)
 
 
 def figure_style() -> str:

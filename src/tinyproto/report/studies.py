@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from tinyproto.algorithms import ALGORITHMS
@@ -40,16 +41,19 @@ class Cell:
         """Its records."""
         return self.run.rounds[self.result["label"], self.result["seed"]]
 
-    def points(self) -> Iterator[Point]:
+    @cached_property
+    def points(self) -> list[Point]:
         """Every evaluation; what is evaluated has just arrived, so its bytes are spent."""
+        points = []
         payload = wire = 0
         for record in self.rounds:
             traffic = record["traffic"].get("training") or record["traffic"].get("closing") or {}
             spent = {way: traffic.get(way, {"payload": 0, "wire": 0}) for way in WAYS}
             payload, wire = payload + spent["down"]["payload"], wire + spent["down"]["wire"]
             if any(value is not None for value in record["accuracy"].values()):
-                yield Point(record["round"] - 1, payload, wire, record["accuracy"])
+                points.append(Point(record["round"] - 1, payload, wire, record["accuracy"]))
             payload, wire = payload + spent["up"]["payload"], wire + spent["up"]["wire"]
+        return points
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,18 @@ class Series:
     def seeds(self) -> list[int]:
         """Of its cells."""
         return [cell.result["seed"] for cell in self.cells]
+
+    @property
+    def ink(self) -> str:
+        """The class that colours it in every figure."""
+        return f"c{self.colour % 10}"
+
+    def evaluations(self, rule: str) -> Iterator[tuple[int, Point, float]]:
+        """Every evaluation that the rule applies to: the seed, the point, and the accuracy by this rule."""
+        for seed, cell in zip(self.seeds, self.cells, strict=True):
+            for point in cell.points:
+                if (accuracy := point.accuracy[rule]) is not None:
+                    yield seed, point, accuracy
 
 
 @dataclass(frozen=True)

@@ -143,10 +143,8 @@ class RunFolder:
                 raise
 
     def _write(self, name: str, text: str) -> None:
-        partial = self.path / _partial(name)
         with self.writing(name):
-            partial.write_text(text, encoding="utf-8")
-            partial.replace(self.path / name)
+            write_whole(self.path / name, text)
 
     @contextmanager
     def writing(self, name: str) -> Iterator[None]:
@@ -157,6 +155,13 @@ class RunFolder:
             raise RunFolderError(
                 f"cannot write {self.path / name}: {getattr(error, 'strerror', None) or error}"
             ) from error
+
+
+def write_whole(file: Path, text: str) -> None:
+    """A file that is there whole or as it was."""
+    partial = file.with_name(_partial(file.name))
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(file)
 
 
 def _partial(name: str) -> str:

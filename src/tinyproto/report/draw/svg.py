@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Literal
 
@@ -15,11 +15,16 @@ WIDTH = 440.0
 
 def element(name: str, content: str = "", **attributes: str | float) -> str:
     """One element; `class_` and `stroke_width` become `class` and `stroke-width`, numbers are rounded."""
-    written = "".join(
+    written = written_attributes(attributes)
+    return f"<{name}{written}>{content}</{name}>" if content else f"<{name}{written}/>"
+
+
+def written_attributes(attributes: Mapping[str, str | float]) -> str:
+    """Attributes inside a tag; Python's names become the markup's."""
+    return "".join(
         f' {key.rstrip("_").replace("_", "-")}="{number(value) if isinstance(value, int | float) else _safe(value)}"'
         for key, value in attributes.items()
     )
-    return f"<{name}{written}>{content}</{name}>" if content else f"<{name}{written}/>"
 
 
 def _safe(words: str) -> str:

@@ -33,7 +33,7 @@ def accuracy_over_rounds(study: Study, rule: str, slug: str) -> Figure | None:
     for curve in curves:
         parts += _draw(curve, x, y)
     explained, bottom = legend(
-        [LegendEntry(curve.series.title, stroke(f"curve c{curve.series.colour % 10}")) for curve in curves]
+        [LegendEntry(curve.series.title, stroke(f"curve {curve.series.ink}")) for curve in curves]
     )
     seeds = max(len(curve.series.cells) for curve in curves)
     spread = f" Line: mean over seeds; band: the lowest and the highest of up to {seeds} seeds." if seeds > 1 else ""
@@ -50,15 +50,13 @@ def accuracy_over_rounds(study: Study, rule: str, slug: str) -> Figure | None:
 
 def _curve(series: Series, rule: str) -> _Curve:
     points: dict[int, list[float]] = {}
-    for cell in series.cells:
-        for point in cell.points():
-            if (value := point.accuracy[rule]) is not None:
-                points.setdefault(point.rounds, []).append(value)
+    for _, point, accuracy in series.evaluations(rule):
+        points.setdefault(point.rounds, []).append(accuracy)
     return _Curve(series, points)
 
 
 def _draw(curve: _Curve, x: Linear, y: Linear) -> list[str]:
-    colour = f"c{curve.series.colour % 10}"
+    colour = curve.series.ink
     places = [(x(rounds), values) for rounds, values in sorted(curve.points.items())]
     top = [(place, y(max(values))) for place, values in places]
     bottom = [(place, y(min(values))) for place, values in places]
@@ -79,9 +77,7 @@ def _in_words(curves: list[_Curve], rule: str) -> str:
 
 def _rows(curves: list[_Curve], rule: str) -> list[list[Value]]:
     return [
-        [curve.series.title, rule, point.rounds, cell.result["seed"], point.accuracy[rule]]
+        [curve.series.title, rule, point.rounds, seed, accuracy]
         for curve in curves
-        for cell in curve.series.cells
-        for point in cell.points()
-        if point.accuracy[rule] is not None
+        for seed, point, accuracy in curve.series.evaluations(rule)
     ]

@@ -12,7 +12,7 @@ from tinyproto.report.draw import svg
 from tinyproto.report.draw.axes import BOTTOM, LEFT, RIGHT, TOP, LegendEntry, frame, legend, stroke
 from tinyproto.report.draw.scales import Linear, Logarithmic, span
 from tinyproto.report.figures.figure import Figure, Value
-from tinyproto.report.studies import Point, Series, Setting, Study
+from tinyproto.report.studies import Series, Setting, Study
 from tinyproto.report.words import percent, size
 
 
@@ -71,17 +71,12 @@ def _bought(setting: Setting, series: Series) -> Bought | None:
     rule, headline = _read_by(setting, series)
     if headline is None:
         return None
-    by_round: dict[int, list[Point]] = {}
-    for cell in series.cells:
-        for point in cell.points():
-            if point.accuracy[rule] is not None:
-                by_round.setdefault(point.rounds, []).append(point)
+    by_round: dict[int, list[tuple[int, float]]] = {}
+    for _, point, accuracy in series.evaluations(rule):
+        by_round.setdefault(point.rounds, []).append((point.payload_bytes, accuracy))
     path = [
-        (
-            statistics.fmean(point.payload_bytes for point in points),
-            statistics.fmean(point.accuracy[rule] or 0.0 for point in points),
-        )
-        for _, points in sorted(by_round.items())
+        (statistics.fmean(count for count, _ in seeds), statistics.fmean(accuracy for _, accuracy in seeds))
+        for _, seeds in sorted(by_round.items())
     ]
     return Bought(series, rule, path[-1][0], headline, path)
 
@@ -96,7 +91,7 @@ def _read_by(setting: Setting, series: Series) -> tuple[str, float | None]:
 
 
 def _draw(method: Bought, x: Logarithmic, y: Linear) -> list[str]:
-    colour = f"c{method.series.colour % 10}"
+    colour = method.series.ink
     if not method.payload_bytes:
         return [svg.line(LEFT, y(method.accuracy), RIGHT, y(method.accuracy), f"curve dashed {colour}")]
     path = [(x(count), y(accuracy)) for count, accuracy in method.path if count]
@@ -117,7 +112,7 @@ def _steps(front: Sequence[Bought], x: Logarithmic, y: Linear) -> list[tuple[flo
 def _entry(method: Bought) -> LegendEntry:
     dashed = "" if method.payload_bytes else " dashed"
     words = method.series.title if method.payload_bytes else f"{method.series.title} ({RULE_NAMES[method.rule]})"
-    return LegendEntry(words, stroke(f"curve{dashed} c{method.series.colour % 10}"))
+    return LegendEntry(words, stroke(f"curve{dashed} {method.series.ink}"))
 
 
 def _in_words(methods: Sequence[Bought], front: Sequence[Bought]) -> str:
@@ -133,9 +128,6 @@ def _in_words(methods: Sequence[Bought], front: Sequence[Bought]) -> str:
 def _rows(method: Bought) -> list[list[Value]]:
     series, rule = method.series, method.rule
     return [
-        [series.title, rule, cell.result["seed"], point.rounds, point.payload_bytes, point.wire_bytes,
-         point.accuracy[rule]]
-        for cell in series.cells
-        for point in cell.points()
-        if point.accuracy[rule] is not None
-    ]  # fmt: skip
+        [series.title, rule, seed, point.rounds, point.payload_bytes, point.wire_bytes, accuracy]
+        for seed, point, accuracy in series.evaluations(rule)
+    ]
