@@ -1,4 +1,4 @@
-"""Every experiment of the paper, defined once: each table and figure as the configs whose cells it shows.
+"""The paper's experiments, defined once: its tables, and its figures on neurons and compression, as configs.
 
 `make docs` writes them to configs/paper/; a test fails when a file there is not what this says.
 """
