@@ -29,7 +29,8 @@ RANKS = {
     "workers": 9,
     "grid": 10,
     "api": 11,
-    "cli": 11,
+    "bench": 11,
+    "cli": 12,
 }
 LIGHT = ("core", "models", "data", "wire", "algorithms", "engine")
 ALLOWED_IN_LIGHT = {"torch", "numpy", "tinyproto", "sklearn", "PIL", "triton"}

@@ -11,6 +11,7 @@ import typer
 
 import tinyproto
 from tinyproto.cli.arguments import positive
+from tinyproto.cli.bench import bench
 from tinyproto.cli.data import data
 from tinyproto.cli.options import ConfigFile, Json, Overrides, Quiet, Verbose
 from tinyproto.errors import Interrupted, TinyProtoError
@@ -29,6 +30,7 @@ app = typer.Typer(
 
 
 app.add_typer(data)
+app.add_typer(bench)
 
 
 def _show_version(wanted: bool) -> None:
