@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
+from torch import Tensor
 
 import tinyproto as tp
-from tinyproto.engine.training.stacked.depthwise import depthwise_convolution, plain_depthwise
+from tinyproto.engine.training.stacked.convolution import convolution, plain_convolution
+from tinyproto.engine.training.stacked.normalisation import Activation, Gathered, normalised, plain_normalised
+from tinyproto.engine.training.stacked.operations import gated
 
 pytestmark = [
     pytest.mark.gpu,
@@ -14,27 +19,95 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, device="cuda", requires_grad=True)
+
+
+def assert_same(mine: Tensor, other: Tensor, inputs: Sequence[Tensor]) -> None:
+    """Values, and gradients of all inputs, up to the rounding of sums in another order."""
+    upstream = torch.randn_like(mine)
+    pairs = [(mine, other)]
+    pairs += zip(torch.autograd.grad(mine, inputs, upstream), torch.autograd.grad(other, inputs, upstream), strict=True)
+    for one, two in pairs:
+        assert torch.allclose(one, two, atol=2e-5 * max(1.0, float(two.abs().max())))
+
+
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (5, 1), (5, 2)])
 @pytest.mark.parametrize("size", [1, 2, 5, 16])
-def test_the_depthwise_kernels_give_pytorch_s_values_and_gradients(kernel: int, stride: int, size: int) -> None:
-    values = torch.randn(3, 7, 5, size, size, device="cuda", requires_grad=True)
-    weight = torch.randn(3, 7, kernel, kernel, device="cuda", requires_grad=True)
-    geometry = ((stride, stride), (kernel // 2, kernel // 2))
-    mine, other = depthwise_convolution(values, weight, *geometry), plain_depthwise(values, weight, *geometry)
-    assert torch.allclose(mine, other, atol=1e-5)
-    upstream = torch.randn_like(mine)
-    found = torch.autograd.grad(mine, (values, weight), upstream)
-    expected = torch.autograd.grad(other, (values, weight), upstream)
-    for one, two in zip(found, expected, strict=True):
-        assert torch.allclose(one, two, atol=1e-3)
+@pytest.mark.parametrize("kind", ["depthwise", "dense"])
+def test_the_convolution_kernels_give_pytorch_s_values_and_gradients(
+    kind: str, kernel: int, stride: int, size: int
+) -> None:
+    groups = 7 if kind == "depthwise" else 1
+    values, weight = drawn(3, 7, 5, size, size), drawn(3, 7 if groups > 1 else 40, 7 // groups, kernel, kernel)
+    bias = drawn(3, weight.shape[1])
+    geometry = {"stride": (stride, stride), "padding": (kernel // 2,) * 2, "dilation": (1, 1), "groups": groups}
+    mine = convolution(values, weight, bias, **geometry)  # type: ignore[arg-type]
+    other = plain_convolution(values, weight, bias, **geometry)  # type: ignore[arg-type]
+    assert_same(mine, other, (values, weight, bias))
+
+
+@pytest.mark.parametrize(("channels", "outputs", "size", "kernel", "stride"), [
+    (3, 64, 32, 7, 2), (64, 64, 8, 3, 1), (64, 128, 8, 3, 2), (128, 256, 4, 3, 2), (256, 256, 2, 3, 1),
+])  # fmt: skip
+def test_the_dense_kernel_gives_pytorch_s_at_the_sizes_of_resnet8(
+    channels: int, outputs: int, size: int, kernel: int, stride: int
+) -> None:
+    values, weight = drawn(5, channels, 32, size, size), drawn(5, outputs, channels, kernel, kernel)
+    geometry = {"stride": (stride, stride), "padding": (kernel // 2,) * 2, "dilation": (1, 1), "groups": 1}
+    mine = convolution(values, weight, None, **geometry)  # type: ignore[arg-type]
+    other = plain_convolution(values, weight, None, **geometry)  # type: ignore[arg-type]
+    assert_same(mine, other, (values, weight))
+
+
+@pytest.mark.parametrize(
+    "shape", [(3, 5, 8), (3, 5, 2, 1, 1), (2, 33, 32, 4, 4), (1, 3, 32, 16, 16), (1, 2, 20, 32, 32)]
+)
+@pytest.mark.parametrize("activation", [None, "relu", "relu6", "silu"])
+@pytest.mark.parametrize("with_addition", [False, True])
+def test_the_normalisation_kernels_give_pytorch_s_values_gradients_and_statistics(
+    shape: tuple[int, ...], activation: Activation | None, with_addition: bool
+) -> None:
+    values, weight, bias = drawn(*shape), drawn(*shape[:2]), drawn(*shape[:2])
+    added = drawn(*shape) if with_addition else None
+    mine, other = (
+        Gathered(torch.zeros(shape[:2], device="cuda"), torch.ones(shape[:2], device="cuda"), 0.1, 1e-5)
+        for _ in range(2)
+    )
+    found = normalised(values, mine, weight, bias, by_batch=True, activation=activation, added=added)
+    expected = plain_normalised(values, other, weight, bias, by_batch=True, activation=activation, added=added)
+    assert_same(found, expected, (values, weight, bias, *([] if added is None else [added])))
+    assert torch.allclose(mine.mean, other.mean, atol=1e-6)
+    assert torch.allclose(mine.variance, other.variance, atol=1e-5)
+    with torch.no_grad():
+        found = normalised(values, mine, weight, bias, by_batch=False, activation=activation, added=added)
+        expected = plain_normalised(values, mine, weight, bias, by_batch=False, activation=activation, added=added)
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_what_is_not_a_number_stays_so_through_normalisation_and_activation() -> None:
+    values, ones = torch.full((1, 2, 8), torch.nan, device="cuda"), torch.ones(1, 2, device="cuda")
+    gathered = Gathered(torch.zeros_like(ones), torch.ones_like(ones), 0.1, 1e-5)
+    for activation in ("relu", "relu6", "silu"):
+        found = normalised(values, gathered, ones, ones, by_batch=True, activation=activation)
+        assert bool(found.isnan().all())
+
+
+@pytest.mark.parametrize("size", [1, 4, 40])
+def test_the_gate_kernel_gives_pytorch_s_values_and_gradients(size: int) -> None:
+    values, gates = drawn(3, 7, 5, size, size), drawn(3, 7, 5, 1, 1)
+    assert_same(gated(values, gates), values * torch.sigmoid(gates), (values, gates))
 
 
 @pytest.mark.parametrize("algorithm", ["local", "fml", "fedkd", "feddistill", "fedproto", "fedtgp", "tinyproto_ft"])
 def test_captured_steps_give_the_reference_s_numbers_up_to_rounding(
-    algorithm: str, monkeypatch: pytest.MonkeyPatch
+    algorithm: str,
 ) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-
     def simulated(trainer: str) -> tp.Result:
         train = {"device": "cuda", "batch_size": 16, "trainer": trainer}
         networks = ["small_cnn_a", "small_cnn_c"]

@@ -12,6 +12,9 @@ from torch.nn import functional
 
 from tinyproto.core.task import State
 from tinyproto.engine.training.stacked import operations
+from tinyproto.engine.training.stacked.convolution import convolution
+from tinyproto.engine.training.stacked.fusion import NORMS, Fusion, Gated, Normalised
+from tinyproto.engine.training.stacked.normalisation import Activation, Gathered, normalised
 from tinyproto.engine.training.stacked.operations import CannotStack
 from tinyproto.models.efficientnet import StochasticDepth
 from tinyproto.models.layers import DropoutLinear, PoolFeatures, average_map
@@ -24,7 +27,6 @@ _POINTWISE_FUNCTIONS = {
     operator.add, operator.mul, operator.sub, torch.add, torch.mul, torch.sub, torch.relu, torch.sigmoid, torch.tanh,
     functional.relu, functional.relu6, functional.silu, functional.gelu, operator.getitem,
 }  # fmt: skip
-_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 _POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 
 
@@ -48,33 +50,52 @@ class StackedModule:
         self.modules = dict(whole.named_modules())
         for node in self.graph.nodes:
             self._check(node)
+        self.fusion = Fusion(self.graph, self.modules)
+        self.order = [node for node in self.graph.nodes if node not in self.fusion.absorbed]
+        last = {used: node for node in self.order for used in self.fusion.inputs(node)}
+        self.last_used_by: dict[fx.Node, list[fx.Node]] = {node: [] for node in self.order}
+        for used, node in last.items():
+            self.last_used_by[node].append(used)
 
     def __call__(self, values: Tensor, state: Mapping[str, Tensor], *, normalise: bool, training: bool) -> Tensor:
         """(n, C, B, …) through all layers; `normalise` by the batch's own statistics, `training` for dropout."""
+        how = _How(state, normalise, training)
         found: dict[fx.Node, Any] = {}
-        for node in self.graph.nodes:
+        for node in self.order:
             if node.op == "placeholder":
                 found[node] = values
             elif node.op == "output":
                 outcome: Tensor = fx.node.map_arg(node.args[0], lambda argument: found[argument])
                 return outcome
-            elif node.op == "call_module":
-                (argument,) = (found[each] for each in node.all_input_nodes)
-                found[node] = _layer(
-                    self.modules[node.target], argument, _Named(state, node.target[2:]), normalise, training
-                )
             else:
-                arguments = fx.node.map_arg(node.args, lambda argument: found[argument])
-                found[node] = _call(node, arguments, node.kwargs)
+                found[node] = self._compute(node, found, how)
+            for done in self.last_used_by[node]:
+                del found[done]
         raise AssertionError("a traced graph ends in an output")
+
+    def _compute(self, node: fx.Node, found: Mapping[fx.Node, Any], how: _How) -> Any:
+        fused = self.fusion.fused.get(node)
+        if isinstance(fused, Normalised):
+            (argument,) = fused.norm.all_input_nodes
+            layer = self.modules[str(fused.norm.target)]
+            added = None if fused.added is None else found[fused.added]
+            return how.normalised(layer, str(fused.norm.target), found[argument], fused.activation, added)
+        if isinstance(fused, Gated):
+            return operations.gated(found[fused.values], found[fused.gates])
+        if fused is not None:
+            return operations.interleave(found[fused.first], found[fused.second])
+        if node.op == "call_module":
+            (argument,) = node.all_input_nodes
+            return _layer(self.modules[str(node.target)], found[argument], how.of(str(node.target)), how.training)
+        return _call(node, fx.node.map_arg(node.args, lambda each: found[each]), node.kwargs)
 
     def _check(self, node: fx.Node) -> None:
         """Everything the network does has to have a stacked form."""
         if node.op == "call_module":
             module = self.modules[str(node.target)]
-            plain = isinstance(module, (*_LEAVES, *_POINTWISE_MODULES, *_NORMS, *_POOLS, nn.Linear, nn.Dropout))
+            plain = isinstance(module, (*_LEAVES, *_POINTWISE_MODULES, *NORMS, *_POOLS, nn.Linear, nn.Dropout))
             known = plain or isinstance(module, nn.Conv2d | nn.Flatten | nn.LayerNorm)
-            odd_norm = isinstance(module, _NORMS) and (module.momentum is None or not module.track_running_stats)
+            odd_norm = isinstance(module, NORMS) and (module.momentum is None or not module.track_running_stats)
             odd_padding = isinstance(module, nn.Conv2d) and (
                 isinstance(module.padding, str) or module.padding_mode != "zeros"
             )
@@ -88,6 +109,35 @@ class StackedModule:
                 raise CannotStack(f".{node.target}() has no stacked form")
         elif node.op == "get_attr":
             raise CannotStack(f"it uses {node.target} outside of a layer")
+
+
+class _How:
+    """The stacked weights, and in which mode layers are."""
+
+    def __init__(self, state: Mapping[str, Tensor], normalise: bool, training: bool) -> None:
+        self.state = state
+        self.normalise = normalise
+        self.training = training
+
+    def of(self, layer: str) -> _Named:
+        return _Named(self.state, layer[2:])
+
+    def normalised(
+        self, module: nn.Module, name: str, values: Tensor, activation: Activation | None, added: Tensor | None
+    ) -> Tensor:
+        assert isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)
+        assert module.momentum is not None
+        own = self.of(name)
+        gathered = Gathered(own["running_mean"], own["running_var"], module.momentum, module.eps)
+        return normalised(
+            values,
+            gathered,
+            own.get("weight"),
+            own.get("bias"),
+            by_batch=self.normalise,
+            activation=activation,
+            added=added,
+        )
 
 
 class _Named:
@@ -104,9 +154,9 @@ class _Named:
         return self.state.get(f"{self.prefix}.{name}" if self.prefix else name)
 
 
-def _layer(module: nn.Module, values: Tensor, own: _Named, normalise: bool, training: bool) -> Tensor:
+def _layer(module: nn.Module, values: Tensor, own: _Named, training: bool) -> Tensor:
     if isinstance(module, nn.Conv2d):
-        return operations.convolution(
+        return convolution(
             values,
             own["weight"],
             own.get("bias"),
@@ -114,18 +164,6 @@ def _layer(module: nn.Module, values: Tensor, own: _Named, normalise: bool, trai
             padding=_pair(module.padding),
             dilation=_pair(module.dilation),
             groups=module.groups,
-        )
-    if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
-        assert module.momentum is not None
-        return operations.batch_norm(
-            values,
-            own["running_mean"],
-            own["running_var"],
-            own.get("weight"),
-            own.get("bias"),
-            training=normalise,
-            momentum=module.momentum,
-            eps=module.eps,
         )
     if isinstance(module, nn.Linear):
         if isinstance(module, DropoutLinear):

@@ -1,0 +1,179 @@
+"""A dense convolution of a stack: matrix products of each client's filters with patches that are never written down.
+
+K counts the taps of a filter, channel by channel: `k = (c, i, j)`. Forward, filters (F, K) times patches (K, L); the
+gradient of the inputs, filters (C, (o, i, j)) times patches of the gradient; the gradient of the filters, gradients
+(F, L) times patches (K, L) transposed, in parts of L that are summed in a fixed order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _forward(
+    x, w, y, C, F, size_out, H, W, P, Q,
+    K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
+    BO: tl.constexpr, BL: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    client = tl.program_id(2).to(tl.int64)
+    out = tl.program_id(1) * BO + tl.arange(0, BO)
+    at = tl.program_id(0) * BL + tl.arange(0, BL)
+    taps = C * K * K
+    sample, place = at // (P * Q), at % (P * Q)
+    top, left = (place // Q) * S - PAD, (place % Q) * S - PAD
+    size_in = (size_out // (P * Q)) * H * W
+    x += client * C * size_in
+    w += client * F * taps
+    total = tl.zeros((BO, BL), tl.float32)
+    for start in range(0, taps, BK):
+        k = start + tl.arange(0, BK)
+        channel, tap = k // (K * K), k % (K * K)
+        h = top[None, :] + (tap // K)[:, None]
+        v = left[None, :] + (tap % K)[:, None]
+        ok = (k < taps)[:, None] & (at < size_out)[None, :] & (h >= 0) & (h < H) & (v >= 0) & (v < W)
+        patches = tl.load(x + channel[:, None] * size_in + (sample * H * W)[None, :] + h * W + v, mask=ok, other=0.0)
+        known = (out < F)[:, None] & (k < taps)[None, :]
+        filters = tl.load(w + out[:, None] * taps + k[None, :], mask=known, other=0.0)
+        total = tl.dot(filters, patches, total, input_precision=PRECISION)
+    inside = (out < F)[:, None] & (at < size_out)[None, :]
+    tl.store(y + client * F * size_out + out[:, None] * size_out + at[None, :], total, mask=inside)
+
+
+@triton.jit
+def _input_gradient(
+    g, w, dx, C, F, size_in, H, W, P, Q,
+    K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
+    BC: tl.constexpr, BL: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    client = tl.program_id(2).to(tl.int64)
+    channel = tl.program_id(1) * BC + tl.arange(0, BC)
+    at = tl.program_id(0) * BL + tl.arange(0, BL)
+    sample, place = at // (H * W), at % (H * W)
+    below, right = place // W + PAD, place % W + PAD
+    size_out = (size_in // (H * W)) * P * Q
+    g += client * F * size_out
+    w += client * F * C * K * K
+    total = tl.zeros((BC, BL), tl.float32)
+    for start in range(0, F * K * K, BK):
+        k = start + tl.arange(0, BK)
+        out, tap = k // (K * K), k % (K * K)
+        up, across = below[None, :] - (tap // K)[:, None], right[None, :] - (tap % K)[:, None]
+        p, q = up // S, across // S
+        ok = (out < F)[:, None] & (at < size_in)[None, :] & (up >= 0) & (across >= 0) & (p < P) & (q < Q)
+        if S > 1:
+            ok = ok & (up % S == 0) & (across % S == 0)
+        patches = tl.load(g + out[:, None] * size_out + (sample * P * Q)[None, :] + p * Q + q, mask=ok, other=0.0)
+        known = (channel < C)[:, None] & (out < F)[None, :]
+        filters = tl.load(
+            w + out[None, :] * (C * K * K) + channel[:, None] * (K * K) + tap[None, :], mask=known, other=0.0
+        )
+        total = tl.dot(filters, patches, total, input_precision=PRECISION)
+    inside = (channel < C)[:, None] & (at < size_in)[None, :]
+    tl.store(dx + client * C * size_in + channel[:, None] * size_in + at[None, :], total, mask=inside)
+
+
+@triton.jit
+def _filter_gradient(
+    x, g, dw, C, F, size_out, H, W, P, Q, clients, part,
+    K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
+    BO: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr,
+):  # fmt: skip
+    piece, client = tl.program_id(2) // clients, (tl.program_id(2) % clients).to(tl.int64)
+    out = tl.program_id(1) * BO + tl.arange(0, BO)
+    k = tl.program_id(0) * BK + tl.arange(0, BK)
+    taps = C * K * K
+    channel, tap = k // (K * K), k % (K * K)
+    size_in = (size_out // (P * Q)) * H * W
+    x += client * C * size_in
+    g += client * F * size_out
+    total = tl.zeros((BO, BK), tl.float32)
+    end = tl.minimum((piece + 1) * part, size_out)
+    for start in range(piece * part, end, BL):
+        at = start + tl.arange(0, BL)
+        sample, place = at // (P * Q), at % (P * Q)
+        h = ((place // Q) * S - PAD)[:, None] + (tap // K)[None, :]
+        v = ((place % Q) * S - PAD)[:, None] + (tap % K)[None, :]
+        ok = (at < end)[:, None] & (k < taps)[None, :] & (h >= 0) & (h < H) & (v >= 0) & (v < W)
+        patches = tl.load(x + channel[None, :] * size_in + (sample * H * W)[:, None] + h * W + v, mask=ok, other=0.0)
+        known = (out < F)[:, None] & (at < end)[None, :]
+        gradients = tl.load(g + out[:, None] * size_out + at[None, :], mask=known, other=0.0)
+        total = tl.dot(gradients, patches, total, input_precision=PRECISION)
+    inside = (out < F)[:, None] & (k < taps)[None, :]
+    tl.store(dw + (piece * clients + client) * F * taps + out[:, None] * taps + k[None, :], total, mask=inside)
+
+
+class TritonConvolution(torch.autograd.Function):
+    """Dense convolution with a square filter, one stride and one padding for both axes."""
+
+    @classmethod
+    def on(cls, values: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+        """(n, C, B, H, W) and (n, F, C, k, k) to (n, F, B, P, Q)."""
+        outcome: Tensor = cls.apply(values, weight, stride, padding)  # type: ignore[no-untyped-call]
+        return outcome
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+        """(n, C, B, H, W) and (n, F, C, k, k) to (n, F, B, P, Q)."""
+        clients, channels, batch, height, width = values.shape
+        outputs, kernel = weight.shape[1], weight.shape[-1]
+        high, wide = ((side + 2 * padding - kernel) // stride + 1 for side in (height, width))
+        outcome = values.new_empty(clients, outputs, batch, high, wide)
+        size = batch * high * wide
+        options = {"K": kernel, "S": stride, "PAD": padding, "PRECISION": _precision()}
+        tile = _tile(outputs, size, clients)
+        _forward[(triton.cdiv(size, tile[1]), triton.cdiv(outputs, tile[0]), clients)](
+            values, weight, outcome, channels, outputs, size, height, width, high, wide,
+            BO=tile[0], BL=tile[1], BK=tile[2], num_warps=4, num_stages=3, **options
+        )  # fmt: skip
+        ctx.save_for_backward(values, weight)
+        ctx.geometry = (high, wide, options)
+        return outcome
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
+        """Of the inputs, where anybody wants them, and of the filters."""
+        values, weight = ctx.saved_tensors
+        high, wide, options = ctx.geometry
+        clients, channels, batch, height, width = values.shape
+        outputs, kernel = weight.shape[1], weight.shape[-1]
+        gradient = gradients[0].contiguous()
+        of_values = None
+        if ctx.needs_input_grad[0]:
+            of_values = torch.empty_like(values)
+            size = batch * height * width
+            tile = _tile(channels, size, clients)
+            _input_gradient[(triton.cdiv(size, tile[1]), triton.cdiv(channels, tile[0]), clients)](
+                gradient, weight, of_values, channels, outputs, size, height, width, high, wide,
+                BC=tile[0], BL=tile[1], BK=tile[2], num_warps=4, num_stages=3, **options
+            )  # fmt: skip
+        size, taps = batch * high * wide, channels * kernel * kernel
+        pieces, part = _pieces(size, clients * triton.cdiv(outputs, 32) * triton.cdiv(taps, 64))
+        of_weight = weight.new_empty(pieces, *weight.shape)
+        _filter_gradient[(triton.cdiv(taps, 64), triton.cdiv(outputs, 32), clients * pieces)](
+            values, gradient, of_weight, channels, outputs, size, height, width, high, wide, clients, part,
+            BO=32, BK=64, BL=32, num_warps=4, num_stages=3, **options
+        )  # fmt: skip
+        return of_values, of_weight[0] if pieces == 1 else of_weight.sum(0), None, None
+
+
+def _precision() -> str:
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+
+
+def _tile(rows: int, size: int, clients: int) -> tuple[int, int, int]:
+    """Rows, columns and depth of a program's product: large, unless that leaves most of the device without work."""
+    programs = clients * triton.cdiv(rows, 64) * triton.cdiv(size, 64)
+    return (64, 64, 32) if rows >= 64 and programs >= 264 else (32, 32, 64)
+
+
+def _pieces(size: int, programs: int) -> tuple[int, int]:
+    """Into how many parts a long sum is cut, and their length."""
+    pieces = max(1, min(16, 264 // programs, size // 256))
+    part = triton.cdiv(triton.cdiv(size, pieces), 32) * 32
+    return triton.cdiv(size, part), part

@@ -1,0 +1,248 @@
+"""Batch normalisation, what is added to it and the activation after it, in one kernel each way.
+
+A row is one channel of one client: B·H·W values in order, whose mean and spread are the row's own. A program handles
+whole rows, several where they are short; rows longer than a block are gone through in pieces.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tinyproto.engine.training.stacked.normalisation import Gathered
+
+LONGEST = 16384
+"""Values of a row that a program holds at once."""
+WIDE = 2048
+"""Values that a program handles at least, unless there are fewer."""
+
+ACTIVATIONS = {None: 0, "relu": 1, "relu6": 2, "silu": 3}
+
+
+@triton.jit
+def _activate(z, ACT: tl.constexpr):
+    """Comparisons, not maxima: what is not a number stays so."""
+    if ACT == 1:
+        z = tl.where(z < 0.0, 0.0, z)
+    if ACT == 2:
+        z = tl.where(z < 0.0, 0.0, tl.where(z > 6.0, 6.0, z))
+    if ACT == 3:
+        z = z * tl.sigmoid(z)
+    return z
+
+
+@triton.jit
+def _slope(z, ACT: tl.constexpr):
+    slope = tl.full(z.shape, 1.0, z.dtype)
+    if ACT == 1:
+        slope = tl.where(z <= 0.0, 0.0, 1.0)
+    if ACT == 2:
+        slope = tl.where((z <= 0.0) | (z >= 6.0), 0.0, 1.0)
+    if ACT == 3:
+        gate = tl.sigmoid(z)
+        slope = gate * (1.0 + z * (1.0 - gate))
+    return slope
+
+
+@triton.jit
+def _forward(
+    x, added, y, means, spreads, running_mean, running_var, weight, bias, rows, size, momentum, eps,
+    ACT: tl.constexpr, ADDED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    real = row < rows
+    at = tl.arange(0, BLOCK)
+    start_of = row[:, None].to(tl.int64) * size
+    if WHOLE:
+        inside = real[:, None] & (at < size)[None, :]
+        values = tl.load(x + start_of + at[None, :], mask=inside, other=0.0)
+        mean = tl.sum(values, 1) / size
+        centred = tl.where(inside, values - mean[:, None], 0.0)
+        variance = tl.sum(centred * centred, 1) / size
+    else:
+        total = tl.zeros((ROWS, BLOCK), tl.float32)
+        for start in range(0, size, BLOCK):
+            inside = real[:, None] & (start + at < size)[None, :]
+            total += tl.load(x + start_of + start + at[None, :], mask=inside, other=0.0)
+        mean = tl.sum(total, 1) / size
+        total = tl.zeros((ROWS, BLOCK), tl.float32)
+        for start in range(0, size, BLOCK):
+            inside = real[:, None] & (start + at < size)[None, :]
+            values = tl.load(x + start_of + start + at[None, :], mask=inside, other=0.0)
+            centred = tl.where(inside, values - mean[:, None], 0.0)
+            total += centred * centred
+        variance = tl.sum(total, 1) / size
+    spread = 1.0 / tl.sqrt(variance + eps)
+    factor = spread * tl.load(weight + row, mask=real, other=0.0)
+    shift = tl.load(bias + row, mask=real, other=0.0)
+    if WHOLE:
+        z = centred * factor[:, None] + shift[:, None]
+        if ADDED:
+            z += tl.load(added + start_of + at[None, :], mask=inside, other=0.0)
+        tl.store(y + start_of + at[None, :], _activate(z, ACT), mask=inside)
+    else:
+        for start in range(0, size, BLOCK):
+            inside = real[:, None] & (start + at < size)[None, :]
+            values = tl.load(x + start_of + start + at[None, :], mask=inside, other=0.0)
+            z = (values - mean[:, None]) * factor[:, None] + shift[:, None]
+            if ADDED:
+                z += tl.load(added + start_of + start + at[None, :], mask=inside, other=0.0)
+            tl.store(y + start_of + start + at[None, :], _activate(z, ACT), mask=inside)
+    tl.store(means + row, mean, mask=real)
+    tl.store(spreads + row, spread, mask=real)
+    old_mean = tl.load(running_mean + row, mask=real, other=0.0)
+    old_var = tl.load(running_var + row, mask=real, other=0.0)
+    unbiased = variance * (size / (size - 1.0))
+    tl.store(running_mean + row, old_mean + momentum * (mean - old_mean), mask=real)
+    tl.store(running_var + row, old_var + momentum * (unbiased - old_var), mask=real)
+
+
+@triton.jit
+def _inner(g, x, y, place, inside, mean, spread, weight, bias, ACT: tl.constexpr, ADDED: tl.constexpr):
+    """The gradient before the activation, and the normalised values."""
+    gradient = tl.load(g + place, mask=inside, other=0.0)
+    values = tl.load(x + place, mask=inside, other=0.0)
+    normal = tl.where(inside, (values - mean[:, None]) * spread[:, None], 0.0)
+    if ADDED:
+        if ACT != 0:
+            gradient *= _slope(tl.load(y + place, mask=inside, other=0.0), ACT)
+    else:
+        gradient *= _slope(normal * weight[:, None] + bias[:, None], ACT)
+    return gradient, normal
+
+
+@triton.jit
+def _backward(
+    g, x, y, dx, dadded, dweight, dbias, means, spreads, weights, biases, rows, size,
+    ACT: tl.constexpr, ADDED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    real = row < rows
+    at = tl.arange(0, BLOCK)
+    start_of = row[:, None].to(tl.int64) * size
+    mean, spread = tl.load(means + row, mask=real, other=0.0), tl.load(spreads + row, mask=real, other=0.0)
+    weight, bias = tl.load(weights + row, mask=real, other=0.0), tl.load(biases + row, mask=real, other=0.0)
+    if WHOLE:
+        inside = real[:, None] & (at < size)[None, :]
+        place = start_of + at[None, :]
+        gradient, normal = _inner(g, x, y, place, inside, mean, spread, weight, bias, ACT, ADDED)
+        of_bias, of_weight = tl.sum(gradient, 1), tl.sum(gradient * normal, 1)
+    else:
+        sums, products = tl.zeros((ROWS, BLOCK), tl.float32), tl.zeros((ROWS, BLOCK), tl.float32)
+        for start in range(0, size, BLOCK):
+            inside = real[:, None] & (start + at < size)[None, :]
+            place = start_of + start + at[None, :]
+            gradient, normal = _inner(g, x, y, place, inside, mean, spread, weight, bias, ACT, ADDED)
+            sums += gradient
+            products += gradient * normal
+        of_bias, of_weight = tl.sum(sums, 1), tl.sum(products, 1)
+    tl.store(dbias + row, of_bias, mask=real)
+    tl.store(dweight + row, of_weight, mask=real)
+    factor, offset, tilt = weight * spread, of_bias / size, of_weight / size
+    if WHOLE:
+        moved = factor[:, None] * (gradient - offset[:, None] - normal * tilt[:, None])
+        tl.store(dx + place, moved, mask=inside)
+        if ADDED and ACT != 0:
+            tl.store(dadded + place, gradient, mask=inside)
+    else:
+        for start in range(0, size, BLOCK):
+            inside = real[:, None] & (start + at < size)[None, :]
+            place = start_of + start + at[None, :]
+            gradient, normal = _inner(g, x, y, place, inside, mean, spread, weight, bias, ACT, ADDED)
+            moved = factor[:, None] * (gradient - offset[:, None] - normal * tilt[:, None])
+            tl.store(dx + place, moved, mask=inside)
+            if ADDED and ACT != 0:
+                tl.store(dadded + place, gradient, mask=inside)
+
+
+@triton.jit
+def _by_gathered(
+    x, added, y, running_mean, running_var, weight, bias, size, eps,
+    ACT: tl.constexpr, ADDED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    factor = tl.load(weight + row) / tl.sqrt(tl.load(running_var + row) + eps)
+    shift = tl.load(bias + row) - tl.load(running_mean + row) * factor
+    z = tl.load(x + row * size + at, mask=inside, other=0.0) * factor + shift
+    if ADDED:
+        z += tl.load(added + row * size + at, mask=inside, other=0.0)
+    tl.store(y + row * size + at, _activate(z, ACT), mask=inside)
+
+
+class TritonNormalisation(torch.autograd.Function):
+    """activation(normalise(values) · weight + bias + added), and the running statistics moved in place."""
+
+    @classmethod
+    def on(
+        cls, values: Tensor, weight: Tensor, bias: Tensor, added: Tensor | None, gathered: Gathered,
+        activation: str | None,
+    ) -> Tensor:  # fmt: skip
+        """(n, C, B, …) to the same, by the batch's own gathered."""
+        outcome: Tensor = cls.apply(values, weight, bias, added, gathered, activation)  # type: ignore[no-untyped-call]
+        return outcome
+
+    @staticmethod
+    def forward(
+        ctx: Any, values: Tensor, weight: Tensor, bias: Tensor, added: Tensor | None, gathered: Gathered,
+        activation: str | None,
+    ) -> Tensor:  # fmt: skip
+        """(n, C, B, …) to the same."""
+        rows, size = weight.numel(), values[0, 0].numel()
+        outcome = torch.empty_like(values)
+        means, spreads = torch.empty_like(weight), torch.empty_like(weight)
+        grid, tile = _tiles(rows, size)
+        _forward[grid](
+            values, values if added is None else added, outcome, means, spreads, gathered.mean, gathered.variance,
+            weight, bias, rows, size, gathered.momentum, gathered.eps,
+            ACT=ACTIVATIONS[activation], ADDED=added is not None, **tile
+        )  # fmt: skip
+        ctx.save_for_backward(values, weight, bias, means, spreads, *([] if added is None else [outcome]))
+        ctx.activation = activation
+        return outcome
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Of the values, both parameters and what was added."""
+        values, weight, bias, means, spreads, *outcome = ctx.saved_tensors
+        gradient = gradients[0].contiguous()
+        rows, size = weight.numel(), values[0, 0].numel()
+        of_values, of_weight, of_bias = torch.empty_like(values), torch.empty_like(weight), torch.empty_like(bias)
+        of_added = None
+        if outcome:
+            of_added = gradient if ctx.activation is None else torch.empty_like(values)
+        grid, tile = _tiles(rows, size)
+        _backward[grid](
+            gradient, values, *(outcome or [values]), of_values, values if of_added is None else of_added, of_weight,
+            of_bias, means, spreads, weight, bias, rows, size,
+            ACT=ACTIVATIONS[ctx.activation], ADDED=bool(outcome), **tile
+        )  # fmt: skip
+        return of_values, of_weight, of_bias, of_added, None, None
+
+
+def normalise_by_gathered(
+    values: Tensor, weight: Tensor, bias: Tensor, added: Tensor | None, gathered: Gathered, activation: str | None
+) -> Tensor:
+    """The same by what was gathered, without a gradient."""
+    rows, size = weight.numel(), values[0, 0].numel()
+    outcome = torch.empty_like(values)
+    block = int(min(1024, triton.next_power_of_2(size)))
+    _by_gathered[(rows, triton.cdiv(size, block))](
+        values, values if added is None else added, outcome, gathered.mean, gathered.variance, weight, bias, size,
+        gathered.eps, ACT=ACTIVATIONS[activation], ADDED=added is not None, BLOCK=block
+    )  # fmt: skip
+    return outcome
+
+
+def _tiles(rows: int, size: int) -> tuple[tuple[int], dict[str, Any]]:
+    """How many programs, and what each of them handles."""
+    whole = size <= LONGEST
+    block = int(triton.next_power_of_2(size)) if whole else 4096
+    together = max(1, min(WIDE // block, int(triton.next_power_of_2(rows)))) if whole else 1
+    warps = 4 if block * together <= 2048 else 8 if block * together <= 4096 else 16
+    return (triton.cdiv(rows, together),), {"ROWS": together, "BLOCK": block, "WHOLE": whole, "num_warps": warps}
