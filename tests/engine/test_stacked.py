@@ -108,11 +108,10 @@ def assert_alike(mine: list[Client], other: list[Client], tolerance: float = 1e-
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_stack_gives_every_client_s_own_features_logits_and_gradients(network: str) -> None:
     models = [built(network, seed) for seed in range(2)]
-    state = StackedState(models)
+    state = StackedState(models[0], 2)
     state.load(models)
     images = torch.randn(2, 6, 3, SIZE, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    stacked = images.transpose(1, 2).contiguous()
-    found = StackedModel(models[0])(stacked, state.tensors, normalise=True, training=True)
+    found = StackedModel(models[0])(images, state.tensors, normalise=True, training=True)
     gradients = torch.autograd.grad(found.logits.square().sum(), list(state.parameters.values()))
     for number, model in enumerate(models):
         alone = model.train()(images[number])
@@ -136,7 +135,7 @@ def test_clients_of_unequal_size_end_where_each_ends_alone(algorithm: str) -> No
     trainer = StackedTrainer()
     together, results = trained(side, trainer, "small_cnn_b", sizes)
     assert trainer.notes == []
-    assert any(stack is not None for stack in trainer.stacks.values())
+    assert any(stack is not None for stack in trainer.stacks.found.values())
     assert_alike(together, alone)
     for mine, other in zip(results, reference, strict=True):
         assert (mine.steps, mine.part_names) == (other.steps, other.part_names)

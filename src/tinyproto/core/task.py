@@ -132,6 +132,7 @@ class FitResult:
     part_names: tuple[str, ...]
     steps: int
     observed: ClassSums | None  # of the last epoch
+    steps_paid: int = 0  # computed for it, taken or in vain, where a trainer runs clients of unequal size together
 
     def last_epoch(self) -> dict[str, float]:
         """The logged terms of the last epoch by name, in the float32 they were computed in and travel as."""

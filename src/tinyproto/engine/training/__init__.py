@@ -8,13 +8,16 @@ import torch
 
 from tinyproto.core.task import Trainer
 from tinyproto.engine.training.eager import EagerTrainer
+from tinyproto.engine.training.graphed import GraphedTrainer
 from tinyproto.engine.training.stacked.trainer import StackedTrainer
 
-TrainerName = Literal["auto", "eager", "stacked"]
+TrainerName = Literal["auto", "eager", "graphed", "stacked"]
 
 __all__ = ["EagerTrainer", "TrainerName", "make_trainer"]
 
 
 def make_trainer(name: TrainerName, device: torch.device) -> Trainer:
-    """The trainer a config names; `auto` is eager until the others have been compared on more than one device."""
+    """The trainer a config names."""
+    if name == "graphed":
+        return GraphedTrainer(device)
     return StackedTrainer(device) if name == "stacked" else EagerTrainer(device)

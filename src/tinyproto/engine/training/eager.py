@@ -46,7 +46,7 @@ class EagerTrainer:
             observed = None
             start = 0
             for size in task.plan.sizes:
-                _set_normalisation(task.modules, training=size > 1)
+                set_normalisation(task.modules, training=size > 1)
                 batch = task.data.batch(order[epoch, start : start + size])
                 step = task.loss(task.modules, batch, task.context)
                 for optimiser in optimisers:
@@ -74,7 +74,7 @@ class EagerTrainer:
         return torch.cat([extractor(data.batch(slice(start, start + self.feature_batch)).inputs) for start in starts])
 
 
-def _set_normalisation(modules: nn.ModuleDict, training: bool) -> None:
+def set_normalisation(modules: nn.Module, training: bool) -> None:
     """A batch of one has no statistics: for it normalisation layers use what they have gathered."""
     for module in modules.modules():
         if isinstance(module, _NORMALISATION):

@@ -3,46 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 
 WARM_UP = 2
 
 
-class Repeated:
-    """A function without arguments that reads and writes tensors which stay where they are.
+class Place:
+    """Where the computations of one stack run: on a GPU, on a stream of their own, with memory of their own.
 
-    On a GPU its first calls run as they are, on a stream of their own as capturing wants it; then it is captured once
-    and replayed, which costs the host ten microseconds however many kernels there are.
+    Matrix products keep scratch memory per stream. Two graphs captured on one stream would share it, and when replayed
+    side by side write over each other's: so a place is used for warming up, for capturing and for replaying alike.
     """
 
-    def __init__(self, function: Callable[[], None], device: torch.device) -> None:
-        self.function = function
+    def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.stream: torch.cuda.Stream | None = None
+        self.pool: Any = None
+        if device.type == "cuda":
+            self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self.pool = torch.cuda.graph_pool_handle()
+
+    def begin(self) -> None:
+        """What comes here waits for all that the caller has asked for."""
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+
+    def here(self) -> AbstractContextManager[object]:
+        """Whatever is asked for inside happens here."""
+        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+
+    def end(self) -> None:
+        """What the caller asks for next waits for all that happened here."""
+        if self.stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self.stream)
+
+
+class Repeated:
+    """A function without arguments that reads and writes tensors which stay where they are; called inside its place.
+
+    On a GPU its first calls run as they are; then it is captured once and replayed, which costs the host ten
+    microseconds however many kernels there are.
+    """
+
+    def __init__(self, function: Callable[[], None], place: Place) -> None:
+        self.function = function
+        self.place = place
         self.calls = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:
         """Once more."""
-        if self.device.type != "cuda":
-            self.function()
-            return
         if self.graph is not None:
             self.graph.replay()
-            return
-        if self.calls < WARM_UP:
-            self._aside(self.function)
-            self.calls += 1
-            return
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        elif self.place.stream is None or self.calls < WARM_UP:
             self.function()
-        self.graph.replay()
-
-    def _aside(self, function: Callable[[], None]) -> None:
-        current = torch.cuda.current_stream(self.device)
-        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            function()
-        current.wait_stream(stream)
+            self.calls += 1
+        else:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self.place.pool, stream=self.place.stream):
+                self.function()
+            graph.replay()
+            self.graph = graph

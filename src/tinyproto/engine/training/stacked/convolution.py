@@ -9,39 +9,73 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 Pair = tuple[int, int]
 
 
-def convolution(
-    values: Tensor, weight: Tensor, bias: Tensor | None, *, stride: Pair, padding: Pair, dilation: Pair, groups: int
-) -> Tensor:
+class Geometry(NamedTuple):
+    """What a convolution does besides its filters' values."""
+
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    groups: int
+    channels: int
+    filters: int
+
+    @property
+    def pointwise(self) -> bool:
+        """A matrix product."""
+        return self.kernel == (1, 1) and self.groups == 1 and self.padding == (0, 0)
+
+    @property
+    def depthwise(self) -> bool:
+        """One filter per channel."""
+        return self.groups == self.channels == self.filters
+
+    @property
+    def regular(self) -> bool:
+        """The same along both axes, without gaps."""
+        return self.dilation == (1, 1) and all(len(set(pair)) == 1 for pair in (self.kernel, self.stride, self.padding))
+
+
+def geometry(layer: nn.Conv2d) -> Geometry:
+    """Of a layer whose padding is given in numbers."""
+    kernel, stride, padding, dilation = (
+        _pair(value) for value in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+    )
+    return Geometry(kernel, stride, padding, dilation, layer.groups, layer.in_channels, layer.out_channels)
+
+
+def has_own_kernel(shape: Geometry) -> bool:
+    """Whether a GPU computes it without cuDNN."""
+    return shape.pointwise or (shape.regular and (shape.depthwise or shape.groups == 1))
+
+
+def convolution(values: Tensor, weight: Tensor, bias: Tensor | None, shape: Geometry) -> Tensor:
     """Every client's samples with its own filters."""
-    if weight.shape[3:] == (1, 1) and groups == 1 and padding == (0, 0):
-        return _pointwise(values[..., :: stride[0], :: stride[1]], weight, bias)
-    square = stride[0] == stride[1] and padding[0] == padding[1] and weight.shape[3] == weight.shape[4]
-    if not (square and dilation == (1, 1) and values.is_cuda and values.dtype == torch.float32):
-        return plain_convolution(values, weight, bias, stride=stride, padding=padding, dilation=dilation, groups=groups)
-    if groups == values.shape[1] == weight.shape[1]:
+    stride, padding = shape.stride[0], shape.padding[0]
+    if shape.pointwise:
+        return _pointwise(values[..., :: shape.stride[0], :: shape.stride[1]], weight, bias)
+    if not (values.is_cuda and values.dtype == torch.float32 and has_own_kernel(shape)):
+        return plain_convolution(values, weight, bias, shape)
+    if shape.depthwise:
         from tinyproto.engine.training.stacked.kernels.depthwise import TritonDepthwise
 
         filters = weight[:, :, 0].contiguous()
-        return _shifted(TritonDepthwise.on(values.contiguous(), filters, stride[0], padding[0]), bias)
-    if groups == 1:
-        from tinyproto.engine.training.stacked.kernels.convolution import TritonConvolution
+        return _shifted(TritonDepthwise.on(values.contiguous(), filters, stride, padding), bias)
+    from tinyproto.engine.training.stacked.kernels.convolution import TritonConvolution
 
-        return _shifted(TritonConvolution.on(values.contiguous(), weight, stride[0], padding[0]), bias)
-    return plain_convolution(values, weight, bias, stride=stride, padding=padding, dilation=dilation, groups=groups)
+    return _shifted(TritonConvolution.on(values.contiguous(), weight, stride, padding), bias)
 
 
-def plain_convolution(
-    values: Tensor, weight: Tensor, bias: Tensor | None, *, stride: Pair, padding: Pair, dilation: Pair, groups: int
-) -> Tensor:
+def plain_convolution(values: Tensor, weight: Tensor, bias: Tensor | None, shape: Geometry) -> Tensor:
     """The same by PyTorch: the clients' channels side by side, in groups."""
     clients, channels, batch, *_ = values.shape
     side_by_side = values.permute(2, 0, 1, 3, 4).reshape(batch, clients * channels, *values.shape[3:])
@@ -49,10 +83,10 @@ def plain_convolution(
         side_by_side,
         weight.flatten(0, 1),
         None if bias is None else bias.flatten(),
-        stride,
-        padding,
-        dilation,
-        groups=clients * groups,
+        shape.stride,
+        shape.padding,
+        shape.dilation,
+        groups=clients * shape.groups,
     )
     return outcome.view(batch, clients, -1, *outcome.shape[2:]).permute(1, 2, 0, 3, 4).contiguous()
 
@@ -98,3 +132,7 @@ def _rounding_of_convolutions() -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def _pair(value: Any) -> Pair:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))

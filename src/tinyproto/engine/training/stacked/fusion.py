@@ -80,9 +80,8 @@ class Fusion:
             yield self._after_norm(node)
         elif node.target in (operator.mul, torch.mul) and len(node.args) == 2:
             values, other = node.args
-            if isinstance(values, fx.Node) and isinstance(other, fx.Node) and _only_user(other) is node:
-                if other.target in _SIGMOIDS or self._is(other, (nn.Sigmoid,)):
-                    yield [other, node], Gated(values, other.all_input_nodes[0])
+            if isinstance(values, fx.Node) and isinstance(other, fx.Node) and self._is_gate(other):
+                yield [other, node], Gated(values, other.all_input_nodes[0])
         elif node.target is shuffle_channels:
             (joined,) = node.all_input_nodes
             parts = joined.args[0] if joined.target is torch.cat and len(joined.users) == 1 else ()

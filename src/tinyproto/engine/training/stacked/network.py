@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from tinyproto.core.task import State
 from tinyproto.engine.training.stacked import operations
-from tinyproto.engine.training.stacked.convolution import convolution
+from tinyproto.engine.training.stacked.convolution import convolution, geometry, has_own_kernel
 from tinyproto.engine.training.stacked.fusion import NORMS, Fusion, Gated, Normalised
 from tinyproto.engine.training.stacked.normalisation import Activation, Gathered, normalised
 from tinyproto.engine.training.stacked.operations import CannotStack
@@ -50,6 +50,8 @@ class StackedModule:
         self.modules = dict(whole.named_modules())
         for node in self.graph.nodes:
             self._check(node)
+        convolutions = [module for module in self.modules.values() if isinstance(module, nn.Conv2d)]
+        self.alone = not all(has_own_kernel(geometry(module)) for module in convolutions)
         self.fusion = Fusion(self.graph, self.modules)
         self.order = [node for node in self.graph.nodes if node not in self.fusion.absorbed]
         last = {used: node for node in self.order for used in self.fusion.inputs(node)}
@@ -156,15 +158,7 @@ class _Named:
 
 def _layer(module: nn.Module, values: Tensor, own: _Named, training: bool) -> Tensor:
     if isinstance(module, nn.Conv2d):
-        return convolution(
-            values,
-            own["weight"],
-            own.get("bias"),
-            stride=_pair(module.stride),
-            padding=_pair(module.padding),
-            dilation=_pair(module.dilation),
-            groups=module.groups,
-        )
+        return convolution(values, own["weight"], own.get("bias"), geometry(module))
     if isinstance(module, nn.Linear):
         if isinstance(module, DropoutLinear):
             values = functional.dropout(values, module.dropout, training)
@@ -207,25 +201,28 @@ def _channels(dim: Any = 0) -> int:
     return 1
 
 
-def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
-
-
 class StackedModel:
-    """A SplitModel for a stack: (n, C, B, H, W) to features (n, B, d) and logits (n, B, K)."""
+    """A SplitModel for a stack: (n, B, C, H, W) to features (n, B, d) and logits (n, B, K)."""
+
+    on_demand = False
 
     def __init__(self, model: SplitModel) -> None:
         self.extractor, self.head = StackedModule(model.extractor), StackedModule(model.head)
+        self.alone = self.extractor.alone or self.head.alone
 
-    def features(self, values: Tensor, state: State, *, normalise: bool, training: bool) -> Tensor:
-        """(n, d, B)."""
-        return self.extractor(values, _part(state, "extractor."), normalise=normalise, training=training)
+    def features(self, inputs: Tensor, state: State, *, normalise: bool, training: bool) -> Tensor:
+        """(n, B, …) to (n, B, d)."""
+        return self._features(inputs, state, normalise, training).transpose(1, 2)
 
-    def __call__(self, values: Tensor, state: State, *, normalise: bool, training: bool) -> Output:
-        """Both ends."""
-        features = self.features(values, state, normalise=normalise, training=training)
+    def __call__(self, inputs: Tensor, state: State, *, normalise: bool, training: bool) -> Output:
+        """(n, B, …) to both ends."""
+        features = self._features(inputs, state, normalise, training)
         logits = self.head(features, _part(state, "head."), normalise=normalise, training=training)
         return Output(features.transpose(1, 2), logits.transpose(1, 2))
+
+    def _features(self, inputs: Tensor, state: State, normalise: bool, training: bool) -> Tensor:
+        stacked = inputs.transpose(1, 2).contiguous()  # (n, C, B, …), as all layers want it
+        return self.extractor(stacked, _part(state, "extractor."), normalise=normalise, training=training)
 
 
 def _part(state: State, prefix: str) -> State:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,67 +11,101 @@ from torch.func import functional_call, vmap
 
 from tinyproto.core.prototypes import ClassSums
 from tinyproto.core.task import Batch, FitResult, State, Task
-from tinyproto.engine.training.stacked.capture import Repeated
-from tinyproto.engine.training.stacked.network import StackedModel
+from tinyproto.engine.training.stacked.capture import Place, Repeated
+from tinyproto.engine.training.stacked.levels import Level, levels, paid
 from tinyproto.engine.training.stacked.operations import CannotStack
 from tinyproto.engine.training.stacked.samples import Samples, pool_rows
 from tinyproto.engine.training.stacked.state import StackedState
 from tinyproto.models.split import Output, SplitModel
 
+MOST_LANES = 64
+"""Beyond so many widths and batch sizes, the oldest is forgotten."""
+
+
+class Network(Protocol):
+    """How the networks of a stack are computed."""
+
+    alone: bool  # nothing may run beside it
+    on_demand: bool  # a loss may call it as it likes; for a stack of one
+
+    def features(self, inputs: Tensor, state: State, *, normalise: bool, training: bool) -> Tensor:
+        """(n, B, …) to (n, B, d)."""
+        ...
+
+    def __call__(self, inputs: Tensor, state: State, *, normalise: bool, training: bool) -> Output:
+        """(n, B, …) to features (n, B, d) and logits (n, B, K)."""
+        ...
+
+
+Form = Callable[[SplitModel], Network]
+
 
 class _Turn(NamedTuple):
-    """One step's samples: where in the pool, and their labels; who takes part."""
+    """One step's samples of some clients: where in the pool, and their labels; who of all clients takes part."""
 
-    rows: Tensor  # (n, B)
-    labels: Tensor  # (n, B)
+    rows: Tensor  # (w, B)
+    labels: Tensor  # (w, B)
     active: Tensor  # (n,) float
 
 
 class Stack:
-    """n clients whose tasks have one key; built once, used every round."""
+    """Up to n clients whose tasks have one key; built once, used every round."""
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
+    def __init__(self, tasks: Sequence[Task], clients: int, form: Form) -> None:
         first = tasks[0]
         self.loss = first.loss
         self.groups = first.groups
         self.part_count = len(first.part_names)
         self.num_classes = first.num_classes
         self.device = first.data.labels.device
-        self.networks = {
-            name: StackedModel(module) for name, module in first.modules.items() if isinstance(module, SplitModel)
-        }
+        self.place = Place(self.device)
+        self.networks = {name: form(module) for name, module in first.modules.items() if isinstance(module, SplitModel)}
         self.plain = {name: module for name, module in first.modules.items() if name not in self.networks}
-        self.states = {name: StackedState([task.modules[name] for task in tasks]) for name in first.modules}
-        self.context: State = {name: torch.stack([task.context[name] for task in tasks]) for name in first.context}
+        self.alone = any(network.alone for network in self.networks.values())
+        self.on_demand = any(network.on_demand for network in self.networks.values())
+        self.clients = clients
+        self.states = {name: StackedState(module, clients) for name, module in first.modules.items()}
+        self.context: State = {name: value.new_zeros(clients, *value.shape) for name, value in first.context.items()}
         self.owns_pool = first.data.rows is None  # samples that are new in every round
         pool = first.data.pool.clone() if self.owns_pool else first.data.pool
         self.samples = Samples(pool, first.data.scale, first.data.shift)
         self.dtype = next(parameter.dtype for parameter in first.modules.parameters())
-        clients = len(tasks)
-        self.clients = clients
         self.parts = torch.zeros(clients, self.part_count, dtype=torch.float64, device=self.device)
         self.observed: ClassSums | None = None
-        self.lanes: dict[int, _Lane] = {}  # by batch size
+        self.lanes: dict[tuple[int, int, int], _Lane] = {}  # by first and last client and batch size
+        self.epochs: dict[tuple[int, ...], _Epoch] = {}  # by batch sizes
 
     def fit(self, tasks: Sequence[Task]) -> Generator[None, None, list[FitResult]]:
-        """All epochs of all tasks, step by step, so that other stacks may take turns."""
+        """All epochs of all tasks, those with most steps first, step by step, so that other stacks may take turns."""
         self._take_in(tasks)
-        epochs = tasks[0].plan.epochs
+        placed = [_Placed.of(task, self.device) for task in tasks]
+        epochs, full = tasks[0].plan.epochs, [_full_batches(task) for task in tasks]
+        plan = levels(full)
         history = torch.zeros(epochs, self.clients, self.part_count, dtype=torch.float64, device=self.device)
         for epoch in range(epochs):
             self.parts.zero_()
             for each in self.observed or ():
                 each.zero_()
-            yield from self._epoch(tasks, epoch)
+            if self.networks:
+                yield from self._steps(placed, epoch, full, plan)
+            else:
+                self._epoch(placed[0], epoch)
+                yield
             history[epoch] = self.parts
         steps = [epochs * len(task.plan.sizes) for task in tasks]
         for name, state in self.states.items():
             state.store([task.modules[name] for task in tasks], steps)
         yield
         samples = torch.tensor([max(sum(task.plan.sizes), 1) for task in tasks], dtype=torch.float64)
-        means = history.cpu() / samples[None, :, None]
+        means = history.cpu()[:, : len(tasks)] / samples[None, :, None]
         return [
-            FitResult(means[:, client], task.part_names, steps[client], self._observed_by(client))
+            FitResult(
+                means[:, client],
+                task.part_names,
+                steps[client],
+                self._observed_by(client),
+                steps_paid=epochs * (paid(plan, client) + len(task.plan.sizes) - full[client]),
+            )
             for client, task in enumerate(tasks)
         ]
 
@@ -79,117 +113,125 @@ class Stack:
         """Weights, context and, where the samples are the task's own, the samples."""
         for name, state in self.states.items():
             state.load([task.modules[name] for task in tasks])
-        for name, stacked in self.context.items():
-            for client, task in enumerate(tasks):
-                stacked[client].copy_(task.context[name])
+        if self.context:
+            own = [self.context[name][client] for client in range(len(tasks)) for name in self.context]
+            torch._foreach_copy_(own, [task.context[name] for task in tasks for name in self.context])
         if self.owns_pool:
-            self.samples.pool.copy_(tasks[0].data.pool)
+            samples = tasks[0].data.pool
+            if samples.shape != self.samples.pool.shape:  # fewer or more than the last time
+                self.samples = Samples(samples.clone(), self.samples.scale, self.samples.shift)
+                self.lanes, self.epochs = {}, {}
+            else:
+                self.samples.pool.copy_(samples)
 
-    def _epoch(self, tasks: Sequence[Task], epoch: int) -> Generator[None, None, None]:
-        full = [_full_batches(task) for task in tasks]
-        batch = next((task.plan.sizes[0] for task in tasks if task.plan.sizes), 0)
-        yield from self._together(tasks, epoch, batch, [0] * len(tasks), full)
-        for client, task in enumerate(tasks):
-            rest = task.plan.sizes[full[client] :]
-            if self.clients == 1 and len(rest) == 1:
-                yield from self._together(tasks, epoch, rest[0], [full[0] * batch], [1])
-            elif rest:
-                self._rest(client, task, epoch, full[client])
+    def _steps(
+        self, placed: Sequence[_Placed], epoch: int, full: Sequence[int], plan: Sequence[Level]
+    ) -> Generator[None, None, None]:
+        """One epoch: batches of the common size together, what is left of each client alone."""
+        batch = next((each.task.plan.sizes[0] for each in placed if each.task.plan.sizes), 0)
+        for level in plan:
+            lane = self._lane(0, level.width, batch, level.stop - level.start)
+            lane.fill(placed[: level.width], epoch, level.start * batch, [count - level.start for count in full])
+            for _ in range(level.start, level.stop):
+                lane.repeated()
+                yield
+        for client, each in enumerate(placed):
+            start = full[client] * batch
+            for size in each.task.plan.sizes[full[client] :]:
+                lane = self._lane(client, client + 1, size, 1)
+                lane.fill([each], epoch, start, [1])
+                lane.repeated()
+                start += size
                 yield
 
-    def _together(
-        self, tasks: Sequence[Task], epoch: int, batch: int, starts: Sequence[int], steps: Sequence[int]
-    ) -> Generator[None, None, None]:
-        """Batches of one size: where their samples are is copied at once, then step after step."""
-        if max(steps, default=0) == 0:
-            return
-        lane = self.lanes.get(batch)
-        if lane is None or lane.rows.shape[1] < max(steps):
-            lane = self.lanes[batch] = _Lane(self, max(steps), batch)
-        lane.place(tasks, epoch, starts, steps)
-        for _ in range(max(steps)):
-            lane.repeated()
-            yield
+    def _lane(self, first: int, last: int, batch: int, steps: int) -> _Lane:
+        key = (first, last, batch)
+        if key not in self.lanes or self.lanes[key].rows.shape[1] < steps:
+            if len(self.lanes) >= MOST_LANES:
+                del self.lanes[next(iter(self.lanes))]
+            self.lanes[key] = _Lane(self, first, last, batch, steps)
+        return self.lanes[key]
 
-    def step(self, turn: _Turn) -> None:
-        """One step of every client that has one; the statistics of the others stay as they were."""
-        before = {name: state.flat.clone() for name, state in self.states.items() if self.clients > 1}
-        self._train(self.states, turn, self.context, self.parts, self.observed, normalise=turn.rows.shape[1] > 1)
-        for name, values in before.items():
-            state = self.states[name]
-            state.flat.copy_(torch.where(turn.active[state.owner] > 0, state.flat, values))
+    def _epoch(self, placed: _Placed, epoch: int) -> None:
+        """All steps of one epoch of one client at once, where they are small."""
+        sizes = placed.task.plan.sizes
+        if sizes not in self.epochs:
+            self.epochs = {sizes: _Epoch(self, sizes)}
+        self.epochs[sizes].fill(placed, epoch)
+        self.epochs[sizes].repeated()
 
-    def _rest(self, client: int, task: Task, epoch: int, full: int) -> None:
-        """The batches of a client that are not of the common size, alone."""
-        start = sum(task.plan.sizes[:full])
-        for size in task.plan.sizes[full:]:
-            order = task.plan.order[epoch, start : start + size].to(self.device)
-            turn = _Turn(
-                pool_rows(task.data, order).unsqueeze(0),
-                task.data.labels[order].unsqueeze(0),
-                torch.ones(1, device=self.device),
-            )
-            observed = self.observed
-            if observed is not None:
-                observed = ClassSums(observed.sums[client : client + 1], observed.counts[client : client + 1])
-            self._train(
-                {name: state.of(client) for name, state in self.states.items()},
-                turn,
-                {name: value[client : client + 1] for name, value in self.context.items()},
-                self.parts[client : client + 1],
-                observed,
-                normalise=size > 1,
-            )
-            start += size
+    def step(self, states: Mapping[str, StackedState], turn: _Turn, first: int, last: int) -> None:
+        """One step of every client in `first` … `last` that has one; the statistics of others stay as they were."""
+        idle = {name: states[name].flat.clone() for name in states} if last - first > 1 else {}
+        self._train(states, turn, first, last)
+        for name, before in idle.items():
+            states[name].keep(before, turn.active)
 
-    def _train(
-        self, states: Mapping[str, StackedState], turn: _Turn, context: State, parts: Tensor,
-        observed: ClassSums | None, *, normalise: bool,
-    ) -> None:  # fmt: skip
+    def _train(self, states: Mapping[str, StackedState], turn: _Turn, first: int, last: int) -> None:
         """One step of SGD; what a client without a step would have moved is left where it was."""
-        batch = turn.rows.shape[1]
-        inputs = self.samples.take(turn.rows, self.dtype)  # (n, B, …)
-        stacked = inputs.transpose(1, 2).contiguous() if self.networks else inputs
-        outputs = {
-            name: network(stacked, states[name].tensors, normalise=normalise, training=True)
-            for name, network in self.networks.items()
-        }
-        plain = {name: states[name].tensors for name in self.plain}
-        losses, logged, seen = vmap(self._per_client, randomness="different")(
-            outputs, plain, inputs, turn.labels, context
-        )
+        batch, active = turn.rows.shape[1], turn.active[first:last]
+        inputs = self.samples.take(turn.rows, self.dtype)  # (w, B, …)
+        weights = {name: states[name].tensors for name in states}
+        context = {name: value[first:last] for name, value in self.context.items()}
+        losses, logged, seen = self._losses(weights, inputs, turn.labels, context)
         leaves = [value for name in self.states for value in states[name].parameters.values()]
-        gradients = torch.autograd.grad((losses * turn.active).sum(), leaves, allow_unused=True)
+        gradients = torch.autograd.grad((losses * active).sum(), leaves, allow_unused=True)
         found = dict(zip(map(id, leaves), gradients, strict=True))
         with torch.no_grad():
             for group in self.groups:
                 _descend(list(states[group.module].parameters.values()), found, group.learning_rate, group.clip_norm)
-            parts += logged.double() * turn.active.double().unsqueeze(1) * batch
+            share = torch.where(active.unsqueeze(1) > 0, logged.double() * batch, 0.0)
+            self.parts[first:last] += share
             if seen.shape[-1]:
-                self._observe(seen, turn, observed)
+                self._observe(seen, turn.labels, active, first, last)
 
-    def _per_client(
+    def _losses(
+        self, weights: Mapping[str, State], inputs: Tensor, labels: Tensor, context: State
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss, logged terms and what is observed, of every client."""
+        normalise = inputs.shape[1] > 1
+        plain = {name: weights[name] for name in self.plain}
+        if self.on_demand or not self.networks:  # one client, whose loss may call its networks as it likes
+            modules: dict[str, Any] = {
+                name: _OnDemand(network, weights[name], normalise) for name, network in self.networks.items()
+            }
+            firsts = ({name: value[0] for name, value in own.items()} for own in plain.values())
+            modules |= {name: _Functional(self.plain[name], own) for name, own in zip(plain, firsts, strict=True)}
+            own_context = {name: value[0] for name, value in context.items()}
+            loss, logged, seen = self._loss(modules, Batch(inputs[0], labels[0]), own_context)
+            return loss.unsqueeze(0), logged.unsqueeze(0), seen.unsqueeze(0)
+        outputs = {
+            name: network(inputs, weights[name], normalise=normalise, training=True)
+            for name, network in self.networks.items()
+        }
+        found: tuple[Tensor, Tensor, Tensor] = vmap(self._of_client, randomness="different")(
+            outputs, plain, inputs, labels, context
+        )
+        return found
+
+    def _of_client(
         self, outputs: Mapping[str, Output], plain: Mapping[str, State], inputs: Tensor, labels: Tensor, context: State
     ) -> tuple[Tensor, Tensor, Tensor]:
         modules: dict[str, Any] = {name: _Known(output, inputs) for name, output in outputs.items()}
-        for name, weights in plain.items():
-            modules[name] = _Functional(self.plain[name], weights)
-        step = self.loss(cast(nn.ModuleDict, modules), Batch(inputs, labels), context)
-        return step.loss, step.parts, inputs.new_zeros(0) if step.observed is None else step.observed
+        modules |= {name: _Functional(self.plain[name], weights) for name, weights in plain.items()}
+        return self._loss(modules, Batch(inputs, labels), context)
 
-    def _observe(self, seen: Tensor, turn: _Turn, observed: ClassSums | None) -> None:
+    def _loss(self, modules: dict[str, Any], batch: Batch, context: State) -> tuple[Tensor, Tensor, Tensor]:
+        step = self.loss(cast(nn.ModuleDict, modules), batch, context)
+        return step.loss, step.parts, batch.inputs.new_zeros(0) if step.observed is None else step.observed
+
+    def _observe(self, seen: Tensor, labels: Tensor, active: Tensor, first: int, last: int) -> None:
         """Sum by class what the loss wants summed, per client."""
-        if observed is None:
+        if self.observed is None:
             shape = (self.clients, self.num_classes)
-            observed = self.observed = ClassSums(
+            self.observed = ClassSums(
                 torch.zeros(*shape, seen.shape[-1], device=self.device, dtype=seen.dtype),
                 torch.zeros(*shape, dtype=torch.int64, device=self.device),
             )
-        clients = len(seen)
-        places = (turn.labels + self.num_classes * torch.arange(clients, device=self.device).unsqueeze(1)).flatten()
-        weights = turn.active[:, None, None].expand_as(seen)
-        observed.sums.view(-1, seen.shape[-1]).index_add_(0, places, (seen * weights).flatten(0, 1))
-        observed.counts.view(-1).index_add_(0, places, turn.active.long().repeat_interleave(turn.labels.shape[1]))
+        places = (labels + self.num_classes * torch.arange(first, last, device=self.device).unsqueeze(1)).flatten()
+        weighed = (seen * active[:, None, None]).flatten(0, 1)
+        self.observed.sums.view(-1, seen.shape[-1]).index_add_(0, places, weighed)
+        self.observed.counts.view(-1).index_add_(0, places, active.long().repeat_interleave(labels.shape[1]))
 
     def _observed_by(self, client: int) -> ClassSums | None:
         if self.observed is None:
@@ -197,36 +239,75 @@ class Stack:
         return ClassSums(self.observed.sums[client].clone(), self.observed.counts[client].clone())
 
 
-class _Lane:
-    """Steps with batches of one size: which samples they take lies on the device, so that a step needs no host."""
+class _Placed(NamedTuple):
+    """A task, and where in the pool its samples are in the order of its plan; copied to the device once a fit."""
 
-    def __init__(self, stack: Stack, steps: int, batch: int) -> None:
-        self.stack = stack
-        self.rows = torch.zeros(stack.clients, steps, batch, dtype=torch.int64, device=stack.device)
+    task: Task
+    rows: Tensor  # (epochs, N)
+    labels: Tensor  # (epochs, N)
+
+    @classmethod
+    def of(cls, task: Task, device: torch.device) -> _Placed:
+        order = task.plan.order.to(device)
+        return cls(task, pool_rows(task.data, order), task.data.labels[order])
+
+
+class _Lane:
+    """Steps of the clients from `first` to before `last` with batches of one size.
+
+    Which samples they take lies on the device, so that a step needs no host.
+    """
+
+    def __init__(self, stack: Stack, first: int, last: int, batch: int, steps: int) -> None:
+        self.stack, self.first, self.last = stack, first, last
+        self.states = {name: state.of(first, last) for name, state in stack.states.items()}
+        self.rows = torch.zeros(last - first, steps, batch, dtype=torch.int64, device=stack.device)
         self.labels = torch.zeros_like(self.rows)
         self.counter = torch.zeros(1, dtype=torch.int64, device=stack.device)
         self.steps = torch.zeros(stack.clients, dtype=torch.int64, device=stack.device)
-        self.repeated = Repeated(self._next, stack.device)
+        self.repeated = Repeated(self._next, stack.place)
 
-    def place(self, tasks: Sequence[Task], epoch: int, starts: Sequence[int], steps: Sequence[int]) -> None:
-        """The samples of this epoch, from each client's `starts` on."""
-        batch = self.rows.shape[2]
-        for client, (task, start, count) in enumerate(zip(tasks, starts, steps, strict=True)):
-            order = task.plan.order[epoch, start : start + count * batch].to(self.stack.device)
-            self.rows[client, :count] = pool_rows(task.data, order).view(count, batch)
-            self.labels[client, :count] = task.data.labels[order].view(count, batch)
-        self.steps.copy_(torch.tensor(steps))
+    def fill(self, placed: Sequence[_Placed], epoch: int, start: int, left: Sequence[int]) -> None:
+        """The samples of this epoch from `start` on; each client has so many batches left."""
+        _, most, batch = self.rows.shape
+        counts = [max(0, min(most, count)) for count in left[: len(placed)]]
+        for client, (each, count) in enumerate(zip(placed, counts, strict=True)):
+            stop = start + count * batch
+            self.rows[client, :count] = each.rows[epoch, start:stop].view(count, batch)
+            self.labels[client, :count] = each.labels[epoch, start:stop].view(count, batch)
+        self.steps[self.first : self.last] = torch.tensor(counts).to(self.steps)
         self.counter.zero_()
 
     def _next(self) -> None:
-        self.stack.step(
-            _Turn(
-                self.rows.index_select(1, self.counter).squeeze(1),
-                self.labels.index_select(1, self.counter).squeeze(1),
-                (self.counter < self.steps).float(),
-            )
+        turn = _Turn(
+            self.rows.index_select(1, self.counter).squeeze(1),
+            self.labels.index_select(1, self.counter).squeeze(1),
+            (self.counter < self.steps).float(),
         )
+        self.stack.step(self.states, turn, self.first, self.last)
         self.counter += 1
+
+
+class _Epoch:
+    """All steps of an epoch of one client, one after another."""
+
+    def __init__(self, stack: Stack, sizes: tuple[int, ...]) -> None:
+        self.stack, self.sizes = stack, sizes
+        self.states = {name: state.of(0, 1) for name, state in stack.states.items()}
+        self.rows = torch.zeros(1, sum(sizes), dtype=torch.int64, device=stack.device)
+        self.labels = torch.zeros_like(self.rows)
+        self.active = torch.ones(stack.clients, device=stack.device)
+        self.repeated = Repeated(self._all, stack.place)
+
+    def fill(self, placed: _Placed, epoch: int) -> None:
+        """The samples of this epoch."""
+        self.rows.copy_(placed.rows[epoch].unsqueeze(0))
+        self.labels.copy_(placed.labels[epoch].unsqueeze(0))
+
+    def _all(self) -> None:
+        parts = (torch.split(each, list(self.sizes), dim=1) for each in (self.rows, self.labels))
+        for rows, labels in zip(*parts, strict=True):
+            self.stack.step(self.states, _Turn(rows, labels, self.active), 0, 1)
 
 
 class _Known:
@@ -240,6 +321,19 @@ class _Known:
         if inputs is not self.inputs:
             raise CannotStack("its loss gives a network other inputs than the batch")
         return self.output
+
+
+class _OnDemand:
+    """A network of one client, computed when the loss asks for it."""
+
+    def __init__(self, network: Network, weights: State, normalise: bool) -> None:
+        self.network = network
+        self.weights = weights
+        self.normalise = normalise
+
+    def __call__(self, inputs: Tensor) -> Output:
+        output = self.network(inputs.unsqueeze(0), self.weights, normalise=self.normalise, training=True)
+        return Output(*(value[0] for value in output))
 
 
 class _Functional:

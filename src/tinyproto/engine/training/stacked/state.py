@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -10,25 +12,55 @@ from torch import Tensor, nn
 from tinyproto.core.task import State
 
 
-class StackedState:
-    """Parameters and float buffers of one module of n clients; the buffers lie in one piece of memory."""
+class _Held(NamedTuple):
+    """A module's tensors by name; walking through a module costs more than copying it."""
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        first = modules[0]
-        self.clients = len(modules)
+    parameters: State
+    statistics: State  # float buffers
+    counters: list[Tensor]  # of batches, in normalisation layers
+
+    @property
+    def values(self) -> list[Tensor]:
+        """What is copied in and out."""
+        return [*self.parameters.values(), *self.statistics.values()]
+
+
+_HELD: WeakKeyDictionary[nn.Module, _Held] = WeakKeyDictionary()
+
+
+def _held(module: nn.Module) -> _Held:
+    """Remembered: modules keep their tensors, and whoever changes weights copies into them."""
+    held = _HELD.get(module)
+    if held is None:
+        buffers = dict(module.named_buffers())
+        held = _HELD[module] = _Held(
+            {name: value.detach() for name, value in module.named_parameters()},
+            {name: value for name, value in buffers.items() if value.is_floating_point()},
+            [value for name, value in buffers.items() if name.endswith("num_batches_tracked")],
+        )
+    return held
+
+
+class StackedState:
+    """Parameters and float buffers of one module, for n clients; the buffers lie in one piece of memory."""
+
+    def __init__(self, module: nn.Module, clients: int) -> None:
+        held = _held(module)
+        self.clients = clients
         self.parameters: State = {
-            name: torch.empty(self.clients, *value.shape, device=value.device, dtype=value.dtype).requires_grad_()
-            for name, value in first.named_parameters()
+            name: torch.zeros(clients, *value.shape, device=value.device, dtype=value.dtype).requires_grad_()
+            for name, value in held.parameters.items()
         }
-        sizes = {name: value.shape for name, value in _statistics(first)}
+        sizes = {name: value.shape for name, value in held.statistics.items()}
         device, dtype = next((value.device, value.dtype) for value in self.parameters.values())
-        self.flat = torch.empty(self.clients * sum(size.numel() for size in sizes.values()), device=device, dtype=dtype)
-        pieces = torch.split(self.flat, [self.clients * size.numel() for size in sizes.values()]) if sizes else ()
+        self.flat = torch.zeros(clients * sum(size.numel() for size in sizes.values()), device=device, dtype=dtype)
+        pieces = torch.split(self.flat, [clients * size.numel() for size in sizes.values()]) if sizes else ()
         self.buffers: State = {
-            name: piece.view(self.clients, *size) for (name, size), piece in zip(sizes.items(), pieces, strict=True)
+            name: piece.view(clients, *size) for (name, size), piece in zip(sizes.items(), pieces, strict=True)
         }
-        owners = [torch.arange(self.clients).repeat_interleave(size.numel()) for size in sizes.values()]
+        owners = [torch.arange(clients).repeat_interleave(size.numel()) for size in sizes.values()]
         self.owner = torch.cat(owners).to(device) if owners else torch.zeros(0, dtype=torch.int64, device=device)
+        self._own = [[value.detach()[client] for value in self.tensors.values()] for client in range(clients)]
 
     @property
     def tensors(self) -> State:
@@ -37,41 +69,35 @@ class StackedState:
 
     def load(self, modules: Sequence[nn.Module]) -> None:
         """Take the modules' weights."""
-        ours, theirs = self._pairs(modules)
         with torch.no_grad():
-            torch._foreach_copy_(ours, theirs)
+            torch._foreach_copy_(self._ours(len(modules)), _theirs(modules))
 
     def store(self, modules: Sequence[nn.Module], steps: Sequence[int]) -> None:
         """Give the weights back; a client took so many steps, which its normalisation layers count."""
-        ours, theirs = self._pairs(modules)
         with torch.no_grad():
-            torch._foreach_copy_(theirs, ours)
-        for module, count in zip(modules, steps, strict=True):
-            for name, value in module.named_buffers():
-                if name.endswith("num_batches_tracked"):
-                    value += count
+            torch._foreach_copy_(_theirs(modules), self._ours(len(modules)))
+            for module, count in zip(modules, steps, strict=True):
+                counters = _held(module).counters
+                if counters:
+                    torch._foreach_add_(counters, count)
 
-    def of(self, client: int) -> StackedState:
-        """A stack of one of its clients, in the same memory."""
-        alone = StackedState.__new__(StackedState)
-        alone.clients = 1
-        alone.parameters = {
-            name: value.detach()[client : client + 1].requires_grad_() for name, value in self.parameters.items()
-        }
-        alone.buffers = {name: value[client : client + 1] for name, value in self.buffers.items()}
-        alone.flat, alone.owner = self.flat[:0], self.owner[:0]
-        return alone
+    def of(self, start: int, stop: int) -> StackedState:
+        """The clients from `start` to before `stop`, in the same memory."""
+        part = StackedState.__new__(StackedState)
+        part.clients = stop - start
+        part.parameters = {name: value.detach()[start:stop].requires_grad_() for name, value in self.parameters.items()}
+        part.buffers = {name: value[start:stop] for name, value in self.buffers.items()}
+        part.flat, part.owner = self.flat, self.owner  # of all clients: who is not of this part counts as idle
+        part._own = self._own[start:stop]
+        return part
 
-    def _pairs(self, modules: Sequence[nn.Module]) -> tuple[list[Tensor], list[Tensor]]:
-        stacked = {name: value.detach() for name, value in self.tensors.items()}
-        ours, theirs = [], []
-        for client, module in enumerate(modules):
-            own: Mapping[str, Tensor] = {**dict(module.named_parameters()), **dict(_statistics(module))}
-            for name, value in stacked.items():
-                ours.append(value[client])
-                theirs.append(own[name].detach())
-        return ours, theirs
+    def keep(self, before: Tensor, active: Tensor) -> None:
+        """Give the buffers of clients that are not active the values they had before."""
+        self.flat.copy_(torch.where(active[self.owner] > 0, self.flat, before))
+
+    def _ours(self, clients: int) -> list[Tensor]:
+        return [value for own in self._own[:clients] for value in own]
 
 
-def _statistics(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    return ((name, value) for name, value in module.named_buffers() if value.is_floating_point())
+def _theirs(modules: Sequence[nn.Module]) -> list[Tensor]:
+    return [value for module in modules for value in _held(module).values]

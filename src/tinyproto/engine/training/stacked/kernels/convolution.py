@@ -70,9 +70,7 @@ def _input_gradient(
             ok = ok & (up % S == 0) & (across % S == 0)
         patches = tl.load(g + out[:, None] * size_out + (sample * P * Q)[None, :] + p * Q + q, mask=ok, other=0.0)
         known = (channel < C)[:, None] & (out < F)[None, :]
-        filters = tl.load(
-            w + out[None, :] * (C * K * K) + channel[:, None] * (K * K) + tap[None, :], mask=known, other=0.0
-        )
+        filters = tl.load(w + channel[:, None] * (F * K * K) + k[None, :], mask=known, other=0.0)
         total = tl.dot(filters, patches, total, input_precision=PRECISION)
     inside = (channel < C)[:, None] & (at < size_in)[None, :]
     tl.store(dx + client * C * size_in + channel[:, None] * size_in + at[None, :], total, mask=inside)
@@ -148,8 +146,9 @@ class TritonConvolution(torch.autograd.Function):
             of_values = torch.empty_like(values)
             size = batch * height * width
             tile = _tile(channels, size, clients)
+            by_channel = weight.transpose(1, 2).contiguous()  # so that a program reads its filters in one go
             _input_gradient[(triton.cdiv(size, tile[1]), triton.cdiv(channels, tile[0]), clients)](
-                gradient, weight, of_values, channels, outputs, size, height, width, high, wide,
+                gradient, by_channel, of_values, channels, outputs, size, height, width, high, wide,
                 BC=tile[0], BL=tile[1], BK=tile[2], num_warps=4, num_stages=3, **options
             )  # fmt: skip
         size, taps = batch * high * wide, channels * kernel * kernel

@@ -57,35 +57,25 @@ def _input_gradient(
 
 @triton.jit
 def _filter_gradient(
-    x,
-    g,
-    dw,
-    size_out,
-    H,
-    W,
-    P,
-    Q,
-    K: tl.constexpr,
-    S: tl.constexpr,
-    PAD: tl.constexpr,
-    TAPS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
+    x, g, dw, rows, size_out, part, H, W, P, Q,
+    K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     tap = tl.arange(0, TAPS)
     i, j = tap // K, tap % K
     size_in = (size_out // (P * Q)) * H * W
     total = tl.zeros((TAPS, BLOCK), tl.float32)
-    for start in range(0, size_out, BLOCK):
+    end = tl.minimum((piece + 1) * part, size_out)
+    for start in range(piece * part, end, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        inside = at < size_out
+        inside = at < end
         sample, place = at // (P * Q), at % (P * Q)
         h = ((place // Q) * S - PAD)[None, :] + i[:, None]
         v = ((place % Q) * S - PAD)[None, :] + j[:, None]
         ok = inside[None, :] & (tap < K * K)[:, None] & (h >= 0) & (h < H) & (v >= 0) & (v < W)
         values = tl.load(x + row * size_in + (sample * H * W)[None, :] + h * W + v, mask=ok, other=0.0)
         total += values * tl.load(g + row * size_out + at, mask=inside, other=0.0)[None, :]
-    tl.store(dw + row * K * K + tap, tl.sum(total, axis=1), mask=tap < K * K)
+    tl.store(dw + (piece * rows + row) * K * K + tap, tl.sum(total, axis=1), mask=tap < K * K)
 
 
 class TritonDepthwise(torch.autograd.Function):
@@ -123,18 +113,28 @@ class TritonDepthwise(torch.autograd.Function):
         gradient = gradients[0].contiguous()
         kernel = weight.shape[-1]
         rows, size_in, size_out = clients * channels, batch * height * width, batch * high * wide
-        of_values, of_weight = torch.empty_like(values), torch.empty_like(weight)
+        of_values = torch.empty_like(values)
         geometry = {"K": kernel, "S": stride, "PAD": padding}
         block = _block(size_in)
         _input_gradient[(rows, triton.cdiv(size_in, block))](
             gradient, weight, of_values, size_in, height, width, high, wide, BLOCK=block, **geometry
         )
         taps = triton.next_power_of_2(kernel * kernel)
-        _filter_gradient[(rows,)](
-            values, gradient, of_weight, size_out, height, width, high, wide, TAPS=taps,
-            BLOCK=max(16, min(_block(size_out), 4096 // taps)), **geometry
+        block = max(16, min(_block(size_out), 4096 // taps))
+        pieces, part = _pieces(size_out, block, rows)
+        of_weight = weight.new_empty(pieces, *weight.shape)
+        _filter_gradient[(rows, pieces)](
+            values, gradient, of_weight, rows, size_out, part, height, width, high, wide,
+            TAPS=taps, BLOCK=block, **geometry
         )  # fmt: skip
-        return of_values, of_weight, None, None
+        return of_values, of_weight[0] if pieces == 1 else of_weight.sum(0), None, None
+
+
+def _pieces(size: int, block: int, rows: int) -> tuple[int, int]:
+    """Into how many parts a long row is cut, and their length: so many that the device has work, and no more."""
+    pieces = max(1, min(8, size // (4 * block), 4096 // rows))
+    part = triton.cdiv(triton.cdiv(size, pieces), block) * block
+    return triton.cdiv(size, part), part
 
 
 def _block(size: int) -> int:

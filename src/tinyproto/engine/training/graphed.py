@@ -1,0 +1,56 @@
+"""The graphed trainer: one task after another, each step captured once per kind of task and replayed.
+
+It needs no stacked form of a network, so it is also what the stacked trainer falls back to. On a CPU nothing is
+captured, and it computes what the reference computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tinyproto.core.streams import global_randomness
+from tinyproto.core.task import FeatureModel, FitResult, Task, TensorData
+from tinyproto.engine.training.eager import EagerTrainer
+from tinyproto.engine.training.stacked.stack import Stack
+from tinyproto.engine.training.stacked.stacks import Stacks, kind
+from tinyproto.engine.training.stacked.turns import Work, in_turns
+from tinyproto.engine.training.stacked.whole import WholeModel
+
+
+class GraphedTrainer:
+    """Captures the steps of each kind of task; falls back to the reference where that fails, and says so."""
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+        self.eager = EagerTrainer(device)
+        self.stacks: Stacks[Stack] = Stacks()
+        self.notes: list[str] = []
+
+    def fit(self, tasks: Sequence[Task]) -> list[FitResult]:
+        """Optimise the modules of every task in place."""
+        return [self._fit(task) for task in tasks]
+
+    def _fit(self, task: Task) -> FitResult:
+        key = kind(task)
+        stack = self.stacks.found.get(key)
+        if key not in self.stacks.found:
+            stack = self.stacks.found[key] = Stack([task], 1, WholeModel)
+        if stack is None:
+            return self.eager.fit([task])[0]
+        with global_randomness(task.seed):
+            outcome = in_turns({key: Work(stack.fit([task]), stack.place, alone=True)})[key]
+        if isinstance(outcome, list):
+            self.stacks.proven.add(key)
+            result: FitResult = outcome[0]
+            return result
+        assert isinstance(outcome, Exception)
+        self.stacks.give_up(key, outcome)
+        self.notes.append(Stacks.words(task.name, "trained as the reference does it", outcome))
+        return self.eager.fit([task])[0]
+
+    def features(self, models: Sequence[FeatureModel], data: Sequence[TensorData]) -> list[Tensor]:
+        """Eval-mode features (N_i, d) of every model on its data: in large batches, which fill a device as they are."""
+        return self.eager.features(models, data)
