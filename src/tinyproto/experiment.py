@@ -17,6 +17,7 @@ from tinyproto.data.images import Images
 from tinyproto.data.partition_kinds import holdings
 from tinyproto.data.sources import SOURCES, Progress, silent
 from tinyproto.engine.client import LocalTraining
+from tinyproto.engine.training import Choice, choose
 from tinyproto.errors import ConfigError
 from tinyproto.models import build_model, entry_name, rehearse_training
 from tinyproto.simulation.loop import PlayedRound, Simulation, SimulationSettings, make_loopback, one_thread
@@ -79,7 +80,7 @@ class Experiment:
         asked = self.config.model.train.workers
         if self._has_objects:  # a worker rebuilds everything from the config alone
             return 1
-        if self.config.model.train.trainer == "stacked":  # which wants all clients in one process
+        if self.choice.trainer != "eager":  # which wants all clients in one process
             return 1
         if asked != "auto":
             return min(asked, self.data.num_clients)
@@ -87,6 +88,14 @@ class Experiment:
         if self.device != "cpu" or rounds < WORTH_WORKERS:
             return 1
         return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, self.data.num_clients)
+
+    @property
+    def choice(self) -> Choice:
+        """The trainer of every cell, and why it is that."""
+        train = self.config.model.train
+        batches = sum(-(-int(count) // train.batch_size) for count in self.data.train_counts.sum(1))
+        steps = round(train.rounds * train.local_epochs * train.participation * batches)
+        return choose(train.trainer, self.device, steps)
 
     @property
     def settings(self) -> SimulationSettings:
@@ -107,7 +116,8 @@ class Experiment:
             evaluate_every=model.evaluate.every,
             evaluate_clients=model.evaluate.clients,
             counted_samples=model.prototypes.counted_samples,
-            trainer=model.train.trainer,
+            trainer=self.choice.trainer,
+            precision=model.train.precision,
             device=self.device,
         )
 

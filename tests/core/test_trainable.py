@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from tinyproto.core.prototypes import Prototypes
-from tinyproto.core.trainable import TrainablePrototypes, adaptive_margin, margin_contrastive_loss, pairwise_distances
+from tinyproto.core.trainable import (
+    TrainablePrototypes,
+    adaptive_margin,
+    distance_penalty,
+    margin_contrastive_loss,
+    pairwise_distances,
+)
 
 ALL = torch.ones(3, dtype=torch.bool)
 
@@ -35,7 +41,7 @@ def test_the_loss_is_cross_entropy_over_negative_distances_with_the_margin_on_th
     uploads, learned = torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0], [0.0, 1.0], [0.0, 2.0]])
     # Distances 5, 1, 2; the true class 1 is pushed to 1 + 0.5.
     expected = math.log(math.exp(-5) + math.exp(-1.5) + math.exp(-2)) + 1.5
-    loss = margin_contrastive_loss(uploads, torch.tensor([1]), learned, torch.tensor(0.5), ALL)
+    loss = margin_contrastive_loss(uploads, torch.tensor([1]), learned, distance_penalty(torch.tensor(0.5), ALL))
     assert float(loss) == pytest.approx(expected, rel=1e-5)
 
 
@@ -43,7 +49,7 @@ def test_a_class_not_offered_is_no_candidate_and_gets_no_gradient() -> None:
     uploads = torch.tensor([[0.0, 0.0]])
     learned = torch.tensor([[3.0, 4.0], [0.0, 1.0], [0.0, 2.0]], requires_grad=True)
     offered = torch.tensor([True, True, False])
-    loss = margin_contrastive_loss(uploads, torch.tensor([1]), learned, torch.tensor(0.0), offered)
+    loss = margin_contrastive_loss(uploads, torch.tensor([1]), learned, distance_penalty(torch.tensor(0.0), offered))
     loss.backward()  # type: ignore[no-untyped-call]
     assert float(loss.detach()) == pytest.approx(math.log(math.exp(-5) + math.exp(-1)) + 1, rel=1e-5)
     assert learned.grad is not None
@@ -53,14 +59,14 @@ def test_a_class_not_offered_is_no_candidate_and_gets_no_gradient() -> None:
 def test_distance_zero_is_finite_with_a_finite_gradient() -> None:
     learned = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
     uploads = learned.detach().clone()
-    loss = margin_contrastive_loss(uploads, torch.tensor([0, 1]), learned, torch.tensor(1.0), ALL[:2])
+    loss = margin_contrastive_loss(uploads, torch.tensor([0, 1]), learned, distance_penalty(torch.tensor(1.0), ALL[:2]))
     loss.backward()  # type: ignore[no-untyped-call]
     assert learned.grad is not None
     assert bool(loss.isfinite())
     assert bool(learned.grad.isfinite().all())
 
 
-def test_expanded_distances_match_the_direct_ones() -> None:
+def test_distances_are_euclidean() -> None:
     generator = torch.Generator().manual_seed(0)
     left, right = torch.randn(6, 9, generator=generator), torch.randn(4, 9, generator=generator)
     direct = (left.unsqueeze(1) - right).norm(dim=2)

@@ -22,7 +22,12 @@ from tinyproto.core.messages import Message
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.streams import Streams, global_randomness
 from tinyproto.core.task import Batch, ParamGroup, State, Step, Task, TensorData, Trainer
-from tinyproto.core.trainable import TrainablePrototypes, adaptive_margin, margin_contrastive_loss
+from tinyproto.core.trainable import (
+    TrainablePrototypes,
+    adaptive_margin,
+    distance_penalty,
+    margin_contrastive_loss,
+)
 
 OfferedClasses = Literal["uploaded", "all"]
 
@@ -49,9 +54,7 @@ class FedTGPHyper(FedProtoHyper):
 
 def contrastive_step(modules: nn.ModuleDict, batch: Batch, context: Mapping[str, Tensor]) -> Step:
     """One step of the server's fit: the uploads of this batch against all learned prototypes."""
-    loss = margin_contrastive_loss(
-        batch.inputs, batch.labels, modules["prototypes"](), context["margin"], context["offered"]
-    )
+    loss = margin_contrastive_loss(batch.inputs, batch.labels, modules["prototypes"](), context["penalty"])
     return Step(loss, loss.detach().unsqueeze(0))
 
 
@@ -107,7 +110,7 @@ class TrainableServer:
             key=("fedtgp server", *values.shape[1:]),
             modules=nn.ModuleDict({"prototypes": network}),
             groups=[ParamGroup("prototypes", self.hyper.server_learning_rate)],
-            context={"margin": margin.to(device), "offered": offered.to(device)},
+            context={"penalty": distance_penalty(margin, offered).to(device)},
             loss=contrastive_step,
             part_names=("contrastive",),
             data=TensorData(values, labels).to(device),

@@ -15,7 +15,7 @@ from tinyproto.data.federation import CountedSamples
 from tinyproto.data.partition_kinds import OWN_KEYS, REQUIRED, Partition, PartitionKind
 from tinyproto.data.sources import Progress, Request, silent
 from tinyproto.engine.client import PrototypeSamples
-from tinyproto.engine.training import TrainerName
+from tinyproto.engine.training import Precision, TrainerName
 from tinyproto.simulation.loop import EvaluatedClients
 
 PresetName = Literal["sound", "reference", "paper"]
@@ -149,13 +149,18 @@ class TrainSection(Section):
     )
     trainer: TrainerName = Field(
         "auto",
-        description="how steps are executed: eager is the reference, and what auto takes; stacked computes clients of "
-        "one network together, for GPUs",
+        description="how steps are executed: eager is the reference; graphed captures the steps of a client, stacked "
+        "computes clients of one network together, both for GPUs; auto: what is quickest for so many rounds",
+    )
+    precision: Precision = Field(
+        "float32",
+        description="of products on a GPU: float32 with TF32 in convolutions, as the published runs; tf32 in matrix "
+        "products, too; exact without",
     )
     workers: Literal["auto"] | Positive = Field(
         "auto",
-        description="processes that train clients side by side; auto: one per core, if the run is long enough; stacked "
-        "clients are always in one",
+        description="processes that train clients side by side; auto: one per core, if the run is long enough; on "
+        "a GPU all are in one",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tinyproto.core.losses import TINY
 from tinyproto.core.prototypes import Prototypes
 
 
@@ -30,9 +29,8 @@ class TrainablePrototypes(nn.Module):
 
 
 def pairwise_distances(left: Tensor, right: Tensor) -> Tensor:
-    """Euclidean distances (N, K) through the expanded square; distance and gradient stay finite at zero."""
-    squared = left.square().sum(1, keepdim=True) + right.square().sum(1) - 2.0 * (left @ right.T)
-    return squared.clamp_min(TINY).sqrt()
+    """Euclidean distances (N, K), each from its differences; the gradient at zero is zero."""
+    return torch.cdist(left, right, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def adaptive_margin(class_centres: Prototypes, cap: float) -> Tensor:
@@ -48,10 +46,15 @@ def adaptive_margin(class_centres: Prototypes, cap: float) -> Tensor:
     return distances.min(1).values.max().clamp_max(cap).float()
 
 
-def margin_contrastive_loss(
-    uploads: Tensor, labels: Tensor, learned: Tensor, margin: Tensor, offered: Tensor
-) -> Tensor:
+def distance_penalty(margin: Tensor, offered: Tensor) -> Tensor:
+    """(K, K): what is added to the distance from an upload of class j, a row, to every global prototype.
+
+    The margin δ to its own, ∞ to those that are not offered.
+    """
+    penalty = torch.diag(margin.expand(len(offered)))
+    return penalty.masked_fill(~offered, torch.inf)
+
+
+def margin_contrastive_loss(uploads: Tensor, labels: Tensor, learned: Tensor, penalty: Tensor) -> Tensor:
     """Cross-entropy over −distance to every offered global prototype, the true class pushed away by the margin δ."""
-    distances = pairwise_distances(uploads, learned)  # (B, K)
-    distances = distances + margin * functional.one_hot(labels, learned.shape[0]).to(distances.dtype)
-    return functional.cross_entropy((-distances).masked_fill(~offered, -torch.inf), labels)
+    return functional.cross_entropy(-(pairwise_distances(uploads, learned) + penalty[labels]), labels)

@@ -19,7 +19,7 @@ from tinyproto.engine.client import ClientRuntime, LocalTraining
 from tinyproto.engine.round import RoundPlan, RoundRecord, play_round
 from tinyproto.engine.server import ServerRuntime
 from tinyproto.engine.stopwatch import Clock, Stopwatch
-from tinyproto.engine.training import TrainerName, make_trainer
+from tinyproto.engine.training import Known, Precision, make_trainer
 from tinyproto.models import ModelEntry, ModelShape
 from tinyproto.simulation.clients import build_clients
 from tinyproto.simulation.loopback import ClientHost, Loopback
@@ -41,7 +41,8 @@ class SimulationSettings:
     evaluate_every: int = 1
     evaluate_clients: EvaluatedClients = "auto"
     counted_samples: CountedSamples = "train"
-    trainer: TrainerName = "auto"
+    trainer: Known = "eager"
+    precision: Precision = "float32"
     device: str = "cpu"
 
 
@@ -68,7 +69,7 @@ def make_loopback(
         ClientRuntime(
             clients,
             algorithm,
-            make_trainer(settings.trainer, device),
+            make_trainer(settings.trainer, device, settings.precision),
             settings.training,
             streams,
             expected_frames(algorithm, images.num_classes, settings.proto_dim),
@@ -97,7 +98,7 @@ class Simulation:
         self.stopwatch = _stopwatch(clock, device)
         self.peak_memory = PeakMemory(device)
         expectation = expected_frames(algorithm, data.images.num_classes, settings.proto_dim)
-        trainer = make_trainer(settings.trainer, device)
+        trainer = make_trainer(settings.trainer, device, settings.precision)
         self.server = ServerRuntime(algorithm, trainer, self.streams, expectation, self.stopwatch)
 
     def rounds(self, first: int = 1) -> Iterator[PlayedRound]:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 
 from tinyproto.core.task import Trainer
+from tinyproto.engine.training.choice import Choice, Known, TrainerName, choose
 from tinyproto.engine.training.eager import EagerTrainer
 from tinyproto.engine.training.graphed import GraphedTrainer
+from tinyproto.engine.training.rounding import Precision, Rounded
 from tinyproto.engine.training.stacked.trainer import StackedTrainer
 
-TrainerName = Literal["auto", "eager", "graphed", "stacked"]
+__all__ = ["Choice", "EagerTrainer", "Known", "Precision", "TrainerName", "choose", "make_trainer"]
 
-__all__ = ["EagerTrainer", "TrainerName", "make_trainer"]
+_TRAINERS = {"eager": EagerTrainer, "graphed": GraphedTrainer, "stacked": StackedTrainer}
 
 
-def make_trainer(name: TrainerName, device: torch.device) -> Trainer:
-    """The trainer a config names."""
-    if name == "graphed":
-        return GraphedTrainer(device)
-    return StackedTrainer(device) if name == "stacked" else EagerTrainer(device)
+def make_trainer(name: Known, device: torch.device, precision: Precision = "float32") -> Trainer:
+    """The trainer chosen; on a GPU with products rounded as told, on a CPU there is nothing to tell."""
+    trainer: Trainer = _TRAINERS[name](device)
+    return trainer if device.type == "cpu" else Rounded(trainer, precision)

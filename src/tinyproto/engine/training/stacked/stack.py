@@ -45,7 +45,7 @@ class _Turn(NamedTuple):
 
     rows: Tensor  # (w, B)
     labels: Tensor  # (w, B)
-    active: Tensor  # (n,) float
+    active: Tensor | None  # (n,) float; None: all of those whose samples these are
 
 
 class Stack:
@@ -162,26 +162,29 @@ class Stack:
 
     def step(self, states: Mapping[str, StackedState], turn: _Turn, first: int, last: int) -> None:
         """One step of every client in `first` … `last` that has one; the statistics of others stay as they were."""
-        idle = {name: states[name].flat.clone() for name in states} if last - first > 1 else {}
+        before = {} if turn.active is None else {name: state.flat.clone() for name, state in states.items()}
         self._train(states, turn, first, last)
-        for name, before in idle.items():
-            states[name].keep(before, turn.active)
+        if turn.active is not None:
+            for name, values in before.items():
+                states[name].keep(values, turn.active)
 
     def _train(self, states: Mapping[str, StackedState], turn: _Turn, first: int, last: int) -> None:
         """One step of SGD; what a client without a step would have moved is left where it was."""
-        batch, active = turn.rows.shape[1], turn.active[first:last]
+        batch = turn.rows.shape[1]
         inputs = self.samples.take(turn.rows, self.dtype)  # (w, B, …)
         weights = {name: states[name].tensors for name in states}
         context = {name: value[first:last] for name, value in self.context.items()}
         losses, logged, seen = self._losses(weights, inputs, turn.labels, context)
         leaves = [value for name in self.states for value in states[name].parameters.values()]
-        gradients = torch.autograd.grad((losses * active).sum(), leaves, allow_unused=True)
+        active = None if turn.active is None else turn.active[first:last]
+        total = losses.sum() if active is None else (losses * active).sum()
+        gradients = torch.autograd.grad(total, leaves, allow_unused=True)
         found = dict(zip(map(id, leaves), gradients, strict=True))
         with torch.no_grad():
             for group in self.groups:
                 _descend(list(states[group.module].parameters.values()), found, group.learning_rate, group.clip_norm)
-            share = torch.where(active.unsqueeze(1) > 0, logged.double() * batch, 0.0)
-            self.parts[first:last] += share
+            logged = logged if active is None else torch.where(active.unsqueeze(1) > 0, logged, 0.0)
+            self.parts[first:last].add_(logged, alpha=batch)
             if seen.shape[-1]:
                 self._observe(seen, turn.labels, active, first, last)
 
@@ -220,7 +223,7 @@ class Stack:
         step = self.loss(cast(nn.ModuleDict, modules), batch, context)
         return step.loss, step.parts, batch.inputs.new_zeros(0) if step.observed is None else step.observed
 
-    def _observe(self, seen: Tensor, labels: Tensor, active: Tensor, first: int, last: int) -> None:
+    def _observe(self, seen: Tensor, labels: Tensor, active: Tensor | None, first: int, last: int) -> None:
         """Sum by class what the loss wants summed, per client."""
         if self.observed is None:
             shape = (self.clients, self.num_classes)
@@ -229,6 +232,8 @@ class Stack:
                 torch.zeros(*shape, dtype=torch.int64, device=self.device),
             )
         places = (labels + self.num_classes * torch.arange(first, last, device=self.device).unsqueeze(1)).flatten()
+        if active is None:
+            active = torch.ones(last - first, device=self.device)
         weighed = (seen * active[:, None, None]).flatten(0, 1)
         self.observed.sums.view(-1, seen.shape[-1]).index_add_(0, places, weighed)
         self.observed.counts.view(-1).index_add_(0, places, active.long().repeat_interleave(labels.shape[1]))
@@ -282,7 +287,7 @@ class _Lane:
         turn = _Turn(
             self.rows.index_select(1, self.counter).squeeze(1),
             self.labels.index_select(1, self.counter).squeeze(1),
-            (self.counter < self.steps).float(),
+            (self.counter < self.steps).float() if self.last - self.first > 1 else None,
         )
         self.stack.step(self.states, turn, self.first, self.last)
         self.counter += 1
@@ -296,7 +301,6 @@ class _Epoch:
         self.states = {name: state.of(0, 1) for name, state in stack.states.items()}
         self.rows = torch.zeros(1, sum(sizes), dtype=torch.int64, device=stack.device)
         self.labels = torch.zeros_like(self.rows)
-        self.active = torch.ones(stack.clients, device=stack.device)
         self.repeated = Repeated(self._all, stack.place)
 
     def fill(self, placed: _Placed, epoch: int) -> None:
@@ -307,7 +311,7 @@ class _Epoch:
     def _all(self) -> None:
         parts = (torch.split(each, list(self.sizes), dim=1) for each in (self.rows, self.labels))
         for rows, labels in zip(*parts, strict=True):
-            self.stack.step(self.states, _Turn(rows, labels, self.active), 0, 1)
+            self.stack.step(self.states, _Turn(rows, labels, None), 0, 1)
 
 
 class _Known:

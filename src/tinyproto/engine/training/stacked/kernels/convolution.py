@@ -17,7 +17,7 @@ from torch import Tensor
 
 @triton.jit
 def _forward(
-    x, w, y, C, F, size_out, H, W, P, Q,
+    x, w, y, C: tl.constexpr, F: tl.constexpr, size_out, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
     K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
     BO: tl.constexpr, BL: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -47,7 +47,7 @@ def _forward(
 
 @triton.jit
 def _input_gradient(
-    g, w, dx, C, F, size_in, H, W, P, Q,
+    g, w, dx, C: tl.constexpr, F: tl.constexpr, size_in, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
     K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
     BC: tl.constexpr, BL: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -78,7 +78,7 @@ def _input_gradient(
 
 @triton.jit
 def _filter_gradient(
-    x, g, dw, C, F, size_out, H, W, P, Q, clients, part,
+    x, g, dw, C: tl.constexpr, F: tl.constexpr, size_out, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, clients, part,
     K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
     BO: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip

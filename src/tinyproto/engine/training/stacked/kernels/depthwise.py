@@ -1,7 +1,8 @@
 """The three kernels of a depthwise convolution: forward, gradient of the inputs, gradient of the filters.
 
 A program handles a block of positions of one channel of one client; (client, channel) are the rows of the stack, and a
-row is B·H·W values in order. Maps are small (1 to 32 pixels wide), so a filter's k·k taps are unrolled.
+row is B·H·W values in order. Maps are small (1 to 32 pixels wide), so a filter's k·k taps are unrolled; their
+sizes are known when a kernel is compiled, so that a division by a width of 8 is a shift.
 """
 
 from __future__ import annotations
@@ -17,7 +18,20 @@ BLOCK = 512
 
 
 @triton.jit
-def _forward(x, w, y, size_out, H, W, P, Q, K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr):
+def _forward(
+    x,
+    w,
+    y,
+    size_out,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    P: tl.constexpr,
+    Q: tl.constexpr,
+    K: tl.constexpr,
+    S: tl.constexpr,
+    PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size_out
@@ -36,7 +50,18 @@ def _forward(x, w, y, size_out, H, W, P, Q, K: tl.constexpr, S: tl.constexpr, PA
 
 @triton.jit
 def _input_gradient(
-    g, w, dx, size_in, H, W, P, Q, K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr
+    g,
+    w,
+    dx,
+    size_in,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    P: tl.constexpr,
+    Q: tl.constexpr,
+    K: tl.constexpr,
+    S: tl.constexpr,
+    PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -57,7 +82,7 @@ def _input_gradient(
 
 @triton.jit
 def _filter_gradient(
-    x, g, dw, rows, size_out, part, H, W, P, Q,
+    x, g, dw, rows, size_out, part, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
     K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
