@@ -38,7 +38,7 @@ def assert_same(mine: Tensor, other: Tensor, inputs: Sequence[Tensor]) -> None:
 
 
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (5, 1), (5, 2)])
-@pytest.mark.parametrize("size", [1, 2, 5, 16])
+@pytest.mark.parametrize("size", [1, 2, 4, 5, 8, 16])
 @pytest.mark.parametrize("kind", ["depthwise", "dense"])
 def test_the_convolution_kernels_give_pytorch_s_values_and_gradients(
     kind: str, kernel: int, stride: int, size: int
@@ -51,10 +51,14 @@ def test_the_convolution_kernels_give_pytorch_s_values_and_gradients(
     assert_same(mine, other, (values, weight, bias))
 
 
-@pytest.mark.parametrize(("channels", "outputs", "size", "kernel", "stride"), [
-    (3, 64, 32, 7, 2), (64, 64, 8, 3, 1), (64, 128, 8, 3, 2), (128, 256, 4, 3, 2), (256, 256, 2, 3, 1),
-])  # fmt: skip
-def test_the_dense_kernel_gives_pytorch_s_at_the_sizes_of_resnet8(
+@pytest.mark.parametrize(
+    ("channels", "outputs", "size", "kernel", "stride"),
+    [
+        (3, 64, 32, 7, 2), (64, 64, 8, 3, 1), (64, 128, 8, 3, 2), (128, 256, 4, 3, 2), (256, 256, 2, 3, 1),
+        (24, 48, 16, 3, 2), (24, 48, 32, 5, 2), (8, 8, 16, 3, 3),
+    ],
+)  # fmt: skip
+def test_the_dense_kernel_gives_pytorch_s_at_the_sizes_of_resnet8_and_others(
     channels: int, outputs: int, size: int, kernel: int, stride: int
 ) -> None:
     values, weight = drawn(5, channels, 32, size, size), drawn(5, outputs, channels, kernel, kernel)

@@ -12,7 +12,7 @@ from torch import Tensor
 from tinyproto.core.task import FeatureModel, FitResult, Task, TensorData, Trainer
 
 Precision = Literal["float32", "tf32", "exact"]
-"""float32 as PyTorch and the published runs have it: TF32 in convolutions, not in matrix products; tf32: in both; exact:
+"""float32 as PyTorch and the published runs have it: TF32 in convolutions, not in matrix products; tf32 in both, exact
 in neither."""
 
 

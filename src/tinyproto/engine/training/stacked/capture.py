@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -63,7 +64,19 @@ class Repeated:
             self.calls += 1
         else:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.place.pool, stream=self.place.stream):
+            with _no_garbage_collection(), torch.cuda.graph(graph, pool=self.place.pool, stream=self.place.stream):
                 self.function()
             graph.replay()
             self.graph = graph
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """An older graph that is freed while another is captured ends the capture: so none is freed meanwhile."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()

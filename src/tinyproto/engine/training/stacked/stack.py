@@ -198,10 +198,10 @@ class Stack:
             modules: dict[str, Any] = {
                 name: _OnDemand(network, weights[name], normalise) for name, network in self.networks.items()
             }
-            firsts = ({name: value[0] for name, value in own.items()} for own in plain.values())
-            modules |= {name: _Functional(self.plain[name], own) for name, own in zip(plain, firsts, strict=True)}
-            own_context = {name: value[0] for name, value in context.items()}
-            loss, logged, seen = self._loss(modules, Batch(inputs[0], labels[0]), own_context)
+            alone = {name: _alone(own) for name, own in plain.items()}
+            modules |= {name: _Functional(self.plain[name], own) for name, own in alone.items()}
+            batch = Batch(inputs.squeeze(0), labels.squeeze(0))
+            loss, logged, seen = self._loss(modules, batch, _alone(context))
             return loss.unsqueeze(0), logged.unsqueeze(0), seen.unsqueeze(0)
         outputs = {
             name: network(inputs, weights[name], normalise=normalise, training=True)
@@ -337,7 +337,7 @@ class _OnDemand:
 
     def __call__(self, inputs: Tensor) -> Output:
         output = self.network(inputs.unsqueeze(0), self.weights, normalise=self.normalise, training=True)
-        return Output(*(value[0] for value in output))
+        return Output(*(value.squeeze(0) for value in output))
 
 
 class _Functional:
@@ -349,6 +349,11 @@ class _Functional:
 
     def __call__(self, *arguments: Any) -> Any:
         return functional_call(self.module, self.weights, arguments)
+
+
+def _alone(stacked: State) -> State:
+    """Of the one client there is; squeezed rather than indexed, which would copy every gradient."""
+    return {name: value.squeeze(0) for name, value in stacked.items()}
 
 
 def _descend(weights: list[Tensor], gradients: Mapping[int, Tensor | None], rate: float, clip: float | None) -> None:

@@ -24,15 +24,17 @@ class WholeModel:
     def features(self, inputs: Tensor, state: State, *, normalise: bool, training: bool) -> Tensor:
         """(1, B, …) to (1, B, d)."""
         self._set(normalise, training)
-        own = {name.removeprefix("extractor."): value[0] for name, value in state.items() if "extractor." in name}
-        features: Tensor = functional_call(self.model.extractor, own, (inputs[0],))
+        own = {
+            name.removeprefix("extractor."): value.squeeze(0) for name, value in state.items() if "extractor." in name
+        }
+        features: Tensor = functional_call(self.model.extractor, own, (inputs.squeeze(0),))
         return features.unsqueeze(0)
 
     def __call__(self, inputs: Tensor, state: State, *, normalise: bool, training: bool) -> Output:
         """(1, B, …) to both ends."""
         self._set(normalise, training)
-        own = {name: value[0] for name, value in state.items()}
-        features, logits = functional_call(self.model, own, (inputs[0],))
+        own = {name: value.squeeze(0) for name, value in state.items()}
+        features, logits = functional_call(self.model, own, (inputs.squeeze(0),))
         return Output(features.unsqueeze(0), logits.unsqueeze(0))
 
     def _set(self, normalise: bool, training: bool) -> None:

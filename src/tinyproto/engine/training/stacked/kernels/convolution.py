@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tinyproto.engine.training.stacked.kernels import quotient
+
 
 @triton.jit
 def _forward(
@@ -64,10 +66,9 @@ def _input_gradient(
         k = start + tl.arange(0, BK)
         out, tap = k // (K * K), k % (K * K)
         up, across = below[None, :] - (tap // K)[:, None], right[None, :] - (tap % K)[:, None]
-        p, q = up // S, across // S
+        p, q = quotient(up, S), quotient(across, S)
         ok = (out < F)[:, None] & (at < size_in)[None, :] & (up >= 0) & (across >= 0) & (p < P) & (q < Q)
-        if S > 1:
-            ok = ok & (up % S == 0) & (across % S == 0)
+        ok = ok & (p * S == up) & (q * S == across)
         patches = tl.load(g + out[:, None] * size_out + (sample * P * Q)[None, :] + p * Q + q, mask=ok, other=0.0)
         known = (channel < C)[:, None] & (out < F)[None, :]
         filters = tl.load(w + channel[:, None] * (F * K * K) + k[None, :], mask=known, other=0.0)

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tinyproto.engine.training.stacked.kernels import quotient
+
 BLOCK = 512
 
 
@@ -73,8 +75,8 @@ def _input_gradient(
     for i in tl.static_range(K):
         for j in tl.static_range(K):
             up, left = h + PAD - i, v + PAD - j
-            p, q = up // S, left // S
-            ok = inside & (up >= 0) & (left >= 0) & (up % S == 0) & (left % S == 0) & (p < P) & (q < Q)
+            p, q = quotient(up, S), quotient(left, S)
+            ok = inside & (up >= 0) & (left >= 0) & (p * S == up) & (q * S == left) & (p < P) & (q < Q)
             values = tl.load(g + row * size_out + sample * P * Q + p * Q + q, mask=ok, other=0.0)
             total += values * tl.load(w + row * K * K + i * K + j)
     tl.store(dx + row * size_in + at, total, mask=inside)
