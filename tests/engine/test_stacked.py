@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -17,6 +17,7 @@ from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import Batch, FitResult, Step, Task, TensorData, Trainer
 from tinyproto.engine.training.eager import EagerTrainer
+from tinyproto.engine.training.graphed import GraphedTrainer
 from tinyproto.engine.training.stacked.network import StackedModel
 from tinyproto.engine.training.stacked.state import StackedState
 from tinyproto.engine.training.stacked.trainer import StackedTrainer
@@ -144,6 +145,66 @@ def test_clients_of_unequal_size_end_where_each_ends_alone(algorithm: str) -> No
         if mine.observed is not None and other.observed is not None:
             assert torch.allclose(mine.observed.sums, other.observed.sums, atol=1e-9)
             assert torch.equal(mine.observed.counts, other.observed.counts)
+
+
+@pytest.mark.usefixtures("exact")
+def test_clients_that_are_done_leave_the_stack_and_what_was_paid_for_is_told() -> None:
+    side = side_of("fedproto", "small_cnn_a")
+    sizes = (8, 160, 16, 16)  # one client with twenty batches, three with one or two
+    alone, _ = trained(side, EagerTrainer(), "small_cnn_a", sizes)
+    trainer = StackedTrainer()
+    together, results = trained(side, trainer, "small_cnn_a", sizes)
+    assert_alike(together, alone)
+    done, paid = [result.steps for result in results], [result.steps_paid for result in results]
+    assert done == [2, 40, 4, 4]
+    assert paid[1] == 40
+    assert sum(paid) <= 1.1 * sum(done)  # a stack that never shrank would pay for 160
+
+
+@pytest.mark.usefixtures("exact")
+def test_a_stack_takes_fewer_clients_than_it_was_built_for_and_more_make_it_grow() -> None:
+    side, trainer = side_of("fedproto", "small_cnn_a"), StackedTrainer()
+    alone, together = (clients_of(side, "small_cnn_a", (24, 30, 17)) for _ in range(2))
+    for chosen in ([0, 1], [2], [0, 1, 2], [1, 2]):
+        for clients, executing in ((alone, EagerTrainer()), (together, trainer)):
+            tasks = []
+            for client in (clients[number] for number in chosen):
+                plan = batch_plan(len(client.train), 8, 1, last="keep", shuffle=None)
+                tasks.append(side.task(client, plan, seed=0))
+            executing.fit(tasks)
+    assert_alike(together, alone)
+    assert [stack.clients for stack in trainer.stacks.found.values() if stack is not None] == [3]
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("algorithm", ["local", "fml", "fedkd", "feddistill", "fedproto"])
+def test_captured_steps_of_one_client_end_where_the_reference_ends(algorithm: str) -> None:
+    side, sizes = side_of(algorithm, "small_cnn_b"), (44, 30, 5, 17)
+    expected, reference = trained(side, EagerTrainer(), "small_cnn_b", sizes)
+    trainer = GraphedTrainer()
+    found, results = trained(side, trainer, "small_cnn_b", sizes)
+    assert trainer.notes == []
+    assert_alike(found, expected)
+    for mine, other in zip(results, reference, strict=True):
+        assert mine.steps == other.steps
+        assert torch.allclose(mine.parts, other.parts, atol=1e-6)
+
+
+@pytest.mark.usefixtures("exact")
+def test_what_cannot_be_captured_is_done_as_the_reference_does_it_and_that_is_said() -> None:
+    def refusing(task: Task) -> Task:
+        def loss(modules: nn.ModuleDict, batch: Batch, context: Mapping[str, Tensor]) -> Step:
+            if not isinstance(modules, nn.ModuleDict):
+                raise TypeError("modules wanted")
+            return task.loss(modules, batch, context)
+
+        return replace(task, loss=loss, key=("refusing", task.key))
+
+    side, trainer = side_of("local", "small_cnn_a"), GraphedTrainer()
+    alone, _ = trained(side, EagerTrainer(), "small_cnn_a", (20, 12), refusing)
+    found, _ = trained(side, trainer, "small_cnn_a", (20, 12), refusing)
+    assert_alike(found, alone, tolerance=0.0)
+    assert trainer.notes == ["client 0 and its like are trained as the reference does it: TypeError: modules wanted"]
 
 
 @pytest.mark.usefixtures("exact")

@@ -217,13 +217,14 @@ class StackedModel:
     def __call__(self, inputs: Tensor, state: State, *, normalise: bool, training: bool) -> Output:
         """(n, B, …) to both ends."""
         features = self._features(inputs, state, normalise, training)
-        logits = self.head(features, _part(state, "head."), normalise=normalise, training=training)
+        logits = self.head(features, part(state, "head."), normalise=normalise, training=training)
         return Output(features.transpose(1, 2), logits.transpose(1, 2))
 
     def _features(self, inputs: Tensor, state: State, normalise: bool, training: bool) -> Tensor:
         stacked = inputs.transpose(1, 2).contiguous()  # (n, C, B, …), as all layers want it
-        return self.extractor(stacked, _part(state, "extractor."), normalise=normalise, training=training)
+        return self.extractor(stacked, part(state, "extractor."), normalise=normalise, training=training)
 
 
-def _part(state: State, prefix: str) -> State:
+def part(state: State, prefix: str) -> State:
+    """The tensors whose names begin so, by the rest of their names."""
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

@@ -1,0 +1,128 @@
+"""What `auto` takes, how stacks shrink, and how products round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, fx, nn
+
+from tinyproto.core.task import FeatureModel, FitResult, Task, TensorData
+from tinyproto.engine.training import choose
+from tinyproto.engine.training.rounding import Precision, Rounded
+from tinyproto.engine.training.stacked.fusion import Fusion, Gated, Interleaved, Normalised
+from tinyproto.engine.training.stacked.levels import ANOTHER_WIDTH, ONE_MORE, Level, levels, paid
+from tinyproto.engine.training.stacked.network import StackedModule
+from tinyproto.models import ModelShape, build_model
+
+
+@pytest.mark.parametrize(
+    ("device", "steps", "expected"),
+    [("cpu", 10**6, "eager"), ("cuda", 100, "eager"), ("cuda:0", 2_000, "graphed"), ("cuda", 400_000, "stacked")],
+)
+def test_auto_weighs_preparation_against_steps(device: str, steps: int, expected: str) -> None:
+    choice = choose("auto", device, steps)
+    assert choice.trainer == expected
+    assert device == "cpu" or str(steps) in choice.reason
+
+
+def test_a_trainer_that_is_named_is_taken() -> None:
+    assert choose("graphed", "cpu", 1).trainer == "graphed"
+
+
+steps_of_clients = st.lists(st.integers(0, 60), min_size=1, max_size=8).map(lambda steps: sorted(steps, reverse=True))
+
+
+@given(steps_of_clients)
+def test_levels_cover_every_step_of_every_client_once(steps: list[int]) -> None:
+    found = levels(steps)
+    assert [level.start for level in found] == [0, *(level.stop for level in found[:-1])][: len(found)]
+    assert [level.width for level in found] == sorted({level.width for level in found}, reverse=True)
+    for client, count in enumerate(steps):
+        assert paid(found, client) >= count
+    assert (found[-1].stop if found else 0) == steps[0]
+
+
+@given(steps_of_clients)
+def test_levels_are_never_dearer_than_one_width_for_all(steps: list[int]) -> None:
+    def cost(found: Sequence[Level]) -> float:
+        return sum((level.stop - level.start) * (1 + ONE_MORE * (level.width - 1)) + ANOTHER_WIDTH for level in found)
+
+    assert cost(levels(steps)) <= cost([Level(len(steps), 0, steps[0])])
+
+
+def test_equal_clients_stay_together_and_a_long_one_goes_on_alone() -> None:
+    assert levels([62, 62, 60]) == [Level(3, 0, 62)]
+    assert levels([300, 40, 40]) == [Level(3, 0, 40), Level(1, 40, 300)]
+
+
+class Asked:
+    """Remembers how products rounded when it was asked."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self.notes: list[str] = []
+        self.seen: list[tuple[bool, bool]] = []
+
+    def fit(self, tasks: Sequence[Task]) -> list[FitResult]:
+        self.seen.append((torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32))
+        return []
+
+    def features(self, models: Sequence[FeatureModel], data: Sequence[TensorData]) -> list[Tensor]:
+        self.fit([])
+        return []
+
+
+@pytest.mark.parametrize(
+    ("precision", "expected"), [("float32", (True, False)), ("tf32", (True, True)), ("exact", (False, False))]
+)
+def test_products_round_as_told_and_afterwards_as_before(precision: Precision, expected: tuple[bool, bool]) -> None:
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    asked = Asked()
+    trainer = Rounded(asked, precision)
+    trainer.fit([])
+    trainer.features([], [])
+    assert asked.seen == [expected, expected]
+    assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == before
+
+
+def kinds(name: str) -> list[str]:
+    with torch.device("meta"):
+        module = StackedModule(build_model(name, ModelShape((3, 32, 32), 500, 100, 0.0), 0).extractor)
+    described = []
+    for fused in module.fusion.fused.values():
+        if isinstance(fused, Normalised):
+            described.append(f"norm{'+' if fused.added is not None else ''} {fused.activation}")
+        else:
+            described.append("gate" if isinstance(fused, Gated) else "interleave")
+    return described
+
+
+def test_what_belongs_together_in_the_paper_s_networks_is_computed_together() -> None:
+    assert kinds("resnet8").count("norm+ relu") == 3
+    assert kinds("mobilenet_v2").count("norm+ None") == 10
+    assert kinds("mobilenet_v2").count("norm relu6") == 35
+    assert kinds("shufflenet_v2").count("interleave") == 16
+    assert kinds("efficientnet_b0").count("gate") == 16
+    assert kinds("efficientnet_b0").count("norm silu") == 33
+
+
+def test_what_somebody_else_looks_at_stays_apart() -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm2d(3)
+
+        def forward(self, values: Tensor) -> Tensor:
+            normal = self.norm(values)
+            outcome: Tensor = torch.relu(normal) + normal * torch.sigmoid(normal)
+            return outcome
+
+    traced = fx.symbolic_trace(Branching())
+    fusion = Fusion(traced.graph, dict(traced.named_modules()))
+    assert [type(fused) for fused in fusion.fused.values()] == [Normalised, Gated]
+    assert [each.activation for each in fusion.fused.values() if isinstance(each, Normalised)] == [None]
+    assert not any(isinstance(each, Interleaved) for each in fusion.fused.values())
