@@ -217,7 +217,7 @@ class Echoing(Loopback):
 
 def test_order_repetition_and_strangers_change_nothing(quarters: FederatedData) -> None:
     straight, odd = simulation(quarters, build("tinyproto_ft")), simulation(quarters, build("tinyproto_ft"))
-    odd.host = Echoing(odd.loopback.clients)
+    odd.host = Echoing(odd.loopback.clients, odd.loopback.shelf)
     assert [played.record for played in straight.rounds()] == [played.record for played in odd.rounds()]
     assert all(torch.equal(straight.server.state[name], odd.server.state[name]) for name in straight.server.state)
 
@@ -233,7 +233,7 @@ class Correcting(Loopback):
 
 def test_a_client_s_first_answer_counts_good_or_bad(quarters: FederatedData) -> None:
     played = simulation(quarters, build("fedproto"))
-    channel, meter = Correcting(played.loopback.clients), Meter()
+    channel, meter = Correcting(played.loopback.clients, played.loopback.shelf), Meter()
     played.server.greet(channel, range(5), meter)
     plan = RoundPlan(Round(1, 2), participants=range(5), evaluated=frozenset())
     record = play_round(played.server, channel, plan, meter, tolerant=True)
