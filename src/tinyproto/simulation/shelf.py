@@ -75,6 +75,10 @@ class ClientShelf(Mapping[int, Client]):
         """What it says of itself, which takes no network."""
         return self._builder.info(client)
 
+    def whole_size(self) -> int:
+        """Bytes that all clients would take in memory."""
+        return sum(map(self._weight, self._ids))
+
     def portions(self, clients: Iterable[int]) -> Iterator[list[int]]:
         """These clients in order of id, as many at a time as fit into the budget with their gradients; at least one."""
         with self._stopwatch.phase("clients"):
