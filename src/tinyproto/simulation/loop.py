@@ -103,7 +103,6 @@ class Simulation:
         meter = Meter()
         if first == 1:
             self.server.greet(self.host, range(self.num_clients), meter)
-            self.host.take_seconds()  # the hello is no part of a round
         for number in range(first, total + 2):
             start = self.stopwatch.now()
             with one_thread():

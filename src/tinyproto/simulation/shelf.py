@@ -81,12 +81,10 @@ class ClientShelf(Mapping[int, Client]):
 
     def portions(self, clients: Iterable[int]) -> Iterator[list[int]]:
         """These clients in order of id, as many at a time as fit into the budget with their gradients; at least one."""
-        with self._stopwatch.phase("clients"):
-            weights = {client: self._weight(client) for client in sorted(clients)}
         portion: list[int] = []
         room: float = self.budget
-        for client, weight in weights.items():
-            needed = 2 * weight
+        for client in sorted(clients):
+            needed = 2 * self._weight(client)
             if portion and needed > room:
                 yield portion
                 portion, room = [], self.budget
