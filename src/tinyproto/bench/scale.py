@@ -18,7 +18,10 @@ from tinyproto.simulation.budget import client_budget
 from tinyproto.tracking.environment import environment
 
 PAPER = tuple(PUBLISHED)[:4]
-COMPARED = ("seconds_per_participant", "client_seconds_per_participant", "peak_memory_bytes")
+COMPARED = (
+    "seconds_per_participant", "client_seconds_per_participant", "processor_seconds_per_participant",
+    "peak_memory_bytes",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class ScaleSettings:
     algorithm: str = "tinyproto_ft"
     networks: tuple[str, ...] = PAPER
     image_size: int = 32
-    memory: str = "500MB"
+    memory: str = "200MB"
     closing: bool = False
 
     def __post_init__(self) -> None:
@@ -98,7 +101,9 @@ def ratios(settings: ScaleSettings, results: Sequence[Mapping[str, Any]]) -> dic
         "same_participants": (found[large, settings.same], found[small, settings.same]),
         "same_share": (found[large, settings.share(large)], found[small, settings.share(small)]),
     }
-    return {name: {key: over[key] / under[key] for key in COMPARED} for name, (over, under) in pairs.items()}
+    return {
+        name: {key: over[key] / under[key] for key in COMPARED if key in over} for name, (over, under) in pairs.items()
+    }
 
 
 def _apart(case: Case) -> dict[str, Any]:
