@@ -52,7 +52,7 @@ def scale(
     ] = 32,
     memory: Annotated[
         str, typer.Option(help="What clients may take in memory: the config's train.client_memory.")
-    ] = "500MB",
+    ] = "200MB",
     closing: Annotated[
         bool, typer.Option("--closing", help="Also the closing exchange, which evaluates every client once.")
     ] = False,
