@@ -134,3 +134,15 @@ def test_ten_times_the_clients_of_the_paper_s_networks_cost_no_more_time_or_memo
     assert large["bytes_written"] > 0
     assert found["ratios"]["same_participants"]["peak_memory_bytes"] < 1.1
     assert found["ratios"]["same_participants"]["processor_seconds_per_participant"] < 1.3
+
+
+def test_the_command_s_defaults_are_the_settings() -> None:
+    import inspect
+
+    from tinyproto.cli.bench import scale
+
+    told = {name: parameter.default for name, parameter in inspect.signature(scale).parameters.items()}
+    settings = vars(ScaleSettings())
+    for name in ("participation", "participants", "rounds", "samples", "algorithm", "image_size", "memory", "closing"):
+        assert told[name] == settings[name], name
+    assert sizes(told["clients"]) == settings["clients"]
