@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -107,14 +108,15 @@ def ratios(settings: ScaleSettings, results: Sequence[Mapping[str, Any]]) -> dic
 
 
 def _apart(case: Case) -> dict[str, Any]:
-    """In a new process, so that no case inherits another's memory."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tinyproto.bench.scale_case"],
-        input=json.dumps(asdict(case)),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """In a new process, so that no case inherits another's memory; what it leaves on disk goes however it ends."""
+    with tempfile.TemporaryDirectory(prefix="tinyproto-bench-") as folder:
+        done = subprocess.run(
+            [sys.executable, "-m", "tinyproto.bench.scale_case"],
+            input=json.dumps({**asdict(case), "folder": folder}),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
         raise TinyProtoError(f"measuring {case.clients} clients ended with status {done.returncode}: {last[0]}")

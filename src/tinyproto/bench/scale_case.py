@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ class Case:
     image_size: int
     memory: str
     closing: bool = False
+    folder: str | None = None  # for clients' states; a temporary one if left out
 
 
 def measure_case(case: Case) -> dict[str, Any]:
@@ -51,7 +53,7 @@ def measure_case(case: Case) -> dict[str, Any]:
     images = _images(case)
     experiment = Experiment(parse_config(_config(case), "bench scale", images=images), images)
     (cell,) = experiment.cells
-    host = experiment.loopback(cell)
+    host = experiment.loopback(cell, folder=None if case.folder is None else Path(case.folder))
     simulation = experiment.simulation(cell, host)
     before = simulation.peak_memory.read()
     begun = time.perf_counter()
