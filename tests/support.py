@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from tinyproto.data.federation import FederatedData
 from tinyproto.data.images import Images
 from tinyproto.models import ModelEntry
 from tinyproto.models.split import SplitModel
+from tinyproto.simulation.client_files import ClientFiles
+from tinyproto.simulation.clients import snapshot_clients
 from tinyproto.simulation.loop import Simulation, SimulationSettings, make_loopback
 
 NUM_CLASSES = 4
@@ -109,8 +112,14 @@ class InProcess(Simulation):
 
     def __init__(
         self, data: FederatedData, models: Sequence[ModelEntry], algorithm: Algorithm, settings: SimulationSettings,
-        seed: int, clock: Callable[[], float] = time.perf_counter,
+        seed: int, clock: Callable[[], float] = time.perf_counter, folder: Path | None = None,
     ) -> None:  # fmt: skip
-        self.loopback = make_loopback(data, models, algorithm, settings, seed, clock)
-        self.clients = self.loopback.clients.clients
+        files = ClientFiles(folder)
+        self.loopback = make_loopback(data, models, algorithm, settings, seed, clock, files=files)
+        self.clients = self.loopback.shelf
         super().__init__(data, algorithm, settings, seed, self.loopback, clock)
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """All that changes from round to round, by name."""
+        server = {f"server/{name}": tensor.clone() for name, tensor in self.server.state.items()}
+        return server | dict(snapshot_clients(self.clients.values()))

@@ -254,3 +254,24 @@ def test_only_what_is_there_can_be_asked_of_the_package() -> None:
     assert all(hasattr(tp, name) for name in tp.__all__)
     with pytest.raises(AttributeError, match="no attribute 'simulat'"):
         _ = tp.simulat
+
+
+def test_clients_beyond_the_budget_are_read_from_disk_when_asked_for() -> None:
+    def run(memory: str) -> tp.Result:
+        return tp.simulate(
+            num_clients=4, alpha=1.0, rounds=2, models="small_cnn_c", proto_dim=10,
+            settings={"train": {"client_memory": memory}},
+        )  # fmt: skip
+
+    roomy, tight = run("1GB"), run("1B")
+    assert roomy.rounds == tight.rounds
+    assert [client.id for client in tight.clients] == [0, 1, 2, 3]
+    assert (tight.clients[-1].id, [client.id for client in tight.clients[1:3]]) == (3, [1, 2])
+    with pytest.raises(IndexError):
+        tight.clients[4]
+    for one, other in zip(roomy.clients, tight.clients, strict=True):
+        for name, tensor in one.model.state_dict().items():
+            assert torch.equal(tensor, other.model.state_dict()[name])
+        assert one.received is not None
+        assert other.received is not None
+        assert torch.equal(one.received.values, other.received.values)

@@ -13,7 +13,7 @@ import yaml
 
 from tinyproto import grid
 from tinyproto.config import load_config
-from tinyproto.errors import CheckpointError, RunFolderError
+from tinyproto.errors import CheckpointError, ClientStateError, RunFolderError
 from tinyproto.experiment import Experiment
 from tinyproto.simulation.checkpoint import SCHEMA_VERSION, load_newest
 
@@ -123,10 +123,27 @@ def test_a_finished_run_without_checkpoints_stays_as_it_is(tmp_path: Path) -> No
     assert (folder / "rounds.jsonl").read_bytes() == before[0]
 
 
-def test_checkpoints_are_bounded_in_number(tmp_path: Path) -> None:
-    often = experiment(tmp_path, "checkpoint.every_seconds=0", "algorithms=[fedproto]")
-    folder = grid.run(often, tmp_path / "runs")
-    assert len(list((folder / "checkpoint").iterdir())) == 2
+class Counts(grid.Silent):
+    """Counts the checkpoints, and the client states beside them, while a run goes on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.found: list[tuple[int, int]] = []
+
+    def stop_wanted(self) -> bool:
+        if (self.folder / "checkpoint").is_dir():
+            self.found.append(tuple(len(list((self.folder / name).glob("*"))) for name in ("checkpoint", "clients")))  # type: ignore[arg-type]
+        return False
+
+
+def test_checkpoints_and_client_states_are_bounded_in_number_and_gone_at_the_end(tmp_path: Path) -> None:
+    often = experiment(tmp_path, "checkpoint.every_seconds=0", "algorithms=[fedproto]", "train.rounds=8")
+    counts = Counts(tmp_path / "runs" / "trial")
+    folder = grid.run(often, tmp_path / "runs", observer=counts)
+    assert max(checkpoints for checkpoints, _ in counts.found) == 2
+    assert max(clients for _, clients in counts.found) <= 3 + 2  # all, and the two that changed since the one before
+    assert len(list((folder / "checkpoint").iterdir())) == 1
+    assert not (folder / "clients").exists()
 
 
 def stopped(tmp_path: Path) -> Path:
@@ -184,15 +201,55 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     folder = stopped(tmp_path)
-    file = newest(folder)
-    checkpoint = load_newest(folder / "checkpoint")
+    checkpoint = load_newest(folder / "checkpoint", folder / "clients")
     assert checkpoint is not None
-    with safetensors.safe_open(file, framework="pt") as opened:
-        metadata = opened.metadata()
-    kept = {name: tensor for name, tensor in checkpoint.tensors.items() if "/model/" not in name}
-    safetensors.torch.save_file(kept, file, metadata=metadata)
-    with pytest.raises(CheckpointError, match="does not fit this run"):
+    trained = next(iter(checkpoint.clients))
+    other = 1 if trained % 2 == 0 else 0  # client i has network i modulo 2
+    rewritten(folder, clients={other: checkpoint.clients[trained]})
+    with pytest.raises(ClientStateError, match=f"the state of client {other} does not fit this run: RuntimeError"):
         grid.resume(experiment(tmp_path), folder)
+
+
+def test_a_client_state_that_is_gone_is_named_before_anything_is_trained(tmp_path: Path) -> None:
+    folder = stopped(tmp_path)
+    state = min((folder / "clients").iterdir())
+    state.unlink()
+    before = (folder / "rounds.jsonl").read_bytes()
+    with pytest.raises(CheckpointError, match=f"{state.name} is not there"):
+        grid.resume(experiment(tmp_path), folder)
+    assert (folder / "rounds.jsonl").read_bytes() == before
+
+
+def test_a_client_state_that_is_damaged_is_refused(tmp_path: Path) -> None:
+    folder = stopped(tmp_path)
+    for state in (folder / "clients").iterdir():
+        content = bytearray(state.read_bytes())
+        content[-3] ^= 1
+        state.write_bytes(content)
+    with pytest.raises(ClientStateError, match="is damaged: it is not what was written"):
+        grid.resume(experiment(tmp_path), folder)
+
+
+def test_what_a_killed_run_left_beside_its_checkpoint_is_swept_away(tmp_path: Path, undisturbed: Path) -> None:
+    folder = stopped(tmp_path)
+    needed = {path.name for path in (folder / "clients").iterdir()}
+    assert needed
+    for name in ("000000-0123456789abcdef.safetensors", "000001-0123456789abcdef.partial"):
+        (folder / "clients" / name).write_bytes(b"half a state")
+    with pytest.raises(KeyboardInterrupt):
+        grid.resume(experiment(tmp_path), folder, observer=StopsAfter(1))
+    assert all("0123456789abcdef" not in path.name for path in (folder / "clients").iterdir())
+    assert_same(grid.resume(experiment(tmp_path), folder), undisturbed)
+
+
+@pytest.mark.parametrize("rounds", [2, 5, 9])
+def test_a_budget_of_one_byte_changes_nothing_undisturbed_or_resumed(
+    tmp_path: Path, undisturbed: Path, rounds: int
+) -> None:
+    tight = experiment(tmp_path, "train.client_memory=1B")
+    with pytest.raises(KeyboardInterrupt):
+        grid.run(tight, tmp_path / "runs", observer=StopsAfter(rounds))
+    assert_same(grid.resume(tight, tmp_path / "runs" / "trial"), undisturbed)
 
 
 def test_records_shorter_than_the_checkpoint_says_are_refused(tmp_path: Path) -> None:

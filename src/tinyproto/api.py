@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 from torch import nn
@@ -19,6 +19,7 @@ from tinyproto.errors import ConfigError
 from tinyproto.experiment import Experiment
 from tinyproto.models import SMALL_CNNS, ModelEntry
 from tinyproto.simulation.loop import PlayedRound
+from tinyproto.simulation.shelf import ClientShelf
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,7 +28,7 @@ class Result:
 
     summary: Mapping[str, Any]  # one entry of summary.json
     rounds: Sequence[RoundRecord]
-    clients: Sequence[Client]
+    clients: Sequence[Client]  # as they ended; those that are not in memory are read from disk when asked for
 
     def __repr__(self) -> str:
         name, rounds = self.summary["algorithm"], self.summary["rounds"]
@@ -106,8 +107,29 @@ def simulate(
     return Result(
         summary=experiment.summarise(cell, simulation, played),
         rounds=[round_.record for round_ in played],
-        clients=list(host.clients.clients.values()),
+        clients=_Clients(host.shelf),
     )
+
+
+class _Clients(Sequence[Client]):
+    """The clients of a shelf by their place, which is their id."""
+
+    def __init__(self, shelf: ClientShelf) -> None:
+        self._shelf = shelf
+
+    def __len__(self) -> int:
+        return len(self._shelf)
+
+    @overload
+    def __getitem__(self, place: int) -> Client: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Client]: ...
+
+    def __getitem__(self, place: int | slice) -> Client | list[Client]:
+        if isinstance(place, slice):
+            return [self._shelf[client] for client in range(len(self))[place]]
+        return self._shelf[range(len(self))[place]]
 
 
 def _partition(settings: Mapping[str, Any], **arguments: Any) -> dict[str, Any]:

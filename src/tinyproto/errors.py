@@ -36,6 +36,10 @@ class CheckpointError(TinyProtoError):
     """A checkpoint is damaged, foreign, or of another run."""
 
 
+class ClientStateError(TinyProtoError):
+    """A client's state cannot be put on disk, or read back from there."""
+
+
 class WorkerError(TinyProtoError):
     """A worker process failed or died."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,8 +21,11 @@ from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.training import Choice, choose
 from tinyproto.errors import ConfigError
 from tinyproto.models import build_model, entry_name, rehearse_training
-from tinyproto.simulation.loop import PlayedRound, Simulation, SimulationSettings, make_loopback, one_thread
+from tinyproto.simulation.budget import client_budget
+from tinyproto.simulation.client_files import ClientFiles
+from tinyproto.simulation.loop import PlayedRound, Simulation, SimulationSettings, make_loopback
 from tinyproto.simulation.loopback import ClientHost, Loopback
+from tinyproto.simulation.threads import one_thread
 from tinyproto.tracking.summary import summarise
 
 WORTH_WORKERS = 40
@@ -119,12 +123,25 @@ class Experiment:
             trainer=self.choice.trainer,
             precision=model.train.precision,
             device=self.device,
+            client_memory=self.client_memory,
         )
 
-    def loopback(self, cell: Cell, only: Collection[int] | None = None) -> Loopback:
-        """The clients of one cell in this process: all of them, or `only` some."""
-        algorithm = cell.entry.build(self.federation)
-        return make_loopback(self.data, self.config.model.models, algorithm, self.settings, cell.seed, only=only)
+    @property
+    def client_memory(self) -> int:
+        """Bytes that the clients of one of the processes may take."""
+        return client_budget(self.config.model.train.client_memory, torch.device(self.device), self.workers)
+
+    def loopback(
+        self, cell: Cell, only: Collection[int] | None = None, folder: Path | None = None, memory: int | None = None
+    ) -> Loopback:
+        """The clients of one cell in this process: all of them, or `only` some.
+
+        Beyond so much memory, by default what the config says, they go to a folder; a temporary one if none is given.
+        """
+        settings = self.settings if memory is None else replace(self.settings, client_memory=memory)
+        algorithm, models = cell.entry.build(self.federation), self.config.model.models
+        files = ClientFiles(folder)
+        return make_loopback(self.data, models, algorithm, settings, cell.seed, only=only, files=files)
 
     def simulation(self, cell: Cell, host: ClientHost) -> Simulation:
         """The simulation of one cell, ready to play."""

@@ -6,6 +6,7 @@ Whoever wants to show progress passes an observer.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +25,9 @@ from tinyproto.tracking.environment import environment
 from tinyproto.tracking.run_folder import RunFolder
 from tinyproto.tracking.summary import SCHEMA_VERSION
 from tinyproto.workers.pool import WorkerPool
+
+MOST_PROTOTYPES = 100
+"""prototypes.safetensors, which is for figures, has the local prototypes of so many clients, the first ones."""
 
 
 class Observer(Protocol):
@@ -76,7 +80,7 @@ def resume(experiment: Experiment, path: Path, *, observer: Observer | None = No
     """Go on with a run from its newest checkpoint, to the end it would have had undisturbed."""
     folder = RunFolder.open(path)
     now = experiment.config.resolved()
-    checkpoint = load_newest(folder.checkpoints)
+    checkpoint = load_newest(folder.checkpoints, folder.clients)
     if checkpoint is None:
         results = folder.read_results()
         if len(results) == len(experiment.cells):
@@ -108,10 +112,15 @@ class _Grid:
     def play(self, start: Checkpoint) -> Path:
         """All cells from `start` on, with as many workers as the config asks for."""
         workers = self.experiment.workers
-        if workers == 1:
-            return self._play_from(start, None)
-        with WorkerPool(self.experiment.config.resolved(), self.experiment.images, workers) as pool:
-            return self._play_from(start, pool)
+        self.checkpoints.sweep()
+        try:
+            if workers == 1:
+                return self._play_from(start, None)
+            with WorkerPool(self.experiment.config.resolved(), self.experiment.images, workers) as pool:
+                return self._play_from(start, pool)
+        finally:
+            with suppress(OSError):  # it would hide what went wrong; the next start sweeps again
+                self.checkpoints.sweep()
 
     def _play_from(self, start: Checkpoint, pool: WorkerPool | None) -> Path:
         folder, position = self.folder, start.position
@@ -131,12 +140,14 @@ class _Grid:
             folder.write_json("summary.json", {"schema_version": SCHEMA_VERSION, "results": results})
             self.checkpoints.save(index + 1, next_round=1, simulation=None)
             self.observer.finished(result)
+        self.checkpoints.finish()
         return folder.path
 
     def _host(self, index: int, cell: Cell, pool: WorkerPool | None) -> ClientHost:
         if pool is None:
-            return self.experiment.loopback(cell)
-        return pool.begin(index, self.experiment.data.train_counts.sum(1).tolist())
+            return self.experiment.loopback(cell, folder=self.folder.clients)
+        samples = self.experiment.data.train_counts.sum(1).tolist()
+        return pool.begin(index, samples, self.folder.clients, self.experiment.client_memory)
 
     def _play(
         self, index: int, cell: Cell, host: ClientHost, start: Checkpoint | None
@@ -170,9 +181,10 @@ class _Grid:
 
 
 def named_prototypes(prefix: str, simulation: Simulation) -> Iterator[tuple[str, Tensor]]:
-    """Every client's local prototypes, and the global ones where the method has any, as tensors to save."""
-    groups = grouped(simulation.host.snapshot(("local", "received")))
-    locals_ = [groups[client, "local"] for client in range(simulation.num_clients)]
+    """The first clients' local prototypes, and the global ones where the method has any, as tensors to save."""
+    clients = range(min(simulation.num_clients, MOST_PROTOTYPES))
+    groups = grouped(simulation.host.snapshot(clients, ("local", "received")))
+    locals_ = [groups[client, "local"] for client in clients]
     yield f"{prefix}/local/values", torch.stack([local["values"] for local in locals_])
     yield f"{prefix}/local/present", torch.stack([local["present"] for local in locals_]).to(torch.uint8)
     if (0, "received") in groups:

@@ -35,7 +35,7 @@ def test_every_result_has_the_fields_of_the_summary(good: GoodRun) -> None:
         assert all(set(by_rule) == rules for by_rule in result["accuracy"].values())
         assert set(result["payload_bytes_per_round"]) == set(result["wire_bytes_per_round"]) == {"up", "down"}
         assert result["socket_bytes_per_round"] is None
-        assert set(result["seconds_per_round"]) == {"total", "train", "prototypes", "server", "evaluate"}
+        assert set(result["seconds_per_round"]) == {"total", "train", "prototypes", "server", "evaluate", "clients"}
         assert 0 < result["seconds_per_round"]["train"] <= result["seconds_per_round"]["total"]
         assert result["peak_memory_bytes"] > 10_000_000
         known = [value for by_rule in result["accuracy"].values() for value in by_rule.values() if value is not None]

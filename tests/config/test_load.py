@@ -286,3 +286,10 @@ def test_from_python_networks_are_objects_and_the_dataset_is_that_of_the_images(
     assert config.model.data.name == "mine"
     assert config.model.models[0] is module
     assert config.model.models[1] is nn.ReLU
+
+
+def test_an_amount_of_memory_is_checked_and_kept_as_it_was_given(base: Path) -> None:
+    assert load_config(base).resolved()["train"]["client_memory"] == "auto"
+    assert load_config(base, ["train.client_memory=1.5 GiB"]).resolved()["train"]["client_memory"] == "1.5 GiB"
+    assert "train.client_memory: '3 heaps' is no amount of memory" in refusal(base, "train.client_memory=3 heaps")
+    assert "such as 500MB or 2GB, or auto" in refusal(base, "train.client_memory=3 heaps")

@@ -259,3 +259,17 @@ def test_the_seed_decides_the_partition_and_no_global_generator_is_touched() -> 
 def test_more_clients_than_samples_is_an_error_with_the_numbers(num_clients: int, min_samples: int) -> None:
     with pytest.raises(DataError, match=rf"{num_clients} clients .* the dataset has 12; lower partition\.num_clients"):
         dirichlet_shares(np.zeros(12, dtype=np.int64), num_clients, 0.1, seed=1, min_samples=min_samples)
+
+
+@pytest.mark.parametrize(("classes", "min_samples"), [(100, 1), (10, 8)])
+def test_two_thousand_clients_of_thirty_samples_each_have_enough(
+    monkeypatch: pytest.MonkeyPatch, classes: int, min_samples: int
+) -> None:
+    monkeypatch.setattr(partition, "MOST_DRAWS", 20)  # with 10 classes no draw gives every client 8, so one is repaired
+    labels = np.arange(60_000) % classes
+    shares = dirichlet_shares(labels, 2000, 0.1, seed=1, min_samples=min_samples)
+    held = [np.concatenate([share.train, share.test]) for share in shares]
+    assert min(map(len, held)) >= min_samples
+    assert np.array_equal(np.sort(np.concatenate(held)), np.arange(60_000))
+    assert all(len(share.train) for share in shares)
+    assert np.mean([len(np.unique(labels[part])) for part in held]) < (20 if classes == 100 else 5)

@@ -217,7 +217,7 @@ class Echoing(Loopback):
 
 def test_order_repetition_and_strangers_change_nothing(quarters: FederatedData) -> None:
     straight, odd = simulation(quarters, build("tinyproto_ft")), simulation(quarters, build("tinyproto_ft"))
-    odd.host = Echoing(odd.loopback.clients)
+    odd.host = Echoing(odd.loopback.clients, odd.loopback.shelf)
     assert [played.record for played in straight.rounds()] == [played.record for played in odd.rounds()]
     assert all(torch.equal(straight.server.state[name], odd.server.state[name]) for name in straight.server.state)
 
@@ -233,7 +233,7 @@ class Correcting(Loopback):
 
 def test_a_client_s_first_answer_counts_good_or_bad(quarters: FederatedData) -> None:
     played = simulation(quarters, build("fedproto"))
-    channel, meter = Correcting(played.loopback.clients), Meter()
+    channel, meter = Correcting(played.loopback.clients, played.loopback.shelf), Meter()
     played.server.greet(channel, range(5), meter)
     plan = RoundPlan(Round(1, 2), participants=range(5), evaluated=frozenset())
     record = play_round(played.server, channel, plan, meter, tolerant=True)
@@ -334,3 +334,21 @@ def test_the_stopwatch_adds_up_what_its_clock_says() -> None:
             pass
     assert watch.take() == {"train": 3.5}
     assert watch.take() == {}
+
+
+class InParts(Loopback):
+    """A channel that reads some frames twice and counts how many are held at once."""
+
+    def exchange(self, round_number: int, frames: Mapping[int, bytes]) -> Iterable[Reply]:
+        assert (len(frames), 77 in frames) == (5, False)
+        with pytest.raises(KeyError):
+            frames[77]
+        for client in sorted(frames, reverse=True):
+            assert frames[client] == frames[client]
+            yield from super().exchange(round_number, {client: frames[client]})
+
+
+def test_a_frame_is_made_when_it_is_read_and_counts_once(quarters: FederatedData) -> None:
+    at_once, parts = simulation(quarters, build("tinyproto_ft")), simulation(quarters, build("tinyproto_ft"))
+    parts.host = InParts(parts.loopback.clients, parts.loopback.shelf)
+    assert [repr(played.record) for played in at_once.rounds()] == [repr(played.record) for played in parts.rounds()]

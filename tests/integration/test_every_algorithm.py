@@ -22,7 +22,7 @@ from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.round import RoundRecord
 from tinyproto.experiment import Experiment
 from tinyproto.models import ModelEntry
-from tinyproto.simulation.checkpoint import Position, load_newest, restore, save, snapshot
+from tinyproto.simulation.checkpoint import Position, load_newest, restore, save
 from tinyproto.simulation.loop import SimulationSettings
 
 ROUNDS = 3
@@ -45,8 +45,10 @@ def build(name: str) -> Algorithm:
     return spec.build(spec.hyper(**hyper_for(name)), replace(FEDERATION, networks=networks_for(name)))
 
 
-def simulation(data: FederatedData, name: str, settings: SimulationSettings = SETTINGS) -> InProcess:
-    return InProcess(data, networks_for(name), build(name), settings, seed=0)
+def simulation(
+    data: FederatedData, name: str, settings: SimulationSettings = SETTINGS, folder: Path | None = None
+) -> InProcess:
+    return InProcess(data, networks_for(name), build(name), settings, seed=0, folder=folder)
 
 
 def records(played: InProcess, first: int = 1) -> list[RoundRecord]:
@@ -66,7 +68,7 @@ def test_half_of_the_clients_take_part_and_miss_classes_and_all_goes_on(quarters
         assert not record.refused
         sent = record.traffic["training"]["up"].parameters
         assert (sent > 0) == (name != "local")
-    for tensor in dict(snapshot(played)).values():
+    for tensor in played.snapshot().values():
         assert bool(tensor.isfinite().all())
 
 
@@ -94,17 +96,18 @@ def test_what_goes_on_from_a_checkpoint_ends_in_the_same_bits(
 ) -> None:
     whole = simulation(quarters, name)
     undisturbed = records(whole)
-    stopped = simulation(quarters, name)
+    clients = tmp_path / "clients"
+    stopped = simulation(quarters, name, folder=clients)
     rounds = stopped.rounds()
     before = [next(rounds).record, next(rounds).record]
     save(tmp_path / "checkpoint", Position(0, 3, 0, 0, {}), stopped)
-    checkpoint = load_newest(tmp_path / "checkpoint")
+    checkpoint = load_newest(tmp_path / "checkpoint", clients)
     assert checkpoint is not None
-    resumed = simulation(quarters, name)
+    resumed = simulation(quarters, name, folder=clients)
     restore(resumed, checkpoint)
-    assert same_tensors(dict(snapshot(resumed)), dict(snapshot(stopped)))
+    assert same_tensors(resumed.snapshot(), stopped.snapshot())
     assert before + records(resumed, first=3) == undisturbed
-    assert same_tensors(dict(snapshot(resumed)), dict(snapshot(whole)))
+    assert same_tensors(resumed.snapshot(), whole.snapshot())
 
 
 @every_algorithm
@@ -112,7 +115,7 @@ def test_equal_seeds_give_equal_bits_and_other_seeds_others(quarters: FederatedD
     first, again = simulation(quarters, name), simulation(quarters, name)
     other = InProcess(quarters, networks_for(name), build(name), SETTINGS, seed=1)
     assert records(first) == records(again) != records(other)
-    assert same_tensors(dict(snapshot(first)), dict(snapshot(again)))
+    assert same_tensors(first.snapshot(), again.snapshot())
 
 
 NETS = """\

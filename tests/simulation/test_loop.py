@@ -12,9 +12,10 @@ from tinyproto.core.streams import Streams
 from tinyproto.data.federation import FederatedData
 from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.round import RoundRecord
-from tinyproto.simulation.loop import SimulationSettings, one_thread
+from tinyproto.simulation.loop import SimulationSettings
 from tinyproto.simulation.memory import PeakMemory
 from tinyproto.simulation.participation import draw_participants
+from tinyproto.simulation.threads import one_thread
 
 SETTINGS = SimulationSettings(LocalTraining(rounds=3, batch_size=8), PROTO_DIM)
 
@@ -118,7 +119,7 @@ def test_the_clock_is_the_caller_s(quarters: FederatedData) -> None:
     ticks = iter(range(10_000))
     simulation = InProcess(quarters, [tiny_net], algorithm(), SETTINGS, 0, clock=lambda: float(next(ticks)))
     seconds = next(iter(simulation.rounds())).seconds
-    assert set(seconds) == {"total", "train", "prototypes", "server", "evaluate"}
+    assert set(seconds) == {"total", "train", "prototypes", "server", "evaluate", "clients"}
     assert all(value > 0 and value == int(value) for value in seconds.values())
 
 

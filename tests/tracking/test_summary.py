@@ -128,6 +128,7 @@ def test_seconds_are_means_over_the_same_rounds_and_an_idle_phase_took_none() ->
         "prototypes": 0.0,
         "server": 0.125,
         "evaluate": 0.5,
+        "clients": 0.0,
     }
 
 

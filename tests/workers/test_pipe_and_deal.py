@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import io
 
+import pytest
 import torch
 
+from tinyproto.workers import pool
 from tinyproto.workers.pipe import Parcel, pack_tensors, receive, send, unpack_tensors
 from tinyproto.workers.pool import deal
 
@@ -30,3 +32,10 @@ def test_clients_are_dealt_out_evenly_by_size() -> None:
     shares = deal([7] * 20, 3)
     assert sorted(client for share in shares for client in share) == list(range(20))
     assert {len(share) for share in shares} == {6, 7}
+
+
+def test_a_worker_is_sent_no_more_frames_at_a_time_than_a_pipe_should_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "MOST_FRAME_BYTES", 10)
+    frames = {client: bytes(4) for client in range(7)}
+    assert [list(batch) for batch in pool._batches([0, 1, 3, 4, 6], frames)] == [[0, 1, 3], [4, 6]]
+    assert list(pool._batches([], frames)) == []

@@ -66,6 +66,16 @@ def test_one_two_and_three_workers_leave_the_same_bytes(project: Path) -> None:
         assert (project / "runs3" / "trial" / name).read_bytes() == alone
 
 
+def test_workers_with_little_memory_and_small_parcels_leave_the_same_bytes(project: Path) -> None:
+    for memory in ("auto", "1B"):
+        arguments = ("--runs", memory, "train.workers=2", f"train.client_memory={memory}", "evaluate.clients=all")
+        done = run(project, "run", "trial.yaml", *arguments)
+        assert done.returncode == 0, done.stderr
+    for name in ("rounds.jsonl", "prototypes.safetensors"):
+        assert (project / "1B" / "trial" / name).read_bytes() == (project / "auto" / "trial" / name).read_bytes()
+    assert not (project / "1B" / "trial" / "clients").exists()
+
+
 @pytest.mark.parametrize(
     ("mishap", "words"),
     [

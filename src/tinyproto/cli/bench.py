@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
+
+from tinyproto.cli.arguments import positive
+from tinyproto.cli.options import Json
+from tinyproto.errors import Interrupted
 
 bench = typer.Typer(
     name="bench",
@@ -15,3 +21,70 @@ bench = typer.Typer(
 @bench.callback()
 def root() -> None:
     """Measure this machine: rounds by trainer, aggregation at scale, many clients."""
+
+
+@bench.command()
+def scale(
+    clients: Annotated[str, typer.Option(metavar="N,N", help="Numbers of clients.")] = "200,2000",
+    participation: Annotated[float, typer.Option(help="Share of the clients that take part in a round.")] = 0.05,
+    participants: Annotated[
+        int | None,
+        typer.Option(
+            parser=positive("--participants"),
+            metavar="N",
+            help="How many take part where all sizes have the same number.",
+            show_default="the share of the smallest size",
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(parser=positive("--rounds"), metavar="N", help="Rounds of each case.")] = 3,
+    samples: Annotated[
+        int, typer.Option(parser=positive("--samples"), metavar="N", help="Samples a client, on average.")
+    ] = 30,
+    algorithm: Annotated[str, typer.Option(help="An algorithm's name.")] = "tinyproto_ft",
+    networks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B", help="Networks; client i has network i modulo their number.", show_default="the paper's four"
+        ),
+    ] = None,
+    image_size: Annotated[
+        int, typer.Option(parser=positive("--image-size"), metavar="N", help="Height and width of an image.")
+    ] = 32,
+    memory: Annotated[
+        str, typer.Option(help="What clients may take in memory: the config's train.client_memory.")
+    ] = "200MB",
+    closing: Annotated[
+        bool, typer.Option("--closing", help="Also the closing exchange, which evaluates every client once.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Measure a round as the number of clients grows: seconds by phase, memory, bytes to and from disk.
+
+    Every size is played with the same number of participants and with the same share of them, on synthetic images, each
+    case in a process of its own. A round should cost what its participants cost, however many clients there are.
+
+    Examples:
+
+    - tinyproto bench scale
+    - tinyproto bench scale --clients 100,400 --networks small_cnn_a,small_cnn_b --json
+    """
+    from tinyproto.bench.scale import PAPER, ScaleSettings
+    from tinyproto.cli.bench_scale import show_scale, sizes
+    from tinyproto.cli.terminal import Output
+
+    settings = ScaleSettings(
+        clients=sizes(clients),
+        participation=participation,
+        participants=participants,
+        rounds=rounds,
+        samples=samples,
+        algorithm=algorithm,
+        networks=PAPER if networks is None else tuple(name.strip() for name in networks.split(",")),
+        image_size=image_size,
+        memory=memory,
+        closing=closing,
+    )
+    try:
+        show_scale(settings, Output(json=json))
+    except KeyboardInterrupt:
+        raise Interrupted("the measurement was not finished") from None

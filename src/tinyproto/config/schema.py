@@ -16,6 +16,8 @@ from tinyproto.data.partition_kinds import OWN_KEYS, REQUIRED, Partition, Partit
 from tinyproto.data.sources import Progress, Request, silent
 from tinyproto.engine.client import PrototypeSamples
 from tinyproto.engine.training import Precision, TrainerName
+from tinyproto.errors import ConfigError
+from tinyproto.simulation.budget import AUTO, bytes_of
 from tinyproto.simulation.loop import EvaluatedClients
 
 PresetName = Literal["sound", "reference", "paper"]
@@ -37,6 +39,15 @@ def _folder_name(name: str) -> str:
             f"{name!r} cannot name a folder; use letters, digits, '.', '_' and '-', a letter or digit first"
         )
     return name
+
+
+def _memory(text: str) -> str:
+    if text != AUTO:
+        try:
+            bytes_of(text)
+        except ConfigError as error:
+            raise ValueError(f"{error}, or auto") from error
+    return text
 
 
 class Section(BaseModel):
@@ -161,6 +172,11 @@ class TrainSection(Section):
         "auto",
         description="processes that train clients side by side; auto: one per core, if the run is long enough; on "
         "a GPU all are in one",
+    )
+    client_memory: Annotated[str, AfterValidator(_memory)] = Field(
+        "auto",
+        description="what clients' networks and states may take, such as 2GB, all workers together; beyond it the "
+        "longest unused go to disk; auto: a quarter of the memory of the machine, or of the GPU where they are there",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
 

@@ -65,7 +65,7 @@ def check_enough(labels: Indices, num_clients: int, min_samples: int) -> None:
 
 def _draw(labels: Indices, num_clients: int, alpha: float, random: np.random.RandomState) -> list[Indices]:
     full = len(labels) / num_clients
-    held: list[list[Indices]] = [[] for _ in range(num_clients)]
+    samples, owners = [], []
     sizes = np.zeros(num_clients, dtype=np.int64)
     for label in range(int(labels.max()) + 1):
         members = np.flatnonzero(labels == label)
@@ -75,10 +75,13 @@ def _draw(labels: Indices, num_clients: int, alpha: float, random: np.random.Ran
         wanted = shares * (sizes < full)
         shares = wanted / wanted.sum() if wanted.sum() > 0 else shares
         cuts = (np.cumsum(shares) * len(members)).astype(int)[:-1]
-        for client, piece in enumerate(np.split(members, cuts)):
-            held[client].append(piece)
-            sizes[client] += len(piece)
-    return [np.concatenate(pieces) for pieces in held]
+        pieces = np.diff(cuts, prepend=0, append=len(members))
+        samples.append(members)
+        owners.append(np.repeat(np.arange(num_clients), pieces))
+        sizes += pieces
+    # Each client's samples in the order of classes, as if every piece had been handed to it in turn.
+    order = np.argsort(np.concatenate(owners), kind="stable")
+    return np.split(np.concatenate(samples)[order], np.cumsum(sizes)[:-1])
 
 
 def repair(parts: list[Indices], min_samples: int) -> None:

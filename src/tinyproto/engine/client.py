@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
-from tinyproto.algorithms.base import Algorithm, Client, Round
+from tinyproto.algorithms.base import Algorithm, Client, ClientInfo, Round
 from tinyproto.core.batching import LastBatch, batch_plan
 from tinyproto.core.messages import Message
 from tinyproto.core.prototypes import class_means
@@ -39,6 +39,18 @@ class LocalTraining:
     prototype_samples: PrototypeSamples = "all"
 
 
+class Clients(Protocol):
+    """The clients that a runtime serves, by id; a client has been given what its algorithm has it remember."""
+
+    def __contains__(self, client: object, /) -> bool: ...
+
+    def __getitem__(self, client: int, /) -> Client: ...
+
+    def info(self, client: int, /) -> ClientInfo:
+        """What a client says of itself; asking for it does not ask for its network."""
+        ...
+
+
 class _Job(NamedTuple):
     """One client's share of a call."""
 
@@ -50,7 +62,7 @@ class ClientRuntime:
     """Runs the client side of an algorithm for the clients it was given."""
 
     def __init__(
-        self, clients: Mapping[int, Client], algorithm: Algorithm, trainer: Trainer, training: LocalTraining,
+        self, clients: Clients, algorithm: Algorithm, trainer: Trainer, training: LocalTraining,
         streams: Streams, expectation: Expectation, stopwatch: Stopwatch,
     ) -> None:  # fmt: skip
         self.clients = clients
@@ -60,25 +72,25 @@ class ClientRuntime:
         self.streams = streams
         self.expectation = expectation
         self.stopwatch = stopwatch
-        for client in clients.values():
-            self.side.init(client, streams)
 
     def handle(self, frames: Mapping[int, bytes]) -> dict[int, bytes]:
         """Answer every frame: decode, take in, evaluate what arrived, train, encode."""
         opened = [self._open(client, frame) for client, frame in sorted(frames.items())]
-        jobs = [self._take_in(decoded) for decoded in opened]  # only once all frames are found good
+        greeted = [decoded.header for decoded in opened if decoded.header.kind is Kind.HELLO]
+        replies = {header.client: self._answer(header, self._introduction(header.client)) for header in greeted}
+        asked = [decoded for decoded in opened if decoded.header.kind is not Kind.HELLO]
+        jobs = [self._take_in(decoded) for decoded in asked]  # only once all frames are found good
         with self.stopwatch.phase("evaluate"):
             metrics = self._evaluate([job for job in jobs if job.asked.evaluate])
         updates = self._train([job for job in jobs if job.asked.kind is Kind.TRAIN])
-        replies = {}
         for job in jobs:
             client = job.client.id
             message = updates.get(client, Message()).with_metrics(metrics.get(client, {}))
-            if job.asked.kind is Kind.HELLO:
-                message = Message(metrics=self._introduction(job.client))
-            header = Header(job.asked.kind.answer, job.asked.round_number, client, self.expectation.digest)
-            replies[client] = encode(header, message)
+            replies[client] = self._answer(job.asked, message)
         return replies
+
+    def _answer(self, asked: Header, message: Message) -> bytes:
+        return encode(Header(asked.kind.answer, asked.round_number, asked.client, self.expectation.digest), message)
 
     def _open(self, client: int, frame: bytes) -> Decoded:
         kinds = (Kind.HELLO, Kind.TRAIN, Kind.EVALUATE)
@@ -94,17 +106,19 @@ class ClientRuntime:
 
     def _take_in(self, decoded: Decoded) -> _Job:
         client = self.clients[decoded.header.client]
-        if decoded.header.kind is not Kind.HELLO:
-            client.received = self.side.receive(client, decoded.message)
+        client.received = self.side.receive(client, decoded.message)
         return _Job(client, decoded.header)
 
-    def _introduction(self, client: Client) -> dict[str, float]:
+    def _introduction(self, client: int) -> Message:
         """The hello: sizes, as the scaling counts them; never the sizes of classes."""
-        return {
-            "train_samples": float(len(client.train)),
-            "counted_samples": float(client.class_counts.sum()),
-            "counted_classes": float((client.class_counts > 0).sum()),
-        }
+        info = self.clients.info(client)
+        return Message(
+            metrics={
+                "train_samples": float(info.train_samples),
+                "counted_samples": float(info.counted_samples),
+                "counted_classes": float(info.counted_classes),
+            }
+        )
 
     def _evaluate(self, jobs: Sequence[_Job]) -> dict[int, dict[str, float]]:
         clients = [job.client for job in jobs if len(job.client.test)]

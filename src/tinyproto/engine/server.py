@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from tinyproto.algorithms.base import Algorithm, ClientInfo, Round, Update
@@ -29,8 +29,33 @@ class Channel(Protocol):
     """The way to the clients: loopback in a simulation, a network in a federation."""
 
     def exchange(self, round_number: int, frames: Mapping[int, bytes]) -> Iterable[Reply]:
-        """Deliver one frame to each client named, and return what comes back, in any order."""
+        """Deliver one frame to each client named, and return what comes back, in any order.
+
+        A frame is made when it is read, so a channel that hands over many clients in parts holds a part of the frames.
+        """
         ...
+
+
+class _Frames(Mapping[int, bytes]):
+    """Frames by client, each made when it is read."""
+
+    def __init__(self, clients: Sequence[int], make: Callable[[int], bytes]) -> None:
+        self._clients = dict.fromkeys(clients)
+        self._make = make
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._clients)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._clients
+
+    def __getitem__(self, client: int) -> bytes:
+        if client not in self._clients:
+            raise KeyError(client)
+        return self._make(client)
 
 
 class Answers(NamedTuple):
@@ -83,12 +108,21 @@ class ServerRuntime:
         self, channel: Channel, round_number: int, asked: Mapping[int, Kind], evaluated: Collection[int],
         purposes: Mapping[int, Purpose], meter: Meter,
     ) -> Answers:  # fmt: skip
-        frames = {}
-        for client, kind in sorted(asked.items()):
+        def frame_for(client: int) -> bytes:
+            kind = asked[client]
             message = Message() if kind is Kind.HELLO else self.side.broadcast(self.state, self.infos[client])
             header = Header(kind, round_number, client, self.expectation.digest, evaluate=client in evaluated)
-            frames[client] = encode(header, message)
-            meter.count(purposes[client], "down", client, message, frames[client])
+            frame = encode(header, message)
+            if client not in counted:
+                counted.add(client)
+                meter.count(purposes[client], "down", client, message, frame)
+            return frame
+
+        clients = sorted(asked)
+        counted: set[int] = set()
+        for client in clients:
+            meter.announce(purposes[client], "down", client)
+        frames = _Frames(clients, frame_for)
         answers = Answers({}, {})
         for client, frame in channel.exchange(round_number, frames):
             if client not in asked or client in answers.messages or client in answers.refused:

@@ -1,24 +1,27 @@
-"""Checkpoints: where a run stands after a whole round, in one safetensors file that is there whole or not at all."""
+"""Checkpoints: where a run stands after a whole round, in one safetensors file that is there whole or not at all.
+
+It holds the server's state and says in which files the clients' states lie. Those files are written before it and never
+changed; a client that has not changed since the checkpoint before is not written again.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import safetensors
-import safetensors.torch
 from torch import Tensor
 
 from tinyproto.algorithms.base import ClientInfo
-from tinyproto.errors import CheckpointError, one_line
-from tinyproto.simulation.clients import own
+from tinyproto.errors import CheckpointError
+from tinyproto.simulation.client_files import Stored, stored_from
 from tinyproto.simulation.loop import Simulation
+from tinyproto.simulation.tensor_files import own, save_whole
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 KEPT = 2
 _SUFFIX = ".safetensors"
 _TAG = "tinyproto"
@@ -40,13 +43,14 @@ class Checkpoint:
     """A position, and the state of the cell under way; no state where it has not begun."""
 
     position: Position
-    tensors: Mapping[str, Tensor]
+    server: Mapping[str, Tensor]
     infos: Mapping[int, ClientInfo]
+    clients: Mapping[int, Stored]  # those that ever changed
 
     @classmethod
     def beginning(cls, config: Mapping[str, Any]) -> Checkpoint:
         """Where every run starts, and where one goes back to that was ended before its first checkpoint."""
-        return cls(Position(0, 1, 0, 0, config), {}, {})
+        return cls(Position(0, 1, 0, 0, config), {}, {}, {})
 
 
 def save(folder: Path, position: Position, simulation: Simulation | None) -> None:
@@ -54,63 +58,85 @@ def save(folder: Path, position: Position, simulation: Simulation | None) -> Non
     folder.mkdir(exist_ok=True)
     numbers = [int(path.stem) for path in _files(folder)]
     target = folder / f"{max(numbers, default=0) + 1:08}{_SUFFIX}"
-    partial = target.with_suffix(".partial")
+    clients = {} if simulation is None else simulation.host.save()
     infos = {} if simulation is None else simulation.server.infos
-    tensors = {} if simulation is None else dict(snapshot(simulation))
+    server = {} if simulation is None else simulation.server.state
     facts = {
         "schema_version": SCHEMA_VERSION,
         "position": asdict(position),
         "infos": [asdict(info) for info in infos.values()],
+        "clients": clients,
     }
-    safetensors.torch.save_file(tensors, partial, metadata={_TAG: json.dumps(facts)})
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    partial.replace(target)
-    for old in _files(folder)[:-KEPT]:
+    save_whole(target, {name: own(tensor) for name, tensor in server.items()}, {_TAG: json.dumps(facts)})
+    keep_newest(folder, KEPT)
+
+
+def keep_newest(folder: Path, count: int) -> None:
+    """Drop all but so many checkpoints."""
+    for old in _files(folder)[:-count]:
         old.unlink()
 
 
-def load_newest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint; None where a run was ended before its first."""
+def sweep(folder: Path, clients: Path) -> None:
+    """Remove what no checkpoint speaks of from the folder of clients' states, and the folder where nothing is left."""
+    if not clients.is_dir():
+        return
+    try:
+        kept = [stored_from(_facts(path)["clients"]) for path in _files(folder)]
+    except CheckpointError:  # who knows what it speaks of
+        return
+    needed = {place.file for stored in kept for places in stored.values() for place in places.values()}
+    for path in clients.iterdir():
+        if path.name not in needed:
+            path.unlink()
+    if not needed:
+        clients.rmdir()
+
+
+def load_newest(folder: Path, clients: Path) -> Checkpoint | None:
+    """The newest checkpoint, whose clients' states are all there; None where a run was ended before its first."""
     files = _files(folder)
     if not files:
         return None
     newest = files[-1]
-    try:
-        with safetensors.safe_open(newest, framework="pt") as file:
-            tag = (file.metadata() or {}).get(_TAG)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, safetensors.SafetensorError) as error:
-        raise CheckpointError(f"{newest} is damaged ({error}); remove it to go on from the one before") from error
-    if tag is None:
-        raise CheckpointError(f"{newest} is not a checkpoint of tinyproto; remove it to go on from the one before")
-    facts = json.loads(tag)
-    if facts["schema_version"] > SCHEMA_VERSION:
-        raise CheckpointError(
-            f"{newest} has schema version {facts['schema_version']}, this tinyproto knows {SCHEMA_VERSION}; "
-            "resume with the newer release that wrote it"
-        )
+    facts = _facts(newest)
+    with safetensors.safe_open(newest, framework="pt") as file:
+        server = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     infos = {info["id"]: ClientInfo(**info) for info in facts["infos"]}
-    return Checkpoint(Position(**facts["position"]), tensors, infos)
+    stored = stored_from(facts["clients"])
+    for name in {place.file for places in stored.values() for place in places.values()}:
+        if not (clients / name).is_file():
+            raise CheckpointError(
+                f"{clients / name} is not there, which {newest} needs; remove the latter to go on from the one before"
+            )
+    return Checkpoint(Position(**facts["position"]), server, infos, stored)
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    """What a checkpoint says beside its tensors."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            tag = (file.metadata() or {}).get(_TAG)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise CheckpointError(f"{path} is damaged ({error}); remove it to go on from the one before") from error
+    if tag is None:
+        raise CheckpointError(f"{path} is not a checkpoint of tinyproto; remove it to go on from the one before")
+    facts: dict[str, Any] = json.loads(tag)
+    if facts["schema_version"] != SCHEMA_VERSION:
+        which = "newer" if facts["schema_version"] > SCHEMA_VERSION else "older"
+        raise CheckpointError(
+            f"{path} has schema version {facts['schema_version']}, this tinyproto knows {SCHEMA_VERSION}; "
+            f"resume with the {which} release that wrote it"
+        )
+    return facts
 
 
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob(f"*{_SUFFIX}") if path.stem.isdecimal())
 
 
-def snapshot(simulation: Simulation) -> Iterator[tuple[str, Tensor]]:
-    """All that changes from round to round, by name."""
-    for name, tensor in simulation.server.state.items():
-        yield f"server/{name}", own(tensor)
-    yield from simulation.host.snapshot().items()
-
-
 def restore(simulation: Simulation, checkpoint: Checkpoint) -> None:
     """Put a new simulation where the checkpointed one was."""
-    server = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith("server/")}
-    simulation.server.state = {name.removeprefix("server/"): tensor for name, tensor in server.items()}
+    simulation.server.state = dict(checkpoint.server)
     simulation.server.infos = dict(checkpoint.infos)
-    try:
-        simulation.host.restore(checkpoint.tensors)
-    except (RuntimeError, KeyError, TypeError) as error:
-        raise CheckpointError(f"the checkpoint does not fit this run: {one_line(error)}") from error
+    simulation.host.restore(checkpoint.clients)

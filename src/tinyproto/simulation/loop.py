@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -21,10 +20,13 @@ from tinyproto.engine.server import ServerRuntime
 from tinyproto.engine.stopwatch import Clock, Stopwatch
 from tinyproto.engine.training import Known, Precision, make_trainer
 from tinyproto.models import ModelEntry, ModelShape
-from tinyproto.simulation.clients import build_clients
+from tinyproto.simulation.client_files import ClientFiles
+from tinyproto.simulation.clients import ClientBuilder
 from tinyproto.simulation.loopback import ClientHost, Loopback
 from tinyproto.simulation.memory import PeakMemory
 from tinyproto.simulation.participation import draw_participants
+from tinyproto.simulation.shelf import UNBOUNDED, ClientShelf
+from tinyproto.simulation.threads import one_thread
 from tinyproto.wire.meter import Meter
 
 EvaluatedClients = Literal["auto", "all", "participants"]
@@ -44,6 +46,7 @@ class SimulationSettings:
     trainer: Known = "eager"
     precision: Precision = "float32"
     device: str = "cpu"
+    client_memory: float = UNBOUNDED  # bytes that clients may take before some of them go to disk
 
 
 @dataclass(frozen=True)
@@ -51,31 +54,25 @@ class PlayedRound:
     """A round's record, and what the clock said about it."""
 
     record: RoundRecord
-    seconds: dict[str, float]  # total, train, prototypes, server, evaluate
+    seconds: dict[str, float]  # total, train, prototypes, server, evaluate, clients
     notes: tuple[str, ...] = ()  # on how it was executed
 
 
 def make_loopback(
     data: FederatedData, models: Sequence[ModelEntry], algorithm: Algorithm, settings: SimulationSettings, seed: int,
-    clock: Clock = time.perf_counter, only: Collection[int] | None = None,
+    clock: Clock = time.perf_counter, only: Collection[int] | None = None, files: ClientFiles | None = None,
 ) -> Loopback:  # fmt: skip
     """The client side of a simulation in this process: all clients, or `only` some."""
     device, streams = torch.device(settings.device), Streams(seed)
     images = data.images
     shape = ModelShape(images.input_shape, settings.proto_dim, images.num_classes, settings.head_dropout)
-    with one_thread():
-        clients = build_clients(data, models, shape, settings.counted_samples, streams, device, only)
-    return Loopback(
-        ClientRuntime(
-            clients,
-            algorithm,
-            make_trainer(settings.trainer, device, settings.precision),
-            settings.training,
-            streams,
-            expected_frames(algorithm, images.num_classes, settings.proto_dim),
-            _stopwatch(clock, device),
-        )
-    )
+    builder = ClientBuilder(data, models, shape, settings.counted_samples, algorithm.client, streams, device)
+    stopwatch = _stopwatch(clock, device)
+    ids = range(data.num_clients) if only is None else only
+    shelf = ClientShelf(ids, builder, files or ClientFiles(), settings.client_memory, stopwatch)
+    trainer = make_trainer(settings.trainer, device, settings.precision)
+    expectation = expected_frames(algorithm, images.num_classes, settings.proto_dim)
+    return Loopback(ClientRuntime(shelf, algorithm, trainer, settings.training, streams, expectation, stopwatch), shelf)
 
 
 def _stopwatch(clock: Clock, device: torch.device) -> Stopwatch:
@@ -128,17 +125,3 @@ class Simulation:
             choice = "all" if len(participants) == len(everyone) else "participants"
         evaluated = (everyone if choice == "all" else participants) if due else ()
         return RoundPlan(round_, participants, frozenset(evaluated))
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Sums split over threads depend on how many there are; one thread gives the same bits everywhere.
-
-    It is also quicker for a few samples, where threads spend their time waiting for each other.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

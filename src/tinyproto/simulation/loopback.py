@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
 from tinyproto.engine.client import ClientRuntime
 from tinyproto.engine.server import Channel, Reply
-from tinyproto.simulation.clients import PARTS, restore_clients, snapshot_clients
+from tinyproto.simulation.client_files import Stored
+from tinyproto.simulation.clients import snapshot_clients
+from tinyproto.simulation.shelf import ClientShelf
 
 
 class ClientHost(Channel, Protocol):
     """A channel to simulated clients, whose state can be saved and put back."""
 
-    def snapshot(self, parts: Collection[str] = PARTS) -> Mapping[str, Tensor]:
-        """All that changes of all clients, or some parts of it, by name."""
+    def save(self) -> Mapping[int, Stored]:
+        """Have all that changed on disk; where it lies, by client, for those that ever changed."""
         ...
 
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put the clients where a snapshot was taken."""
+    def restore(self, stored: Mapping[int, Stored]) -> None:
+        """Put the clients where they were saved."""
+        ...
+
+    def snapshot(self, clients: Sequence[int], parts: Collection[str]) -> Mapping[str, Tensor]:
+        """Some parts of what changes of some clients, by name."""
         ...
 
     def take_seconds(self) -> Mapping[str, float]:
@@ -37,22 +43,31 @@ class ClientHost(Channel, Protocol):
 
 
 class Loopback:
-    """Clients in this process; all frames are handed over at once, so that a trainer may run clients together."""
+    """Clients in this process; as many as fit into memory are handed over at once, for a trainer to run together."""
 
-    def __init__(self, clients: ClientRuntime) -> None:
+    def __init__(self, clients: ClientRuntime, shelf: ClientShelf) -> None:
         self.clients = clients
+        self.shelf = shelf
 
     def exchange(self, round_number: int, frames: Mapping[int, bytes]) -> Iterable[Reply]:  # noqa: ARG002
         """Deliver, and return the answers."""
-        return [Reply(client, frame) for client, frame in self.clients.handle(frames).items()]
+        for portion in self.shelf.portions(frames):
+            with self.shelf.holding(portion):
+                replies = self.clients.handle({client: frames[client] for client in portion})
+            for client, frame in replies.items():
+                yield Reply(client, frame)
 
-    def snapshot(self, parts: Collection[str] = PARTS) -> Mapping[str, Tensor]:
-        """All that changes of all clients, by name."""
-        return dict(snapshot_clients(self.clients.clients, parts))
+    def save(self) -> Mapping[int, Stored]:
+        """Have all that changed on disk."""
+        return self.shelf.save()
 
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put the clients where a snapshot was taken."""
-        restore_clients(self.clients.clients, tensors)
+    def restore(self, stored: Mapping[int, Stored]) -> None:
+        """Put the clients where they were saved."""
+        self.shelf.restore(stored)
+
+    def snapshot(self, clients: Sequence[int], parts: Collection[str]) -> Mapping[str, Tensor]:
+        """Some parts of what changes of some clients, by name."""
+        return dict(snapshot_clients((self.shelf[client] for client in clients), parts))
 
     def take_seconds(self) -> Mapping[str, float]:
         """Seconds per phase since last asked."""

@@ -22,7 +22,7 @@ from tinyproto.wire.meter import WAYS, Cost
 
 FILES = {
     "config.yaml", "environment.json", "federation.json", "rounds.jsonl", "timings.jsonl", "prototypes.safetensors",
-    "summary.json", "report.html", "checkpoint",
+    "summary.json", "report.html", "checkpoint", "clients",
 }  # fmt: skip
 
 
@@ -55,6 +55,11 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """Where this run's checkpoints are."""
         return self.path / "checkpoint"
+
+    @property
+    def clients(self) -> Path:
+        """Where the states of clients are that are not in memory, or that a checkpoint speaks of."""
+        return self.path / "clients"
 
     def size(self, name: str) -> int:
         """The length of one of its files, in bytes; 0 where it is not there yet."""

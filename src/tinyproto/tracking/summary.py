@@ -11,7 +11,7 @@ from tinyproto.simulation.loop import PlayedRound
 from tinyproto.wire.meter import WAYS, Cost, Direction, Purpose
 
 SCHEMA_VERSION = 1
-PHASES = ("total", "train", "prototypes", "server", "evaluate")
+PHASES = ("total", "train", "prototypes", "server", "evaluate", "clients")
 
 
 def summarise(

@@ -33,6 +33,10 @@ class Meter:
 
     costs: dict[tuple[Purpose, Direction, int], Cost] = field(default_factory=dict)
 
+    def announce(self, purpose: Purpose, direction: Direction, client: int) -> None:
+        """A frame that will cost something once it is made; what is announced first stands first."""
+        self.costs.setdefault((purpose, direction, client), Cost())
+
     def count(self, purpose: Purpose, direction: Direction, client: int, message: Message, frame: bytes) -> None:
         """Add one frame."""
         key = (purpose, direction, client)

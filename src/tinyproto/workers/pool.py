@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -15,9 +16,12 @@ from torch import Tensor
 from tinyproto.data.images import Images
 from tinyproto.engine.server import Reply
 from tinyproto.errors import TinyProtoError, WorkerError
-from tinyproto.simulation.clients import PARTS
+from tinyproto.simulation.client_files import Stored, stored_from
 from tinyproto.workers.handover import Handover
-from tinyproto.workers.pipe import Parcel, pack_tensors, receive, send, unpack_tensors
+from tinyproto.workers.pipe import Parcel, receive, send, unpack_tensors
+
+MOST_FRAME_BYTES = 64 * 2**20
+"""A worker is sent frames up to about so many bytes at a time; prototypes of thousands of clients are less."""
 
 
 class WorkerPool:
@@ -36,11 +40,15 @@ class WorkerPool:
         for worker in self._workers:
             worker.close()
 
-    def begin(self, cell: int, samples: Sequence[int]) -> WorkerHost:
-        """Have the clients of a cell built, dealt out by their number of training samples."""
+    def begin(self, cell: int, samples: Sequence[int], folder: Path, memory: int) -> WorkerHost:
+        """Deal out the clients of a cell by their number of training samples.
+
+        Each worker has so much memory for its clients and puts what is beyond it into the folder.
+        """
         shares = deal(samples, len(self._workers))
         for worker, share in zip(self._workers, shares, strict=True):
-            worker.ask(Parcel({"do": "begin", "cell": cell, "clients": share}))
+            head = {"do": "begin", "cell": cell, "clients": share, "folder": str(folder.resolve()), "memory": memory}
+            worker.ask(Parcel(head))
         for worker in self._workers:
             worker.answer("begin")
         return WorkerHost(self._workers, shares)
@@ -64,40 +72,57 @@ class WorkerHost:
         self._workers = workers
         self._shares = shares
         self._seconds: dict[str, float] = {}
+        self._phases: dict[str, dict[str, float]] = {}  # of the exchange under way, by phase and worker
         self._memory: dict[str, int] = {}
 
     def exchange(self, round_number: int, frames: Mapping[int, bytes]) -> Iterator[Reply]:
         """All workers at once; their answers worker by worker."""
-        asked = [[client for client in share if client in frames] for share in self._shares]
-        for worker, clients in zip(self._workers, asked, strict=True):
-            head = {"do": "exchange", "round": round_number, "clients": clients}
-            worker.ask(Parcel(head, [frames[client] for client in clients]))
-        for worker, clients in zip(self._workers, asked, strict=True):
-            for client in clients:
-                parcel = worker.answer("client", f"client {client}")
-                yield Reply(parcel.head["client"], parcel.blobs[0])
-            report = worker.answer("exchange").head
-            self._memory[worker.name] = report["memory"]
-            for phase, value in report["seconds"].items():  # side by side: the slowest counts
-                self._seconds[phase] = max(self._seconds.get(phase, 0.0), value)
+        waiting = [_batches([client for client in share if client in frames], frames) for share in self._shares]
+        while any(batches := [next(share, {}) for share in waiting]):
+            for worker, batch in zip(self._workers, batches, strict=True):
+                head = {"do": "exchange", "round": round_number, "clients": list(batch)}
+                worker.ask(Parcel(head, list(batch.values())))
+            for worker, batch in zip(self._workers, batches, strict=True):
+                for client in batch:
+                    parcel = worker.answer("client", f"client {client}")
+                    yield Reply(parcel.head["client"], parcel.blobs[0])
+                self._note(worker.name, worker.answer("exchange").head)
+        for phase, values in self._phases.items():  # side by side: the slowest counts
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + max(values.values())
+        self._phases = {}
 
-    def snapshot(self, parts: Collection[str] = PARTS) -> Mapping[str, Tensor]:
-        """All that changes of all clients, by name, in order of client."""
-        tensors: dict[str, Tensor] = {}
+    def _note(self, worker: str, report: Mapping[str, Any]) -> None:
+        self._memory[worker] = report["memory"]
+        for phase, value in report["seconds"].items():
+            own = self._phases.setdefault(phase, {})
+            own[worker] = own.get(worker, 0.0) + value
+
+    def save(self) -> Mapping[int, Stored]:
+        """Every worker writes what changed of its clients."""
         for worker in self._workers:
-            worker.ask(Parcel({"do": "snapshot", "parts": list(parts)}))
+            worker.ask(Parcel({"do": "save"}))
+        stored: dict[int, Stored] = {}
+        for worker in self._workers:
+            stored |= stored_from(worker.answer("save").head["stored"])
+        return dict(sorted(stored.items()))
+
+    def restore(self, stored: Mapping[int, Stored]) -> None:
+        """Each worker gets its own clients'."""
+        for worker, share in zip(self._workers, self._shares, strict=True):
+            mine = {client: stored[client] for client in share if client in stored}
+            worker.ask(Parcel({"do": "restore", "stored": mine}))
+        for worker in self._workers:
+            worker.answer("restore")
+
+    def snapshot(self, clients: Sequence[int], parts: Collection[str]) -> Mapping[str, Tensor]:
+        """Some parts of what changes of some clients, by name."""
+        wanted, tensors = set(clients), dict[str, Tensor]()
+        for worker, share in zip(self._workers, self._shares, strict=True):
+            mine = [client for client in share if client in wanted]
+            worker.ask(Parcel({"do": "snapshot", "clients": mine, "parts": list(parts)}))
         for worker in self._workers:
             tensors |= unpack_tensors(worker.answer("snapshot").blobs[0])
         return tensors
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Each worker gets its own clients'."""
-        for worker, share in zip(self._workers, self._shares, strict=True):
-            owners = {f"client/{client}" for client in share}
-            mine = {name: value for name, value in tensors.items() if "/".join(name.split("/")[:2]) in owners}
-            worker.ask(Parcel({"do": "restore"}, [pack_tensors(mine)]))
-        for worker in self._workers:
-            worker.answer("restore")
 
     def take_seconds(self) -> Mapping[str, float]:
         """Seconds per phase since last asked."""
@@ -111,6 +136,20 @@ class WorkerHost:
     def other_memory(self) -> int:
         """The workers' peaks together."""
         return sum(self._memory.values())
+
+
+def _batches(clients: Iterable[int], frames: Mapping[int, bytes]) -> Iterator[dict[int, bytes]]:
+    """The frames of these clients, no more of them at a time than a pipe should hold."""
+    batch: dict[int, bytes] = {}
+    held = 0
+    for client in clients:
+        batch[client] = frames[client]
+        held += len(batch[client])
+        if held >= MOST_FRAME_BYTES:
+            yield batch
+            batch, held = {}, 0
+    if batch:
+        yield batch
 
 
 class _Process:

@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import IO
 
 import torch
@@ -17,10 +18,11 @@ import torch
 from tinyproto.config import parse_config
 from tinyproto.errors import TinyProtoError, one_line
 from tinyproto.experiment import Experiment
+from tinyproto.simulation.client_files import stored_from
 from tinyproto.simulation.loopback import Loopback
 from tinyproto.simulation.memory import PeakMemory
 from tinyproto.workers.handover import handed_over
-from tinyproto.workers.pipe import Parcel, pack_tensors, receive, send, unpack_tensors
+from tinyproto.workers.pipe import Parcel, pack_tensors, receive, send
 
 _PR_SET_PDEATHSIG = 1
 
@@ -73,7 +75,13 @@ class Worker:
         assert self.experiment is not None
         self.host = None  # the clients of the cell before go first
         self.peak_memory = PeakMemory(torch.device(self.experiment.device))
-        self.host = self.experiment.loopback(self.experiment.cells[parcel.head["cell"]], only=parcel.head["clients"])
+        asked = parcel.head
+        self.host = self.experiment.loopback(
+            self.experiment.cells[asked["cell"]],
+            only=asked["clients"],
+            folder=Path(asked["folder"]),
+            memory=asked["memory"],
+        )
         send(self.answers, Parcel({"done": "begin"}))
 
     def _exchange(self, parcel: Parcel) -> None:
@@ -86,13 +94,17 @@ class Worker:
 
     def _snapshot(self, parcel: Parcel) -> None:
         assert self.host is not None
-        tensors = dict(self.host.snapshot(parcel.head["parts"]))
+        tensors = dict(self.host.snapshot(parcel.head["clients"], parcel.head["parts"]))
         send(self.answers, Parcel({"done": "snapshot"}, [pack_tensors(tensors)]))
 
     def _restore(self, parcel: Parcel) -> None:
         assert self.host is not None
-        self.host.restore(unpack_tensors(parcel.blobs[0]))
+        self.host.restore(stored_from(parcel.head["stored"]))
         send(self.answers, Parcel({"done": "restore"}))
+
+    def _save(self, parcel: Parcel) -> None:  # noqa: ARG002
+        assert self.host is not None
+        send(self.answers, Parcel({"done": "save", "stored": dict(self.host.save())}))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,26 @@
+"""Files of named tensors that are there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import safetensors.torch
+from torch import Tensor
+
+
+def save_whole(target: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> int:
+    """Write under another name, wait for the disk, then rename; returns the bytes written."""
+    partial = target.with_suffix(".partial")
+    safetensors.torch.save_file(dict(tensors), partial, metadata=None if metadata is None else dict(metadata))
+    with partial.open("rb") as file:
+        os.fsync(file.fileno())
+    size = partial.stat().st_size
+    partial.replace(target)
+    return size
+
+
+def own(tensor: Tensor) -> Tensor:
+    """A copy on the host: safetensors refuses tensors that share memory."""
+    return tensor.detach().cpu().contiguous().clone()
