@@ -16,8 +16,9 @@ from tinyproto.core.prototypes import Prototypes, class_means
 from tinyproto.data.federation import FederatedData
 from tinyproto.engine.agreement import expected_frames
 from tinyproto.engine.client import LocalTraining, PrototypeSamples
+from tinyproto.engine.intake import check_scores
 from tinyproto.engine.round import RoundPlan, play_round
-from tinyproto.engine.server import Reply, check_scores, read_hello
+from tinyproto.engine.server import Reply, read_hello
 from tinyproto.engine.stopwatch import Stopwatch
 from tinyproto.errors import WireError
 from tinyproto.models.split import SplitModel
@@ -261,7 +262,7 @@ def test_an_impossible_hello_is_refused(said: dict[str, float]) -> None:
 @pytest.mark.parametrize("scores", [{"correct_head": 1.0}, {"test_samples": 1.0, "correct_local": 500.0}])
 def test_impossible_scores_are_refused(scores: dict[str, float]) -> None:
     with pytest.raises(WireError, match="test samples correct"):
-        check_scores(3, Message(metrics=scores))
+        check_scores(3, scores)
 
 
 def test_a_client_takes_nothing_in_before_all_frames_are_found_good(quarters: FederatedData) -> None:

@@ -1,5 +1,8 @@
 """Message ↔ the body of a frame: typed sections for rows, tensors and metrics.
 
+There is one decoder. It gives `Sections`, whose rows are a view of the frame; a server that folds uploads takes these,
+everyone else the `Message` made of them.
+
 | section | layout |
 |---|---|
 | rows | tag, value type, K as u16, w as u32, bitmap of the classes present, their values |
@@ -15,22 +18,25 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.prototypes import PackedRows, Prototypes
 from tinyproto.errors import WireError
 from tinyproto.wire.frame import Header, pack, unpack
 
 _ROWS, _TENSORS, _METRICS = 1, 2, 3
 _FLOAT32 = 1
+_FLOATS = np.dtype("<f4")
 _ROWS_HEAD = struct.Struct("<BBHI")
 _TENSORS_HEAD = struct.Struct("<BH")
 _METRICS_HEAD = struct.Struct("<BB")
+_NARROW_METRIC, _WIDE_METRIC = struct.Struct("<f"), struct.Struct("<d")
 _WIDE = 0x80
 _MOST_CLASSES = 0xFFFF
 _LARGEST = 1 << 28
@@ -67,7 +73,34 @@ class Decoded:
     wire_bytes: int
 
 
-def payload_bytes(message: Message) -> int:
+class Sections(NamedTuple):
+    """The body of a frame taken apart: rows as a view of the frame, tensors and metrics in memory of their own."""
+
+    rows: PackedRows | None
+    tensors: Mapping[str, Tensor]
+    metrics: Mapping[str, float]
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers travel as payload, as `Message.parameters` counts them."""
+        rows = 0 if self.rows is None else self.rows.parameters
+        return rows + sum(tensor.numel() for tensor in self.tensors.values())
+
+    def message(self) -> Message:
+        """The message that was encoded; the frame may go."""
+        return Message(None if self.rows is None else self.rows.unpacked(), self.tensors, self.metrics)
+
+
+class Payload(Protocol):
+    """What travels, whole or taken apart."""
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers."""
+        ...
+
+
+def payload_bytes(message: Payload) -> int:
     """Bytes of values in a message: what a paper would count, in float32."""
     return 4 * message.parameters
 
@@ -99,14 +132,14 @@ class Shapes(Protocol):
 def decode(frame: bytes) -> Decoded:
     """The frame's header and message, whatever its federation, or a WireError."""
     header, body = unpack(frame)
-    message = decode_body(body)
+    message = decode_body(body).message()
     return Decoded(header, message, payload_bytes(message), len(frame))
 
 
-def decode_body(body: memoryview, shapes: Shapes | None = None) -> Message:
+def decode_body(body: memoryview, shapes: Shapes | None = None) -> Sections:
     """The sections of a frame; `shapes` is asked before any value is read."""
     reader = _Reader(body)
-    rows: Prototypes | None = None
+    rows: PackedRows | None = None
     tensors: dict[str, Tensor] = {}
     metrics: dict[str, float] = {}
     last_tag = 0
@@ -123,7 +156,7 @@ def decode_body(body: memoryview, shapes: Shapes | None = None) -> Message:
             tensors = _decode_tensors(reader, shapes)
         else:
             metrics = _decode_metrics(reader)
-    return Message(rows, tensors, metrics)
+    return Sections(rows, tensors, metrics)
 
 
 class _Reader:
@@ -149,9 +182,8 @@ class _Reader:
     def fields(self, layout: struct.Struct, what: str) -> tuple[int, ...]:
         return layout.unpack(self.take(layout.size, what))
 
-    def floats(self, count: int, what: str) -> Tensor:
-        values = np.frombuffer(self.take(4 * count, what), dtype="<f4")
-        return torch.from_numpy(values.astype(np.float32))  # astype copies: the frame may go
+    def floats(self, count: int, what: str) -> NDArray[np.float32]:
+        return np.frombuffer(self.take(4 * count, what), dtype=_FLOATS)
 
     def text(self, size: int, what: str) -> str:
         try:
@@ -186,21 +218,18 @@ def _encode_rows(rows: Prototypes) -> bytes:
     return b"".join((head, bitmap, _float_bytes(rows.values.cpu()[present])))
 
 
-def _decode_rows(reader: _Reader, shapes: Shapes | None) -> Prototypes:
+def _decode_rows(reader: _Reader, shapes: Shapes | None) -> PackedRows:
     _, value_type, num_classes, width = reader.fields(_ROWS_HEAD, "rows")
     _check_float32(value_type, "rows")
     if shapes is not None:
         shapes.check_rows(num_classes, width)
     _check_size((num_classes, width), "rows")
-    bits = np.unpackbits(np.frombuffer(reader.take((num_classes + 7) // 8, "rows bitmap"), np.uint8), bitorder="little")
-    if bits[num_classes:].any():
+    bitmap = np.frombuffer(reader.take((num_classes + 7) // 8, "rows bitmap"), np.uint8)
+    classes = np.unpackbits(bitmap, bitorder="little").nonzero()[0]
+    count = len(classes)
+    if count and classes[-1] >= num_classes:
         raise WireError(f"rows bitmap: names a class beyond the {num_classes} there are")
-    present = torch.from_numpy(bits[:num_classes].astype(bool))
-    count = int(present.sum())
-    packed = reader.floats(count * width, "rows values").view(count, width)
-    values = torch.zeros(num_classes, width)
-    values[present] = packed
-    return Prototypes(values, present)
+    return PackedRows(num_classes, classes, reader.floats(count * width, "rows values").reshape(count, width))
 
 
 def _encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:
@@ -227,7 +256,8 @@ def _decode_tensors(reader: _Reader, shapes: Shapes | None) -> dict[str, Tensor]
         if shapes is not None:
             shapes.check_tensor(name, shape)
         _check_size(shape, f"tensor {name!r}")
-        tensors[name] = reader.floats(math.prod(shape), f"tensor {name!r} values").view(shape)
+        values = reader.floats(math.prod(shape), f"tensor {name!r} values")
+        tensors[name] = torch.from_numpy(values.astype(np.float32)).view(shape)  # astype copies: the frame may go
     return tensors
 
 
@@ -257,6 +287,6 @@ def _decode_metrics(reader: _Reader) -> dict[str, float]:
             raise WireError(f"metric: unknown code {code}")
         if name in metrics:
             raise WireError(f"metric {name!r}: appears twice")
-        layout = struct.Struct("<d" if wide else "<f")
+        layout = _WIDE_METRIC if wide else _NARROW_METRIC
         (metrics[name],) = layout.unpack(reader.take(layout.size, f"metric {name!r}"))
     return metrics

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from tinyproto.core.messages import Message
-from tinyproto.wire.codec import payload_bytes
+from tinyproto.wire.codec import Payload, payload_bytes
 
 Direction = Literal["up", "down"]
 WAYS: tuple[Direction, Direction] = ("up", "down")
@@ -33,7 +32,7 @@ class Meter:
 
     costs: dict[tuple[Purpose, Direction, int], Cost] = field(default_factory=dict)
 
-    def count(self, purpose: Purpose, direction: Direction, client: int, message: Message, frame: bytes) -> None:
+    def count(self, purpose: Purpose, direction: Direction, client: int, message: Payload, frame: bytes) -> None:
         """Add one frame."""
         key = (purpose, direction, client)
         cost = Cost(message.parameters, payload_bytes(message), len(frame))
