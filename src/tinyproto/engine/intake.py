@@ -25,17 +25,17 @@ def inspect_answer(
     frame: bytes, expected: Expectation, client: int, round_number: int, kinds: tuple[Kind, ...]
 ) -> Sections:
     """What a client's answer says, once all of it was found good."""
-    sections = inspect_frame(frame, expected, client, round_number, kinds).sections
+    _, sections = inspect_frame(frame, expected, client, round_number, kinds)
     check_scores(client, sections.metrics)
     return sections
 
 
 def check_scores(client: int, metrics: Mapping[str, float]) -> None:
     """No client can be right more often than it has test samples."""
-    samples = metrics.get("test_samples", 0.0)
+    samples = float(metrics.get("test_samples", 0.0))
     for name in _CORRECT:
-        correct = metrics.get(name, 0.0)
-        if not 0 <= correct <= samples or correct != int(correct) or samples != int(samples):
+        correct = float(metrics.get(name, 0.0))
+        if not (0 <= correct <= samples and correct.is_integer() and samples.is_integer()):
             raise WireError(f"frame of client {client}, refused: {correct:g} of {samples:g} test samples correct")
 
 

@@ -18,7 +18,7 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -30,12 +30,13 @@ from tinyproto.core.prototypes import PackedRows, Prototypes
 from tinyproto.errors import WireError
 from tinyproto.wire.frame import Header, pack, unpack
 
-_ROWS, _TENSORS, _METRICS = 1, 2, 3
+_ROWS, _TENSORS, _METRICS = _SECTIONS = 1, 2, 3
 _FLOAT32 = 1
-_FLOATS = np.dtype("<f4")
+_FLOATS, _BYTES = np.dtype("<f4"), np.dtype("u1")
 _ROWS_HEAD = struct.Struct("<BBHI")
 _TENSORS_HEAD = struct.Struct("<BH")
 _METRICS_HEAD = struct.Struct("<BB")
+_ONE_BYTE, _TWO_BYTES = struct.Struct("<B"), struct.Struct("<BB")
 _NARROW_METRIC, _WIDE_METRIC = struct.Struct("<f"), struct.Struct("<d")
 _WIDE = 0x80
 _MOST_CLASSES = 0xFFFF
@@ -143,9 +144,9 @@ def decode_body(body: memoryview, shapes: Shapes | None = None) -> Sections:
     tensors: dict[str, Tensor] = {}
     metrics: dict[str, float] = {}
     last_tag = 0
-    while reader.left:
-        tag = reader.peek()
-        if tag not in (_ROWS, _TENSORS, _METRICS):
+    while reader.at < reader.end:
+        tag = body[reader.at]
+        if tag not in _SECTIONS:
             raise WireError(f"section: unknown type {tag}")
         if tag <= last_tag:
             raise WireError(f"section: type {tag} is repeated or out of order")
@@ -162,39 +163,42 @@ def decode_body(body: memoryview, shapes: Shapes | None = None) -> Sections:
 class _Reader:
     """A cursor over the body that refuses to run past its end."""
 
+    __slots__ = ("at", "body", "end")
+
     def __init__(self, body: memoryview) -> None:
         self.body = body
         self.at = 0
+        self.end = len(body)
 
-    @property
-    def left(self) -> int:
-        return len(self.body) - self.at
+    def skip(self, size: int, what: str) -> int:
+        """Go past the next `size` bytes, once they are known to be there; where they start."""
+        start, stop = self.at, self.at + size
+        if stop > self.end:
+            raise WireError(f"{what}: needs {size} bytes, {self.end - start} are left")
+        self.at = stop
+        return start
 
-    def peek(self) -> int:
-        return self.body[self.at]
+    def fields(self, layout: struct.Struct, what: str) -> tuple[Any, ...]:
+        return layout.unpack_from(self.body, self.skip(layout.size, what))
 
-    def take(self, size: int, what: str) -> memoryview:
-        if size > self.left:
-            raise WireError(f"{what}: needs {size} bytes, {self.left} are left")
-        self.at += size
-        return self.body[self.at - size : self.at]
-
-    def fields(self, layout: struct.Struct, what: str) -> tuple[int, ...]:
-        return layout.unpack(self.take(layout.size, what))
-
-    def floats(self, count: int, what: str) -> NDArray[np.float32]:
-        return np.frombuffer(self.take(4 * count, what), dtype=_FLOATS)
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], size: int, what: str) -> NDArray[Any]:
+        """The next `size` bytes as an array, which is a view of the body."""
+        return np.ndarray(shape, dtype, self.body, self.skip(size, what))
 
     def text(self, size: int, what: str) -> str:
+        start = self.skip(size, what)
         try:
-            return bytes(self.take(size, what)).decode()
+            return str(self.body[start : self.at], "utf-8")
         except UnicodeDecodeError as error:
             raise WireError(f"{what}: a name is not valid UTF-8") from error
 
 
 def _check_size(shape: tuple[int, ...], what: str) -> None:
     """Rows and empty tensors cost fewer bytes than their shape says, so the shape itself has to be sane."""
-    if math.prod(max(size, 1) for size in shape) > _LARGEST:
+    values = 1
+    for size in shape:
+        values *= size or 1
+    if values > _LARGEST:
         raise WireError(f"{what}: {' × '.join(map(str, shape))} values are more than any federation has")
 
 
@@ -224,12 +228,13 @@ def _decode_rows(reader: _Reader, shapes: Shapes | None) -> PackedRows:
     if shapes is not None:
         shapes.check_rows(num_classes, width)
     _check_size((num_classes, width), "rows")
-    bitmap = np.frombuffer(reader.take((num_classes + 7) // 8, "rows bitmap"), np.uint8)
-    classes = np.unpackbits(bitmap, bitorder="little").nonzero()[0]
+    size = (num_classes + 7) // 8
+    bitmap = reader.array((size,), _BYTES, size, "rows bitmap")
+    classes = np.unpackbits(bitmap, None, None, "little").nonzero()[0]
     count = len(classes)
     if count and classes[-1] >= num_classes:
         raise WireError(f"rows bitmap: names a class beyond the {num_classes} there are")
-    return PackedRows(num_classes, classes, reader.floats(count * width, "rows values").reshape(count, width))
+    return PackedRows(num_classes, classes, reader.array((count, width), _FLOATS, 4 * count * width, "rows values"))
 
 
 def _encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:
@@ -247,17 +252,17 @@ def _decode_tensors(reader: _Reader, shapes: Shapes | None) -> dict[str, Tensor]
     _, count = reader.fields(_TENSORS_HEAD, "tensors")
     tensors: dict[str, Tensor] = {}
     for _ in range(count):
-        name = reader.text(reader.take(1, "tensor name")[0], "tensor name")
-        value_type, axes = reader.take(2, f"tensor {name!r}")
+        name = reader.text(*reader.fields(_ONE_BYTE, "tensor name"), "tensor name")
+        value_type, axes = reader.fields(_TWO_BYTES, f"tensor {name!r}")
         _check_float32(value_type, f"values of tensor {name!r}")
-        shape = struct.unpack(f"<{axes}I", reader.take(4 * axes, f"tensor {name!r} shape"))
+        shape = reader.fields(struct.Struct(f"<{axes}I"), f"tensor {name!r} shape")
         if name in tensors:
             raise WireError(f"tensor {name!r}: appears twice")
         if shapes is not None:
             shapes.check_tensor(name, shape)
         _check_size(shape, f"tensor {name!r}")
-        values = reader.floats(math.prod(shape), f"tensor {name!r} values")
-        tensors[name] = torch.from_numpy(values.astype(np.float32)).view(shape)  # astype copies: the frame may go
+        values = reader.array(shape, _FLOATS, 4 * math.prod(shape), f"tensor {name!r} values")
+        tensors[name] = torch.from_numpy(values.astype(np.float32))  # astype copies: the frame may go
     return tensors
 
 
@@ -277,16 +282,15 @@ def _decode_metrics(reader: _Reader) -> dict[str, float]:
     _, count = reader.fields(_METRICS_HEAD, "metrics")
     metrics: dict[str, float] = {}
     for _ in range(count):
-        tag = reader.take(1, "metric")[0]
-        code, wide = tag & ~_WIDE, bool(tag & _WIDE)
+        (tag,) = reader.fields(_ONE_BYTE, "metric")
+        code, layout = tag & ~_WIDE, _WIDE_METRIC if tag & _WIDE else _NARROW_METRIC
         if code == 0:
-            name = reader.text(reader.take(1, "metric name")[0], "metric name")
+            name = reader.text(*reader.fields(_ONE_BYTE, "metric name"), "metric name")
         elif code in _METRIC_NAMES:
             name = _METRIC_NAMES[code]
         else:
             raise WireError(f"metric: unknown code {code}")
         if name in metrics:
             raise WireError(f"metric {name!r}: appears twice")
-        layout = _WIDE_METRIC if wide else _NARROW_METRIC
-        (metrics[name],) = layout.unpack(reader.take(layout.size, f"metric {name!r}"))
+        (metrics[name],) = reader.fields(layout, f"metric {name!r}")
     return metrics

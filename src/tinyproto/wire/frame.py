@@ -22,8 +22,8 @@ import json
 import struct
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from tinyproto.errors import WireError
 
@@ -53,8 +53,7 @@ class Kind(IntEnum):
 _KINDS = {kind.value: kind for kind in Kind}
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(NamedTuple):
     """What a frame says about itself."""
 
     kind: Kind
@@ -101,4 +100,4 @@ def unpack(frame: bytes) -> tuple[Header, memoryview]:
         )
     if flags > 1:
         raise WireError(f"flags: unknown bits in {flags:#06x}")
-    return Header(kind, round_number, client, digest, evaluate=bool(flags & 1)), body
+    return Header(kind, round_number, client, digest, flags == 1), body

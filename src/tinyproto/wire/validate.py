@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -96,13 +95,6 @@ def _fits(found: int, due: int | AtMost) -> bool:
     return 0 < found <= due.limit if isinstance(due, AtMost) else found == due
 
 
-class Inspected(NamedTuple):
-    """A frame that is what was expected; its rows are still a view of it."""
-
-    header: Header
-    sections: Sections
-
-
 def open_frame(
     frame: bytes, expected: Expectation, client: int, round_number: int | None, kinds: Collection[Kind]
 ) -> Decoded:
@@ -113,8 +105,10 @@ def open_frame(
 
 def inspect_frame(
     frame: bytes, expected: Expectation, client: int, round_number: int | None, kinds: Collection[Kind]
-) -> Inspected:
+) -> tuple[Header, Sections]:
     """Take a frame apart and hold it to what was expected; raises a WireError that names the client and the field.
+
+    The rows of what it returns are still a view of the frame.
 
     What the header says is checked before the body is touched. The server knows which round it is; a client learns it
     from the frame (`round_number` None).
@@ -132,7 +126,7 @@ def inspect_frame(
     except WireError as error:
         when = "" if round_number is None else f", round {round_number}"
         raise WireError(f"frame of client {client}{when}, refused: {error}") from error
-    return Inspected(header, sections)
+    return header, sections
 
 
 def _check_header(
