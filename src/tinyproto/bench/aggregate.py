@@ -11,6 +11,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -240,5 +241,5 @@ def _stages(settings: AggregateSettings, ring: Ring, expected: Expectation, gath
         return min(passes) / len(arrivals)
 
     reached = [0.0, *(seconds(step) for step in (checksum, decode, validate, intake.take))]
-    each = (max(later - sooner, 0.0) for sooner, later in zip(reached, reached[1:], strict=False))
+    each = (max(later - sooner, 0.0) for sooner, later in pairwise(reached))
     return dict(zip(("checksum", "decode", "validate", "fold"), each, strict=True)) | {"readable": seconds(readable)}

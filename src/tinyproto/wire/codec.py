@@ -35,8 +35,8 @@ _FLOAT32 = 1
 _FLOATS, _BYTES = np.dtype("<f4"), np.dtype("u1")
 _ROWS_HEAD = struct.Struct("<BBHI")
 _TENSORS_HEAD = struct.Struct("<BH")
+_TENSOR_HEAD = struct.Struct("<BB")
 _METRICS_HEAD = struct.Struct("<BB")
-_ONE_BYTE, _TWO_BYTES = struct.Struct("<B"), struct.Struct("<BB")
 _NARROW_METRIC, _WIDE_METRIC = struct.Struct("<f"), struct.Struct("<d")
 _WIDE = 0x80
 _MOST_CLASSES = 0xFFFF
@@ -172,11 +172,14 @@ class _Reader:
 
     def skip(self, size: int, what: str) -> int:
         """Go past the next `size` bytes, once they are known to be there; where they start."""
-        start, stop = self.at, self.at + size
-        if stop > self.end:
+        start = self.at
+        self.at = start + size
+        if self.at > self.end:
             raise WireError(f"{what}: needs {size} bytes, {self.end - start} are left")
-        self.at = stop
         return start
+
+    def byte(self, what: str) -> int:
+        return self.body[self.skip(1, what)]
 
     def fields(self, layout: struct.Struct, what: str) -> tuple[Any, ...]:
         return layout.unpack_from(self.body, self.skip(layout.size, what))
@@ -225,9 +228,10 @@ def _encode_rows(rows: Prototypes) -> bytes:
 def _decode_rows(reader: _Reader, shapes: Shapes | None) -> PackedRows:
     _, value_type, num_classes, width = reader.fields(_ROWS_HEAD, "rows")
     _check_float32(value_type, "rows")
-    if shapes is not None:
+    if shapes is None:
+        _check_size((num_classes, width), "rows")
+    else:
         shapes.check_rows(num_classes, width)
-    _check_size((num_classes, width), "rows")
     size = (num_classes + 7) // 8
     bitmap = reader.array((size,), _BYTES, size, "rows bitmap")
     classes = np.unpackbits(bitmap, None, None, "little").nonzero()[0]
@@ -252,8 +256,8 @@ def _decode_tensors(reader: _Reader, shapes: Shapes | None) -> dict[str, Tensor]
     _, count = reader.fields(_TENSORS_HEAD, "tensors")
     tensors: dict[str, Tensor] = {}
     for _ in range(count):
-        name = reader.text(*reader.fields(_ONE_BYTE, "tensor name"), "tensor name")
-        value_type, axes = reader.fields(_TWO_BYTES, f"tensor {name!r}")
+        name = reader.text(reader.byte("tensor name"), "tensor name")
+        value_type, axes = reader.fields(_TENSOR_HEAD, f"tensor {name!r}")
         _check_float32(value_type, f"values of tensor {name!r}")
         shape = reader.fields(struct.Struct(f"<{axes}I"), f"tensor {name!r} shape")
         if name in tensors:
@@ -282,10 +286,10 @@ def _decode_metrics(reader: _Reader) -> dict[str, float]:
     _, count = reader.fields(_METRICS_HEAD, "metrics")
     metrics: dict[str, float] = {}
     for _ in range(count):
-        (tag,) = reader.fields(_ONE_BYTE, "metric")
+        tag = reader.byte("metric")
         code, layout = tag & ~_WIDE, _WIDE_METRIC if tag & _WIDE else _NARROW_METRIC
         if code == 0:
-            name = reader.text(*reader.fields(_ONE_BYTE, "metric name"), "metric name")
+            name = reader.text(reader.byte("metric name"), "metric name")
         elif code in _METRIC_NAMES:
             name = _METRIC_NAMES[code]
         else:

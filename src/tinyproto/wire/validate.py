@@ -150,19 +150,16 @@ def _names(kinds: Iterable[Kind]) -> str:
 
 
 def _check_values_of(sections: Sections) -> None:
-    if sections.rows is not None:
-        check_values("rows", sections.rows.values, sections.rows.classes)
-    for name, tensor in sections.tensors.items():
-        check_values(f"tensor {name!r}", tensor.numpy().reshape(1, -1), _FIRST)
-    for name, value in sections.metrics.items():
+    rows, tensors, metrics = sections
+    if rows is not None and not surely_good(rows.values):
+        check_row_by_row("rows", rows.values, rows.classes)
+    for name, tensor in tensors.items():
+        values = tensor.numpy().reshape(1, -1)
+        if not surely_good(values):
+            check_row_by_row(f"tensor {name!r}", values, _FIRST)
+    for name, value in metrics.items():
         if not math.isfinite(value):
             raise WireError(f"metric {name!r}: {value} is not a number that can be recorded; did training diverge?")
-
-
-def check_values(what: str, values: NDArray[np.float32], rows: NDArray[np.intp]) -> None:
-    """Refuse values that are no numbers, and rows (n, w) that are absurdly long; `rows` says what each is called."""
-    if not surely_good(values):
-        check_row_by_row(what, values, rows)
 
 
 def surely_good(values: NDArray[np.float32]) -> bool:
@@ -177,7 +174,7 @@ def surely_good(values: NDArray[np.float32]) -> bool:
 
 
 def check_row_by_row(what: str, values: NDArray[np.float32], rows: NDArray[np.intp]) -> None:
-    """The readable way, which also finds the words for what is wrong."""
+    """Refuse values (n, w) that are no numbers, and rows that are absurdly long; `rows` says which is which."""
     tensor = torch.from_numpy(values.astype(np.float32))
     for row in (~tensor.isfinite().all(1)).nonzero()[:1, 0].tolist():
         kind = "NaN" if bool(tensor[row].isnan().any()) else "infinity"
