@@ -61,7 +61,7 @@ METRIC_CODES: Mapping[str, int] = {
 }
 """Metrics every frame may carry, one byte each for the name; the order is part of the protocol."""
 
-_METRIC_NAMES = {code: name for name, code in METRIC_CODES.items()}
+_METRIC_NAMES = {code: (name, f"metric {name!r}") for name, code in METRIC_CODES.items()}
 
 
 @dataclass(frozen=True)
@@ -170,30 +170,40 @@ class _Reader:
         self.at = 0
         self.end = len(body)
 
-    def skip(self, size: int, what: str) -> int:
-        """Go past the next `size` bytes, once they are known to be there; where they start."""
+    def byte(self, what: str) -> int:
+        start = self.at
+        self.at = start + 1
+        if self.at > self.end:
+            raise self._short(start, what)
+        return self.body[start]
+
+    def fields(self, layout: struct.Struct, what: str) -> tuple[Any, ...]:
+        start = self.at
+        self.at = start + layout.size
+        if self.at > self.end:
+            raise self._short(start, what)
+        return layout.unpack_from(self.body, start)
+
+    def array(self, dtype: np.dtype[Any], shape: tuple[int, int], what: str) -> NDArray[Any]:
+        """A view of the body."""
+        start = self.at
+        self.at = start + dtype.itemsize * shape[0] * shape[1]
+        if self.at > self.end:
+            raise self._short(start, what)
+        return np.ndarray(shape, dtype, self.body, start)
+
+    def text(self, size: int, what: str) -> str:
         start = self.at
         self.at = start + size
         if self.at > self.end:
-            raise WireError(f"{what}: needs {size} bytes, {self.end - start} are left")
-        return start
-
-    def byte(self, what: str) -> int:
-        return self.body[self.skip(1, what)]
-
-    def fields(self, layout: struct.Struct, what: str) -> tuple[Any, ...]:
-        return layout.unpack_from(self.body, self.skip(layout.size, what))
-
-    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], size: int, what: str) -> NDArray[Any]:
-        """The next `size` bytes as an array, which is a view of the body."""
-        return np.ndarray(shape, dtype, self.body, self.skip(size, what))
-
-    def text(self, size: int, what: str) -> str:
-        start = self.skip(size, what)
+            raise self._short(start, what)
         try:
             return str(self.body[start : self.at], "utf-8")
         except UnicodeDecodeError as error:
             raise WireError(f"{what}: a name is not valid UTF-8") from error
+
+    def _short(self, start: int, what: str) -> WireError:
+        return WireError(f"{what}: needs {self.at - start} bytes, {self.end - start} are left")
 
 
 def _check_size(shape: tuple[int, ...], what: str) -> None:
@@ -232,13 +242,12 @@ def _decode_rows(reader: _Reader, shapes: Shapes | None) -> PackedRows:
         _check_size((num_classes, width), "rows")
     else:
         shapes.check_rows(num_classes, width)
-    size = (num_classes + 7) // 8
-    bitmap = reader.array((size,), _BYTES, size, "rows bitmap")
-    classes = np.unpackbits(bitmap, None, None, "little").nonzero()[0]
+    bitmap = reader.array(_BYTES, (1, (num_classes + 7) // 8), "rows bitmap")
+    classes = np.unpackbits(bitmap, None, None, "little").nonzero()[0]  # axis None: bits in one row
     count = len(classes)
     if count and classes[-1] >= num_classes:
         raise WireError(f"rows bitmap: names a class beyond the {num_classes} there are")
-    return PackedRows(num_classes, classes, reader.array((count, width), _FLOATS, 4 * count * width, "rows values"))
+    return PackedRows(num_classes, classes, reader.array(_FLOATS, (count, width), "rows values"))
 
 
 def _encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:
@@ -265,8 +274,8 @@ def _decode_tensors(reader: _Reader, shapes: Shapes | None) -> dict[str, Tensor]
         if shapes is not None:
             shapes.check_tensor(name, shape)
         _check_size(shape, f"tensor {name!r}")
-        values = reader.array(shape, _FLOATS, 4 * math.prod(shape), f"tensor {name!r} values")
-        tensors[name] = torch.from_numpy(values.astype(np.float32))  # astype copies: the frame may go
+        values = reader.array(_FLOATS, (1, math.prod(shape)), f"tensor {name!r} values")
+        tensors[name] = torch.from_numpy(values.astype(np.float32)).view(shape)  # astype copies: the frame may go
     return tensors
 
 
@@ -290,11 +299,12 @@ def _decode_metrics(reader: _Reader) -> dict[str, float]:
         code, layout = tag & ~_WIDE, _WIDE_METRIC if tag & _WIDE else _NARROW_METRIC
         if code == 0:
             name = reader.text(reader.byte("metric name"), "metric name")
+            what = f"metric {name!r}"
         elif code in _METRIC_NAMES:
-            name = _METRIC_NAMES[code]
+            name, what = _METRIC_NAMES[code]
         else:
             raise WireError(f"metric: unknown code {code}")
         if name in metrics:
-            raise WireError(f"metric {name!r}: appears twice")
-        (metrics[name],) = reader.fields(layout, f"metric {name!r}")
+            raise WireError(f"{what}: appears twice")
+        (metrics[name],) = reader.fields(layout, what)
     return metrics
