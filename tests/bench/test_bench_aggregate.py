@@ -121,3 +121,12 @@ def test_a_million_uploads_need_less_than_300_megabytes(monkeypatch: pytest.Monk
     assert found["peak_memory_bytes"] < 300e6
     assert found["sums"]["within_bound"]
     assert found["sums"]["holders_are_right"]
+
+
+def test_wide_rows_have_fewer_distinct_uploads_so_that_memory_is_not_the_bench_s_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(aggregate, "DISTINCT_BYTES", 10 * SMALL.payload_per_upload)
+    assert len(make_ring(SMALL, bytes(16)).bodies) == 10
+    monkeypatch.setattr(aggregate, "DISTINCT_BYTES", 1)
+    assert len(make_ring(SMALL, bytes(16)).bodies) == 1

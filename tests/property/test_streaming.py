@@ -141,7 +141,7 @@ def read_tensors(body: bytes, at: int, *_: object) -> int:
     return at + 3
 
 
-def read_metrics(body: bytes, at: int, _: dict[int, list[float]], metrics: dict[str, float]) -> int:
+def read_metrics(body: bytes, at: int, rows: dict[int, list[float]], metrics: dict[str, float]) -> int:
     names = {code: name for name, code in METRIC_CODES.items()}
     count = struct.unpack_from("<BB", body, at)[1]
     at += 2

@@ -37,7 +37,10 @@ from tinyproto.wire.frame import HEADER_BYTES, Header, Kind, pack, unpack
 from tinyproto.wire.validate import Expectation, open_frame
 
 DISTINCT = 2048
-"""So many uploads have values of their own; the next ones repeat them, as other clients."""
+"""At most so many uploads have values of their own; the next ones repeat them, as other clients."""
+
+DISTINCT_BYTES = 32 << 20
+"""Their values take at most so much memory."""
 
 BATCH = 64
 """Frames that have just arrived, so that they lie where a network would have put them: in the processor's cache."""
@@ -89,7 +92,7 @@ class Ring(NamedTuple):
 
 def make_ring(settings: AggregateSettings, digest: bytes) -> Ring:
     """Draw uploads of both signs and of sizes that differ by the clients' n_ij, and encode them."""
-    count = min(settings.uploads, DISTINCT)
+    count = min(settings.uploads, DISTINCT, max(DISTINCT_BYTES // settings.payload_per_upload, 1))
     generator = torch.Generator().manual_seed(0)
     order = torch.rand(count, settings.num_classes, generator=generator).argsort(1)
     classes = order[:, : settings.held].sort(1).values

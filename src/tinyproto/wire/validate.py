@@ -23,6 +23,7 @@ ABSURD_NORM = 1e9
 
 _METRICS_ROOM = 4096  # bytes
 _MOST_AT_ONCE = 1 << 20
+_SURELY_BELOW = ABSURD_NORM**2 / 4
 _FIRST = np.zeros(1, np.intp)
 
 
@@ -170,7 +171,7 @@ def surely_good(values: NDArray[np.float32]) -> bool:
     """
     if values.size > _MOST_AT_ONCE:
         return False
-    return bool(np.vdot(values, values) < ABSURD_NORM**2 / 4)  # vdot, unlike dot, overflows without a warning
+    return float(np.vdot(values, values)) < _SURELY_BELOW  # vdot, unlike dot, overflows without a warning
 
 
 def check_row_by_row(what: str, values: NDArray[np.float32], rows: NDArray[np.intp]) -> None:
