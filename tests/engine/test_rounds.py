@@ -8,16 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from support import FEDERATION, NUM_CLASSES, PROTO_DIM, InProcess, head_weight, tiny_net
-from tinyproto.algorithms import ALGORITHMS, Algorithm
+from support import NUM_CLASSES, PROTO_DIM, InProcess, head_weight, tiny_net
+from support_rounds import build, simulation
+from tinyproto.algorithms import ALGORITHMS
 from tinyproto.algorithms.base import Round
 from tinyproto.core.messages import Message
 from tinyproto.core.prototypes import Prototypes, class_means
 from tinyproto.data.federation import FederatedData
 from tinyproto.engine.agreement import expected_frames
-from tinyproto.engine.client import LocalTraining, PrototypeSamples
+from tinyproto.engine.client import LocalTraining
+from tinyproto.engine.intake import check_scores
 from tinyproto.engine.round import RoundPlan, play_round
-from tinyproto.engine.server import Reply, check_scores, read_hello
+from tinyproto.engine.server import Reply, read_hello
 from tinyproto.engine.stopwatch import Stopwatch
 from tinyproto.errors import WireError
 from tinyproto.models.split import SplitModel
@@ -28,22 +30,6 @@ from tinyproto.wire.frame import Header, Kind
 from tinyproto.wire.meter import Cost, Meter
 
 PROTOTYPE_METHODS = {"fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft"}
-
-
-def build(name: str, **hyper: object) -> Algorithm:
-    spec = ALGORITHMS[name]
-    if name.startswith("tinyproto"):
-        hyper = {"cps_dim": 3, **hyper}
-    if name in ("fedtgp", "tinyproto_ft"):
-        hyper = {"server_epochs": 3, **hyper}
-    return spec.build(spec.hyper(**hyper), FEDERATION)
-
-
-def simulation(
-    data: FederatedData, algorithm: Algorithm, rounds: int = 2, prototype_samples: PrototypeSamples = "all"
-) -> InProcess:
-    training = LocalTraining(rounds=rounds, batch_size=8, prototype_samples=prototype_samples)
-    return InProcess(data, [tiny_net], algorithm, SimulationSettings(training, PROTO_DIM), seed=0)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -261,7 +247,7 @@ def test_an_impossible_hello_is_refused(said: dict[str, float]) -> None:
 @pytest.mark.parametrize("scores", [{"correct_head": 1.0}, {"test_samples": 1.0, "correct_local": 500.0}])
 def test_impossible_scores_are_refused(scores: dict[str, float]) -> None:
     with pytest.raises(WireError, match="test samples correct"):
-        check_scores(3, Message(metrics=scores))
+        check_scores(3, scores)
 
 
 def test_a_client_takes_nothing_in_before_all_frames_are_found_good(quarters: FederatedData) -> None:

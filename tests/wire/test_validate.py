@@ -38,10 +38,10 @@ def test_a_good_frame_is_opened() -> None:
 @pytest.mark.parametrize(
     ("header", "words"),
     [
-        (replace(HEADER, digest=bytes(16)), "client 4, round 5, refused: digest"),
-        (replace(HEADER, kind=Kind.TRAIN), "kind: train where update was due"),
-        (replace(HEADER, client=9), "client: the frame says client 9"),
-        (replace(HEADER, round_number=4), "round: the frame says round 4"),
+        (HEADER._replace(digest=bytes(16)), "client 4, round 5, refused: digest"),
+        (HEADER._replace(kind=Kind.TRAIN), "kind: train where update was due"),
+        (HEADER._replace(client=9), "client: the frame says client 9"),
+        (HEADER._replace(round_number=4), "round: the frame says round 4"),
     ],
 )
 def test_a_frame_from_elsewhere_is_refused(header: Header, words: str) -> None:
@@ -81,7 +81,7 @@ def test_foreign_rows_are_refused_before_memory_is_taken_for_them() -> None:
 
 
 def test_the_header_is_checked_before_the_body_is_read() -> None:
-    frame = pack(replace(HEADER, digest=bytes(16)), b"garbage")
+    frame = pack(HEADER._replace(digest=bytes(16)), b"garbage")
     with pytest.raises(WireError, match="digest"):
         open_frame(frame, EXPECTED, client=4, round_number=5, kinds=(Kind.UPDATE,))
 

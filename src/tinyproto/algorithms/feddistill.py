@@ -25,7 +25,7 @@ from tinyproto.algorithms.base import (
     client_task,
     not_negative,
 )
-from tinyproto.algorithms.fedproto import AveragingServer, store_rows, stored_rows
+from tinyproto.algorithms.fedproto import StreamingServer, store_rows, stored_rows
 from tinyproto.algorithms.transform import Dense
 from tinyproto.core.communication import prototype_parameters
 from tinyproto.core.distillation import class_logit_loss
@@ -106,7 +106,7 @@ def build(hyper: FedDistillHyper, federation: FederationSpec) -> Algorithm:
     return Algorithm(
         name="feddistill",
         client=LogitClient(hyper, federation),
-        server=AveragingServer(classes, Dense(classes)),
+        server=StreamingServer(classes, Dense(classes)),
         table2_parameters=partial(prototype_parameters, num_classes=classes, width=classes),
         row_width=classes,
     )

@@ -28,7 +28,8 @@ from tinyproto.algorithms.base import (
     client_task,
     not_negative,
 )
-from tinyproto.algorithms.transform import Dense, Transform, Upload
+from tinyproto.algorithms.streaming import Gathered
+from tinyproto.algorithms.transform import Dense, SummingTransform, Transform, Upload
 from tinyproto.core.aggregate import keep_last
 from tinyproto.core.communication import prototype_parameters
 from tinyproto.core.losses import REGULARISERS, Distance
@@ -114,7 +115,7 @@ class PrototypeClient:
 
 
 class AveragingServer:
-    """Keeps one row per class: the merged uploads."""
+    """Keeps one row per class: the merged uploads, whatever the transform needs of them."""
 
     def __init__(self, num_classes: int, transform: Transform) -> None:
         self.num_classes = num_classes
@@ -134,6 +135,24 @@ class AveragingServer:
         """Merge the uploads; a class nobody sent keeps its last value."""
         uploads = received_rows(updates)
         return keep_last(self.transform.merge(uploads), stored_rows(state))._asdict() if uploads else state
+
+
+class StreamingServer(AveragingServer):
+    """The same for a transform that needs sums only: uploads are folded in as they arrive."""
+
+    def __init__(self, num_classes: int, transform: SummingTransform) -> None:
+        super().__init__(num_classes, transform)
+        self.summing = transform
+
+    def gather(self) -> Gathered:
+        """Nothing gathered yet."""
+        return Gathered(self.num_classes, self.transform.width)
+
+    def conclude(self, state: State, gathered: Gathered) -> State:
+        """Merge what was gathered; a class nobody sent keeps its last value."""
+        if not gathered.uploads:
+            return state
+        return keep_last(self.summing.conclude(gathered), stored_rows(state))._asdict()
 
 
 def stored_rows(state: Mapping[str, Tensor]) -> Prototypes:
@@ -158,7 +177,7 @@ def received_rows(updates: Sequence[Update]) -> list[Upload]:
 
 
 def build_fedproto(name: str, hyper: FedProtoHyper, federation: FederationSpec, transform: Transform) -> Algorithm:
-    """FedProto over any transform."""
+    """FedProto over any transform; its server sees all uploads of a round at once."""
     server = AveragingServer(federation.num_classes, transform)
     return prototype_algorithm(name, hyper, federation, transform, server)
 
@@ -180,7 +199,9 @@ def prototype_algorithm(
 
 def build(hyper: FedProtoHyper, federation: FederationSpec) -> Algorithm:
     """FedProto as published: prototypes in full, unweighted mean."""
-    return build_fedproto("fedproto", hyper, federation, Dense(federation.proto_dim))
+    transform = Dense(federation.proto_dim)
+    server = StreamingServer(federation.num_classes, transform)
+    return prototype_algorithm("fedproto", hyper, federation, transform, server)
 
 
 SPEC = AlgorithmSpec("fedproto", "FedProto", FedProtoHyper, build)

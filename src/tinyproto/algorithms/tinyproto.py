@@ -13,9 +13,10 @@ from typing import Annotated, Literal
 from torch import Tensor
 
 from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, FederationSpec, positive
-from tinyproto.algorithms.fedproto import FedProtoHyper, build_fedproto
+from tinyproto.algorithms.fedproto import FedProtoHyper, StreamingServer, prototype_algorithm
 from tinyproto.algorithms.fedtgp import FedTGPHyper, build_fedtgp
-from tinyproto.algorithms.transform import Upload
+from tinyproto.algorithms.streaming import Gathered
+from tinyproto.algorithms.transform import Upload, gathered_uploads
 from tinyproto.core import cps, scaling
 from tinyproto.core.aggregate import count_scaled_mean, count_scaled_sum, simple_mean
 from tinyproto.core.prototypes import Prototypes
@@ -86,23 +87,24 @@ class ScaleAndSparsify:
 
     def merge(self, uploads: Sequence[Upload]) -> Prototypes:
         """μ Σ n_ij ĉ_ij (sum), or μ times eq. (10) (mean), or eq. (9) without scaling."""
-        rows = [upload.rows for upload in uploads]
+        return self.conclude(gathered_uploads(uploads))
+
+    def conclude(self, gathered: Gathered) -> Prototypes:
+        """The same, of uploads folded in as they arrived."""
         if self.scaling == "none":
-            return simple_mean(rows)
-        samples = [upload.client.counted_samples for upload in uploads]
+            return simple_mean(gathered.sums)
         if self.aggregation == "sum":
-            return scaling.scale(
-                count_scaled_sum(rows), self._given_or(scaling.derived_sum_scale(self.num_classes, samples))
-            )
-        classes = [upload.client.counted_classes for upload in uploads]
-        return scaling.scale(count_scaled_mean(rows), self._given_or(scaling.derived_mean_scale(classes, samples)))
+            derived = scaling.derived_sum_scale(self.num_classes, gathered.counted_samples)
+            return scaling.scale(count_scaled_sum(gathered.sums), self._given_or(derived))
+        derived = scaling.derived_mean_scale(gathered.counted_classes, gathered.counted_samples)
+        return scaling.scale(count_scaled_mean(gathered.sums), self._given_or(derived))
 
     def normalise(self, uploads: Sequence[Upload]) -> list[Prototypes]:
         """μ n_ij ĉ_ij, the server-side normalisation of the paper's appendix."""
         if self.scaling == "none":
             return [upload.rows for upload in uploads]
-        samples = [upload.client.counted_samples for upload in uploads]
-        classes = [upload.client.counted_classes for upload in uploads]
+        samples = sum(upload.client.counted_samples for upload in uploads)
+        classes = sum(upload.client.counted_classes for upload in uploads)
         factor = self._given_or(scaling.derived_trainable_scale(classes, samples))
         return [scaling.scale(upload.rows, factor) for upload in uploads]
 
@@ -136,7 +138,9 @@ def _transform(hyper: SparseHyper, federation: FederationSpec, aggregation: Aggr
 
 def build_fp(hyper: TinyProtoFPHyper, federation: FederationSpec) -> Algorithm:
     """TinyProto-FP, the paper's Algorithm 1."""
-    return build_fedproto("tinyproto_fp", hyper, federation, _transform(hyper, federation, hyper.aggregation))
+    transform = _transform(hyper, federation, hyper.aggregation)
+    server = StreamingServer(federation.num_classes, transform)
+    return prototype_algorithm("tinyproto_fp", hyper, federation, transform, server)
 
 
 def build_ft(hyper: TinyProtoFTHyper, federation: FederationSpec) -> Algorithm:

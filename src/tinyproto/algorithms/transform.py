@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from tinyproto.algorithms.base import ClientInfo
+from tinyproto.algorithms.streaming import Gathered
 from tinyproto.core.aggregate import simple_mean
 from tinyproto.core.prototypes import Prototypes
 
@@ -59,6 +60,24 @@ class Transform(Protocol):
         ...
 
 
+class SummingTransform(Transform, Protocol):
+    """A transform whose `merge` needs no more of the uploads than what was gathered of them."""
+
+    def conclude(self, gathered: Gathered) -> Prototypes:
+        """What `merge` would make of the same uploads."""
+        ...
+
+
+def gathered_uploads(uploads: Sequence[Upload]) -> Gathered:
+    """Uploads that are all at hand, gathered."""
+    if not uploads:
+        raise ValueError("nothing to aggregate")
+    gathered = Gathered(uploads[0].rows.num_classes, uploads[0].rows.width)
+    for upload in uploads:
+        gathered.add(*upload)
+    return gathered
+
+
 @dataclass(frozen=True)
 class Dense:
     """Prototypes travel as they are."""
@@ -77,7 +96,11 @@ class Dense:
 
     def merge(self, uploads: Sequence[Upload]) -> Prototypes:
         """The unweighted mean over the clients that hold a class, eq. (9)."""
-        return simple_mean(upload.rows for upload in uploads)
+        return self.conclude(gathered_uploads(uploads))
+
+    def conclude(self, gathered: Gathered) -> Prototypes:
+        """The same mean, of uploads folded in as they arrived."""
+        return simple_mean(gathered.sums)
 
     def normalise(self, uploads: Sequence[Upload]) -> list[Prototypes]:
         """Unchanged."""

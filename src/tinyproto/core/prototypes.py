@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -37,6 +39,26 @@ class Prototypes(NamedTuple):
     def to(self, device: torch.device | str) -> Prototypes:
         """The same prototypes on another device."""
         return Prototypes(self.values.to(device), self.present.to(device))
+
+
+class PackedRows(NamedTuple):
+    """Prototypes as they travel: the rows present, one after the other, and their classes."""
+
+    num_classes: int
+    classes: NDArray[np.intp]  # (n,), ascending
+    values: NDArray[np.float32]  # (n, w); may be a view of the frame it came in
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers travel."""
+        return self.values.size
+
+    def unpacked(self) -> Prototypes:
+        """The same rows among zeros, in memory of their own."""
+        rows = Prototypes.absent(self.num_classes, self.values.shape[1])
+        rows.values.numpy()[self.classes] = self.values
+        rows.present.numpy()[self.classes] = True
+        return rows
 
 
 class ClassSums(NamedTuple):

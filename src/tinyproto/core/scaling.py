@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from tinyproto.core.prototypes import Prototypes
@@ -25,16 +23,16 @@ def scale(prototypes: Prototypes, factor: float) -> Prototypes:
     return Prototypes(prototypes.values * factor, prototypes.present)
 
 
-def derived_sum_scale(num_classes: int, samples: Sequence[int]) -> float:
-    """μ for the sum rule, 0.9 · K / Σ n_i: the sum becomes 0.9 times the count-weighted mean of balanced classes."""
-    return SUM_RULE_SHRINK * num_classes / max(sum(samples), 1)
+def derived_sum_scale(num_classes: int, samples: int) -> float:
+    """μ for the sum rule, 0.9 · K / Σ n_i, given Σ n_i: the sum becomes 0.9 times the mean of balanced classes."""
+    return SUM_RULE_SHRINK * num_classes / max(samples, 1)
 
 
-def derived_mean_scale(classes_held: Sequence[int], samples: Sequence[int]) -> float:
-    """μ for the mean rule, eq. (10): 0.9 over the mean n_ij, which is Σ n_i / Σ K_i."""
-    return SUM_RULE_SHRINK * sum(classes_held) / max(sum(samples), 1)
+def derived_mean_scale(classes_held: int, samples: int) -> float:
+    """μ for the mean rule, eq. (10): 0.9 over the mean n_ij, which is Σ n_i / Σ K_i, both given."""
+    return SUM_RULE_SHRINK * classes_held / max(samples, 1)
 
 
-def derived_trainable_scale(classes_held: Sequence[int], samples: Sequence[int]) -> float:
-    """μ for FedTGP: 0.6 over the mean n_ij; every upload becomes 0.6 · n_ij / mean n · c_ij."""
-    return TRAINABLE_SHRINK * sum(classes_held) / max(sum(samples), 1)
+def derived_trainable_scale(classes_held: int, samples: int) -> float:
+    """μ for FedTGP, given Σ K_i and Σ n_i: 0.6 over the mean n_ij; an upload becomes 0.6 · n_ij / mean n · c_ij."""
+    return TRAINABLE_SHRINK * classes_held / max(samples, 1)

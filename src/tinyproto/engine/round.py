@@ -66,13 +66,13 @@ def play_round(
     A refused frame raises before any state has changed, since in a simulation it means that training went wrong; a
     tolerant round leaves that client out and says so in its record.
     """
-    replies, refused = server.ask(channel, plan.round, plan.participants, plan.evaluated, plan.closing, meter)
+    replies, refused, gathered = server.ask(channel, plan.round, plan.participants, plan.evaluated, plan.closing, meter)
     if not tolerant:
         for error in refused.values():
             raise error
     trained = {client: replies[client] for client in plan.participants if client in replies}
     if trained:
-        server.aggregate(plan.round, trained)
+        server.aggregate(plan.round, trained, gathered)
     weights = {client: server.infos[client].train_samples for client in trained}
     return RoundRecord(
         round=plan.round.number,

@@ -6,16 +6,17 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import NamedTuple, Protocol
 
 from tinyproto.algorithms.base import Algorithm, ClientInfo, Round, Update
+from tinyproto.algorithms.streaming import Gathered, StreamingSide
 from tinyproto.core.messages import Message
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import State, Trainer
-from tinyproto.engine.evaluate import RULES
+from tinyproto.engine.intake import InTurn, inspect_answer
 from tinyproto.engine.stopwatch import Stopwatch
 from tinyproto.errors import WireError
 from tinyproto.wire.codec import encode
 from tinyproto.wire.frame import Header, Kind
 from tinyproto.wire.meter import Meter, Purpose
-from tinyproto.wire.validate import Expectation, open_frame
+from tinyproto.wire.validate import Expectation
 
 
 class Reply(NamedTuple):
@@ -59,10 +60,14 @@ class _Frames(Mapping[int, bytes]):
 
 
 class Answers(NamedTuple):
-    """What came back: good messages by client id, and for the others why they were refused."""
+    """What came back: good messages by client id, and for the others why they were refused.
+
+    Where the algorithm gathers uploads as they arrive, the rows are in `gathered` and no longer in the messages.
+    """
 
     messages: dict[int, Message]
     refused: dict[int, WireError]
+    gathered: Gathered | None = None
 
 
 class ServerRuntime:
@@ -98,10 +103,13 @@ class ServerRuntime:
         purposes: dict[int, Purpose] = dict.fromkeys(evaluated, only) | dict.fromkeys(participants, "training")
         return self._ask(channel, round_.number, asked, evaluated, purposes, meter)
 
-    def aggregate(self, round_: Round, replies: Mapping[int, Message]) -> None:
-        """Take the answers in; only now does the state change."""
-        updates = [Update(self.infos[client], message) for client, message in sorted(replies.items())]
+    def aggregate(self, round_: Round, replies: Mapping[int, Message], gathered: Gathered | None = None) -> None:
+        """Take the answers in, or what was gathered of them; only now does the state change."""
         with self.stopwatch.phase("server"):
+            if gathered is not None and isinstance(self.side, StreamingSide):
+                self.state = self.side.conclude(self.state, gathered)
+                return
+            updates = [Update(self.infos[client], message) for client, message in sorted(replies.items())]
             self.state = self.side.aggregate(self.state, updates, self.trainer, round_, self.streams)
 
     def _ask(
@@ -123,19 +131,33 @@ class ServerRuntime:
         for client in clients:
             meter.announce(purposes[client], "down", client)
         frames = _Frames(clients, frame_for)
-        answers = Answers({}, {})
+        messages: dict[int, Message] = {}
+        refused: dict[int, WireError] = {}
+        turns = self._turns(client for client, kind in asked.items() if kind is Kind.TRAIN)
         for client, frame in channel.exchange(round_number, frames):
-            if client not in asked or client in answers.messages or client in answers.refused:
+            if client not in asked or client in messages or client in refused:
                 continue  # nobody asked, or this is the second answer
+            turn = turns if asked[client] is Kind.TRAIN else None
             try:
-                decoded = open_frame(frame, self.expectation, client, round_number, kinds=(asked[client].answer,))
-                check_scores(client, decoded.message)
+                sections = inspect_answer(frame, self.expectation, client, round_number, kinds=(asked[client].answer,))
             except WireError as error:
-                answers.refused[client] = error
+                refused[client] = error
+                if turn is not None:
+                    turn.arrived(client, None)
                 continue
-            meter.count(purposes[client], "up", client, decoded.message, frame)
-            answers.messages[client] = decoded.message
-        return Answers(dict(sorted(answers.messages.items())), answers.refused)
+            meter.count(purposes[client], "up", client, sections, frame)
+            if turn is None:
+                messages[client] = sections.message()
+                continue
+            messages[client] = Message(metrics=sections.metrics)
+            with self.stopwatch.phase("server"):
+                turn.arrived(client, sections.rows)
+        return Answers(dict(sorted(messages.items())), refused, None if turns is None else turns.close())
+
+    def _turns(self, trained: Iterable[int]) -> InTurn | None:
+        """Where uploads of this exchange are gathered as they arrive."""
+        clients = [self.infos[client] for client in trained]
+        return InTurn(clients, self.side.gather()) if clients and isinstance(self.side, StreamingSide) else None
 
 
 def read_hello(client: int, message: Message, num_classes: int) -> ClientInfo:
@@ -151,12 +173,3 @@ def read_hello(client: int, message: Message, num_classes: int) -> ClientInfo:
             f"{num_classes} classes do not go together"
         )
     return ClientInfo(client, train, counted, classes)
-
-
-def check_scores(client: int, message: Message) -> None:
-    """No client can be right more often than it has test samples."""
-    samples = message.metrics.get("test_samples", 0.0)
-    for rule in RULES:
-        correct = message.metrics.get(f"correct_{rule}", 0.0)
-        if not 0 <= correct <= samples or correct != int(correct) or samples != int(samples):
-            raise WireError(f"frame of client {client}, refused: {correct:g} of {samples:g} test samples correct")

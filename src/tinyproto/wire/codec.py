@@ -1,5 +1,8 @@
 """Message ↔ the body of a frame: typed sections for rows, tensors and metrics.
 
+There is one decoder. It gives `Sections`, whose rows are a view of the frame; a server that folds uploads takes these,
+everyone else the `Message` made of them.
+
 | section | layout |
 |---|---|
 | rows | tag, value type, K as u16, w as u32, bitmap of the classes present, their values |
@@ -15,22 +18,26 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.prototypes import PackedRows, Prototypes
 from tinyproto.errors import WireError
 from tinyproto.wire.frame import Header, pack, unpack
 
-_ROWS, _TENSORS, _METRICS = 1, 2, 3
+_ROWS, _TENSORS, _METRICS = _SECTIONS = 1, 2, 3
 _FLOAT32 = 1
+_FLOATS, _BYTES = np.dtype("<f4"), np.dtype("u1")
 _ROWS_HEAD = struct.Struct("<BBHI")
 _TENSORS_HEAD = struct.Struct("<BH")
+_TENSOR_HEAD = struct.Struct("<BB")
 _METRICS_HEAD = struct.Struct("<BB")
+_NARROW_METRIC, _WIDE_METRIC = struct.Struct("<f"), struct.Struct("<d")
 _WIDE = 0x80
 _MOST_CLASSES = 0xFFFF
 _LARGEST = 1 << 28
@@ -54,7 +61,7 @@ METRIC_CODES: Mapping[str, int] = {
 }
 """Metrics every frame may carry, one byte each for the name; the order is part of the protocol."""
 
-_METRIC_NAMES = {code: name for name, code in METRIC_CODES.items()}
+_METRIC_NAMES = {code: (name, f"metric {name!r}") for name, code in METRIC_CODES.items()}
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,34 @@ class Decoded:
     wire_bytes: int
 
 
-def payload_bytes(message: Message) -> int:
+class Sections(NamedTuple):
+    """The body of a frame taken apart: rows as a view of the frame, tensors and metrics in memory of their own."""
+
+    rows: PackedRows | None
+    tensors: Mapping[str, Tensor]
+    metrics: Mapping[str, float]
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers travel as payload, as `Message.parameters` counts them."""
+        rows = 0 if self.rows is None else self.rows.parameters
+        return rows + sum(tensor.numel() for tensor in self.tensors.values())
+
+    def message(self) -> Message:
+        """The message that was encoded; the frame may go."""
+        return Message(None if self.rows is None else self.rows.unpacked(), self.tensors, self.metrics)
+
+
+class Payload(Protocol):
+    """What travels, whole or taken apart."""
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers."""
+        ...
+
+
+def payload_bytes(message: Payload) -> int:
     """Bytes of values in a message: what a paper would count, in float32."""
     return 4 * message.parameters
 
@@ -99,20 +133,20 @@ class Shapes(Protocol):
 def decode(frame: bytes) -> Decoded:
     """The frame's header and message, whatever its federation, or a WireError."""
     header, body = unpack(frame)
-    message = decode_body(body)
+    message = decode_body(body).message()
     return Decoded(header, message, payload_bytes(message), len(frame))
 
 
-def decode_body(body: memoryview, shapes: Shapes | None = None) -> Message:
+def decode_body(body: memoryview, shapes: Shapes | None = None) -> Sections:
     """The sections of a frame; `shapes` is asked before any value is read."""
     reader = _Reader(body)
-    rows: Prototypes | None = None
+    rows: PackedRows | None = None
     tensors: dict[str, Tensor] = {}
     metrics: dict[str, float] = {}
     last_tag = 0
-    while reader.left:
-        tag = reader.peek()
-        if tag not in (_ROWS, _TENSORS, _METRICS):
+    while reader.at < reader.end:
+        tag = body[reader.at]
+        if tag not in _SECTIONS:
             raise WireError(f"section: unknown type {tag}")
         if tag <= last_tag:
             raise WireError(f"section: type {tag} is repeated or out of order")
@@ -123,46 +157,61 @@ def decode_body(body: memoryview, shapes: Shapes | None = None) -> Message:
             tensors = _decode_tensors(reader, shapes)
         else:
             metrics = _decode_metrics(reader)
-    return Message(rows, tensors, metrics)
+    return Sections(rows, tensors, metrics)
 
 
 class _Reader:
     """A cursor over the body that refuses to run past its end."""
 
+    __slots__ = ("at", "body", "end")
+
     def __init__(self, body: memoryview) -> None:
         self.body = body
         self.at = 0
+        self.end = len(body)
 
-    @property
-    def left(self) -> int:
-        return len(self.body) - self.at
+    def byte(self, what: str) -> int:
+        start = self.at
+        self.at = start + 1
+        if self.at > self.end:
+            raise self._short(start, what)
+        return self.body[start]
 
-    def peek(self) -> int:
-        return self.body[self.at]
+    def fields(self, layout: struct.Struct, what: str) -> tuple[Any, ...]:
+        start = self.at
+        self.at = start + layout.size
+        if self.at > self.end:
+            raise self._short(start, what)
+        return layout.unpack_from(self.body, start)
 
-    def take(self, size: int, what: str) -> memoryview:
-        if size > self.left:
-            raise WireError(f"{what}: needs {size} bytes, {self.left} are left")
-        self.at += size
-        return self.body[self.at - size : self.at]
-
-    def fields(self, layout: struct.Struct, what: str) -> tuple[int, ...]:
-        return layout.unpack(self.take(layout.size, what))
-
-    def floats(self, count: int, what: str) -> Tensor:
-        values = np.frombuffer(self.take(4 * count, what), dtype="<f4")
-        return torch.from_numpy(values.astype(np.float32))  # astype copies: the frame may go
+    def array(self, dtype: np.dtype[Any], shape: tuple[int, int], what: str) -> NDArray[Any]:
+        """A view of the body."""
+        start = self.at
+        self.at = start + dtype.itemsize * shape[0] * shape[1]
+        if self.at > self.end:
+            raise self._short(start, what)
+        return np.ndarray(shape, dtype, self.body, start)
 
     def text(self, size: int, what: str) -> str:
+        start = self.at
+        self.at = start + size
+        if self.at > self.end:
+            raise self._short(start, what)
         try:
-            return bytes(self.take(size, what)).decode()
+            return str(self.body[start : self.at], "utf-8")
         except UnicodeDecodeError as error:
             raise WireError(f"{what}: a name is not valid UTF-8") from error
+
+    def _short(self, start: int, what: str) -> WireError:
+        return WireError(f"{what}: needs {self.at - start} bytes, {self.end - start} are left")
 
 
 def _check_size(shape: tuple[int, ...], what: str) -> None:
     """Rows and empty tensors cost fewer bytes than their shape says, so the shape itself has to be sane."""
-    if math.prod(max(size, 1) for size in shape) > _LARGEST:
+    values = 1
+    for size in shape:
+        values *= size or 1
+    if values > _LARGEST:
         raise WireError(f"{what}: {' × '.join(map(str, shape))} values are more than any federation has")
 
 
@@ -186,21 +235,19 @@ def _encode_rows(rows: Prototypes) -> bytes:
     return b"".join((head, bitmap, _float_bytes(rows.values.cpu()[present])))
 
 
-def _decode_rows(reader: _Reader, shapes: Shapes | None) -> Prototypes:
+def _decode_rows(reader: _Reader, shapes: Shapes | None) -> PackedRows:
     _, value_type, num_classes, width = reader.fields(_ROWS_HEAD, "rows")
     _check_float32(value_type, "rows")
-    if shapes is not None:
+    if shapes is None:
+        _check_size((num_classes, width), "rows")
+    else:
         shapes.check_rows(num_classes, width)
-    _check_size((num_classes, width), "rows")
-    bits = np.unpackbits(np.frombuffer(reader.take((num_classes + 7) // 8, "rows bitmap"), np.uint8), bitorder="little")
-    if bits[num_classes:].any():
+    bitmap = reader.array(_BYTES, (1, (num_classes + 7) // 8), "rows bitmap")
+    classes = np.unpackbits(bitmap, None, None, "little").nonzero()[0]  # axis None: bits in one row
+    count = len(classes)
+    if count and classes[-1] >= num_classes:
         raise WireError(f"rows bitmap: names a class beyond the {num_classes} there are")
-    present = torch.from_numpy(bits[:num_classes].astype(bool))
-    count = int(present.sum())
-    packed = reader.floats(count * width, "rows values").view(count, width)
-    values = torch.zeros(num_classes, width)
-    values[present] = packed
-    return Prototypes(values, present)
+    return PackedRows(num_classes, classes, reader.array(_FLOATS, (count, width), "rows values"))
 
 
 def _encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:
@@ -218,16 +265,17 @@ def _decode_tensors(reader: _Reader, shapes: Shapes | None) -> dict[str, Tensor]
     _, count = reader.fields(_TENSORS_HEAD, "tensors")
     tensors: dict[str, Tensor] = {}
     for _ in range(count):
-        name = reader.text(reader.take(1, "tensor name")[0], "tensor name")
-        value_type, axes = reader.take(2, f"tensor {name!r}")
+        name = reader.text(reader.byte("tensor name"), "tensor name")
+        value_type, axes = reader.fields(_TENSOR_HEAD, f"tensor {name!r}")
         _check_float32(value_type, f"values of tensor {name!r}")
-        shape = struct.unpack(f"<{axes}I", reader.take(4 * axes, f"tensor {name!r} shape"))
+        shape = reader.fields(struct.Struct(f"<{axes}I"), f"tensor {name!r} shape")
         if name in tensors:
             raise WireError(f"tensor {name!r}: appears twice")
         if shapes is not None:
             shapes.check_tensor(name, shape)
         _check_size(shape, f"tensor {name!r}")
-        tensors[name] = reader.floats(math.prod(shape), f"tensor {name!r} values").view(shape)
+        values = reader.array(_FLOATS, (1, math.prod(shape)), f"tensor {name!r} values")
+        tensors[name] = torch.from_numpy(values.astype(np.float32)).view(shape)  # astype copies: the frame may go
     return tensors
 
 
@@ -247,16 +295,16 @@ def _decode_metrics(reader: _Reader) -> dict[str, float]:
     _, count = reader.fields(_METRICS_HEAD, "metrics")
     metrics: dict[str, float] = {}
     for _ in range(count):
-        tag = reader.take(1, "metric")[0]
-        code, wide = tag & ~_WIDE, bool(tag & _WIDE)
+        tag = reader.byte("metric")
+        code, layout = tag & ~_WIDE, _WIDE_METRIC if tag & _WIDE else _NARROW_METRIC
         if code == 0:
-            name = reader.text(reader.take(1, "metric name")[0], "metric name")
+            name = reader.text(reader.byte("metric name"), "metric name")
+            what = f"metric {name!r}"
         elif code in _METRIC_NAMES:
-            name = _METRIC_NAMES[code]
+            name, what = _METRIC_NAMES[code]
         else:
             raise WireError(f"metric: unknown code {code}")
         if name in metrics:
-            raise WireError(f"metric {name!r}: appears twice")
-        layout = struct.Struct("<d" if wide else "<f")
-        (metrics[name],) = layout.unpack(reader.take(layout.size, f"metric {name!r}"))
+            raise WireError(f"{what}: appears twice")
+        (metrics[name],) = reader.fields(layout, what)
     return metrics

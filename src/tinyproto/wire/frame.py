@@ -22,8 +22,8 @@ import json
 import struct
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from tinyproto.errors import WireError
 
@@ -50,8 +50,10 @@ class Kind(IntEnum):
         return {Kind.TRAIN: Kind.UPDATE, Kind.EVALUATE: Kind.EVALUATION}.get(self, self)
 
 
-@dataclass(frozen=True)
-class Header:
+_KINDS = {kind.value: kind for kind in Kind}
+
+
+class Header(NamedTuple):
     """What a frame says about itself."""
 
     kind: Kind
@@ -80,7 +82,7 @@ def unpack(frame: bytes) -> tuple[Header, memoryview]:
     if len(frame) < HEADER_BYTES:
         raise WireError(f"length: a frame has at least {HEADER_BYTES} bytes, this one {len(frame)}")
     view = memoryview(frame)
-    magic, version, kind, flags, round_number, client, digest, length = _HEADER.unpack_from(view)
+    magic, version, code, flags, round_number, client, digest, length = _HEADER.unpack_from(view)
     if magic != MAGIC:
         raise WireError(f"magic: a frame starts with {MAGIC!r}, this one with {magic!r}")
     if version != VERSION:
@@ -91,10 +93,11 @@ def unpack(frame: bytes) -> tuple[Header, memoryview]:
     (checksum,) = _CHECKSUM.unpack_from(view, _HEADER.size)
     if checksum != zlib.crc32(body, zlib.crc32(view[: _HEADER.size])):
         raise WireError("checksum: the frame was damaged on its way")
-    if kind not in Kind._value2member_map_:
+    kind = _KINDS.get(code)
+    if kind is None:
         raise WireError(
-            f"kind: {kind} is none of {', '.join(f'{known.value} ({known.name.lower()})' for known in Kind)}"
+            f"kind: {code} is none of {', '.join(f'{known.value} ({known.name.lower()})' for known in Kind)}"
         )
     if flags > 1:
         raise WireError(f"flags: unknown bits in {flags:#06x}")
-    return Header(Kind(kind), round_number, client, bytes(digest), evaluate=bool(flags & 1)), body
+    return Header(kind, round_number, client, digest, flags == 1), body

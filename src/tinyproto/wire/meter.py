@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from tinyproto.core.messages import Message
-from tinyproto.wire.codec import payload_bytes
+from tinyproto.wire.codec import Payload, payload_bytes
 
 Direction = Literal["up", "down"]
 WAYS: tuple[Direction, Direction] = ("up", "down")
@@ -37,7 +36,7 @@ class Meter:
         """A frame that will cost something once it is made; what is announced first stands first."""
         self.costs.setdefault((purpose, direction, client), Cost())
 
-    def count(self, purpose: Purpose, direction: Direction, client: int, message: Message, frame: bytes) -> None:
+    def count(self, purpose: Purpose, direction: Direction, client: int, message: Payload, frame: bytes) -> None:
         """Add one frame."""
         key = (purpose, direction, client)
         cost = Cost(message.parameters, payload_bytes(message), len(frame))
