@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tinyproto.core.prototypes import ClassSums, class_sums
 from tinyproto.core.streams import global_randomness
-from tinyproto.core.task import FeatureModel, FitResult, Task, TensorData
+from tinyproto.core.task import FeatureModel, FitResult, ParamGroup, Task, TensorData
 
 _NORMALISATION = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
@@ -36,32 +36,33 @@ class EagerTrainer:
 
     def _fit(self, task: Task) -> FitResult:
         task.modules.train()
-        optimisers = [
-            torch.optim.SGD(task.modules[group.module].parameters(), lr=group.learning_rate) for group in task.groups
-        ]
+        groups = [(group, list(task.modules[group.module].parameters())) for group in task.groups]
+        normalisation = [module for module in task.modules.modules() if isinstance(module, _NORMALISATION)]
         order = task.plan.order.to(self.device)
         parts = torch.zeros(task.plan.epochs, len(task.part_names), dtype=torch.float64, device=self.device)
         observed: ClassSums | None = None
         for epoch in range(task.plan.epochs):
             observed = None
+            samples = task.data.subset(order[epoch])
             start = 0
             for size in task.plan.sizes:
-                _set_normalisation(task.modules, training=size > 1)
-                batch = task.data.batch(order[epoch, start : start + size])
+                for layer in normalisation:  # a batch of one has no statistics: for it they use what they have gathered
+                    layer.training = size > 1
+                batch = samples.batch(slice(start, start + size))
+                for _, parameters in groups:
+                    for parameter in parameters:
+                        parameter.grad = None
                 step = task.loss(task.modules, batch, task.context)
-                for optimiser in optimisers:
-                    optimiser.zero_grad()
                 step.loss.backward()  # type: ignore[no-untyped-call]
-                for group, optimiser in zip(task.groups, optimisers, strict=True):
-                    if group.clip_norm is not None:
-                        nn.utils.clip_grad_norm_(task.modules[group.module].parameters(), group.clip_norm)
-                    optimiser.step()
+                for group, parameters in groups:
+                    _descend(parameters, group)
                 parts[epoch] += step.parts * size
                 if step.observed is not None:
                     observed = _plus(observed, class_sums(step.observed, batch.labels, task.num_classes))
                 start += size
-        samples = max(sum(task.plan.sizes), 1)
-        return FitResult((parts / samples).cpu(), task.part_names, task.plan.epochs * len(task.plan.sizes), observed)
+        samples_per_epoch = max(sum(task.plan.sizes), 1)
+        steps = task.plan.epochs * len(task.plan.sizes)
+        return FitResult((parts / samples_per_epoch).cpu(), task.part_names, steps, observed)
 
     @torch.no_grad()
     def features(self, models: Sequence[FeatureModel], data: Sequence[TensorData]) -> list[Tensor]:
@@ -74,11 +75,14 @@ class EagerTrainer:
         return torch.cat([extractor(data.batch(slice(start, start + self.feature_batch)).inputs) for start in starts])
 
 
-def _set_normalisation(modules: nn.ModuleDict, training: bool) -> None:
-    """A batch of one has no statistics: for it normalisation layers use what they have gathered."""
-    for module in modules.modules():
-        if isinstance(module, _NORMALISATION):
-            module.train(training)
+@torch.no_grad()
+def _descend(parameters: Sequence[nn.Parameter], group: ParamGroup) -> None:
+    """One step of plain SGD, as torch.optim.SGD takes it, without its bookkeeping, which would take as long."""
+    if group.clip_norm is not None:
+        nn.utils.clip_grad_norm_(parameters, group.clip_norm)
+    moved = [parameter for parameter in parameters if parameter.grad is not None]
+    if moved:
+        torch._foreach_add_(moved, [parameter.grad for parameter in moved], alpha=-group.learning_rate)
 
 
 def _plus(sums: ClassSums | None, more: ClassSums) -> ClassSums:
