@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -10,6 +11,13 @@ from torch import Tensor, nn
 from tinyproto.core.prototypes import ClassSums, class_sums
 from tinyproto.core.streams import global_randomness
 from tinyproto.core.task import FeatureModel, FitResult, ParamGroup, Task, TensorData
+from tinyproto.models.split import SplitModel
+
+CHANNELS_LAST_FROM = 16 * 16
+"""Pixels of an image from which a CPU convolves half as long with channels last; for smaller ones it gains little."""
+
+FEATURE_PIXELS = 2**17
+"""Pixels that go through a network at once on a CPU, whose caches more would leave."""
 
 _NORMALISATION = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
@@ -36,6 +44,7 @@ class EagerTrainer:
 
     def _fit(self, task: Task) -> FitResult:
         task.modules.train()
+        self._lay_out(task.modules, task.data)
         groups = [(group, list(task.modules[group.module].parameters())) for group in task.groups]
         normalisation = [module for module in task.modules.modules() if isinstance(module, _NORMALISATION)]
         order = task.plan.order.to(self.device)
@@ -67,12 +76,37 @@ class EagerTrainer:
     @torch.no_grad()
     def features(self, models: Sequence[FeatureModel], data: Sequence[TensorData]) -> list[Tensor]:
         """Eval-mode features (N_i, d) of every model on its data."""
-        return [self._features(model.extractor, samples) for model, samples in zip(models, data, strict=True)]
+        return [self._features(model, samples) for model, samples in zip(models, data, strict=True)]
 
-    def _features(self, extractor: nn.Module, data: TensorData) -> Tensor:
-        extractor.eval()
-        starts = range(0, max(len(data), 1), self.feature_batch)  # a client without samples still gives (0, d)
-        return torch.cat([extractor(data.batch(slice(start, start + self.feature_batch)).inputs) for start in starts])
+    def _features(self, model: FeatureModel, data: TensorData) -> Tensor:
+        if isinstance(model, nn.Module):
+            self._lay_out(model, data)
+        model.extractor.eval()
+        size = self._batch(data)
+        starts = range(0, max(len(data), 1), size)  # a client without samples still gives (0, d)
+        return torch.cat([model.extractor(data.batch(slice(start, start + size)).inputs) for start in starts])
+
+    def _batch(self, data: TensorData) -> int:
+        """How many samples go through a network at once when features are all that is wanted."""
+        pixels = _pixels(data)
+        if self.device.type != "cpu" or not pixels:
+            return self.feature_batch
+        return min(self.feature_batch, max(FEATURE_PIXELS // pixels, 1))
+
+    def _lay_out(self, module: nn.Module, data: TensorData) -> None:
+        """Keep the weights of convolutions with channels last where that is quicker; what they give follows them."""
+        if self.device.type != "cpu" or _pixels(data) < CHANNELS_LAST_FROM:
+            return
+        for network in module.modules():
+            if isinstance(network, SplitModel) and network.any_layout:
+                for layer in network.modules():
+                    if isinstance(layer, nn.Conv2d):
+                        layer.weight.data = layer.weight.data.contiguous(memory_format=torch.channels_last)
+
+
+def _pixels(data: TensorData) -> int:
+    """Of one image; none where samples are not images."""
+    return math.prod(data.pool.shape[2:]) if data.pool.dim() == 4 else 0
 
 
 @torch.no_grad()
@@ -80,9 +114,10 @@ def _descend(parameters: Sequence[nn.Parameter], group: ParamGroup) -> None:
     """One step of plain SGD, as torch.optim.SGD takes it, without its bookkeeping, which would take as long."""
     if group.clip_norm is not None:
         nn.utils.clip_grad_norm_(parameters, group.clip_norm)
-    moved = [parameter for parameter in parameters if parameter.grad is not None]
+    moved: list[Tensor] = [parameter for parameter in parameters if parameter.grad is not None]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if moved:
-        torch._foreach_add_(moved, [parameter.grad for parameter in moved], alpha=-group.learning_rate)
+        torch._foreach_add_(moved, gradients, alpha=-group.learning_rate)
 
 
 def _plus(sums: ClassSums | None, more: ClassSums) -> ClassSums:
