@@ -1,4 +1,4 @@
-"""Samples and messages as files: an .npz for each part of each client, and torch's serialisation for what is said."""
+"""Samples, networks and messages as files: an .npz for each part of each client, torch's serialisation for the rest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.naive.prototypes import Rows
@@ -34,7 +34,7 @@ class Samples(Dataset[Sample]):
 def write_samples(path: Path, data: TensorData) -> None:
     """As floats, as a network sees them."""
     batch = data.batch(slice(None))
-    np.savez(path, x=batch.inputs.numpy(), y=batch.labels.numpy())
+    np.savez(path, x=batch.inputs.cpu().numpy(), y=batch.labels.cpu().numpy())
 
 
 def loader(path: Path, batches: Sequence[Sequence[int]]) -> DataLoader[Sample]:
@@ -52,9 +52,19 @@ def write_message(path: Path, rows: Rows) -> None:
     torch.save(rows, path)
 
 
-def read_message(path: Path) -> Rows:
+def read_message(path: Path, device: torch.device) -> Rows:
     """What the other side said; nothing if it has not spoken yet."""
     if not path.exists():
         return {}
-    rows: Rows = torch.load(path, weights_only=True)
+    rows: Rows = torch.load(path, map_location=device, weights_only=True)
     return rows
+
+
+def write_network(path: Path, network: nn.Module) -> None:
+    """Put a network away until it is used next."""
+    torch.save(network.state_dict(), path)
+
+
+def read_network(path: Path, network: nn.Module) -> None:
+    """Fetch it again."""
+    network.load_state_dict(torch.load(path, weights_only=True))

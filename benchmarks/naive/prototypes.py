@@ -16,7 +16,7 @@ Rows = dict[int, Tensor]
 def gather(gathered: defaultdict[int, list[Tensor]], features: Tensor, labels: Tensor) -> None:
     """Put every sample's feature on the list of its class."""
     for index, label in enumerate(labels):
-        gathered[label.item()].append(features[index, :].detach())  # type: ignore[index]
+        gathered[int(label.item())].append(features[index, :].detach())
 
 
 def average(gathered: Mapping[int, Sequence[Tensor]]) -> Rows:
@@ -39,7 +39,7 @@ def class_means(features: Tensor, labels: Tensor) -> Rows:
 
 def nearest(features: Tensor, prototypes: Rows, num_classes: int) -> Tensor:
     """The class of the nearest prototype, from one distance for every sample and every class."""
-    distances = torch.full((len(features), num_classes), torch.inf)
+    distances = torch.full((len(features), num_classes), torch.inf, device=features.device)
     for index, feature in enumerate(features):
         for label, prototype in prototypes.items():
             distances[index, label] = functional.mse_loss(feature, prototype)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.naive.client import Batches, NaiveClient
-from benchmarks.naive.files import read_message, write_message
+from benchmarks.naive.files import read_message, read_network, write_message, write_network
 from benchmarks.naive.prototypes import Rows
 from benchmarks.naive.server import Trainable, fit, largest_gap, merge, scaled
 from tinyproto.core import scaling
@@ -35,23 +35,28 @@ class NaiveFederation:
         self.trains_on_server = cell.entry.spec.name in ("fedtgp", "tinyproto_ft")
         self.settings = experiment.settings
         self.streams = Streams(cell.seed)
-        self.masks = cell.entry.build(experiment.federation).masks
+        self.device = torch.device(experiment.device)
+        masks = cell.entry.build(experiment.federation).masks
+        self.masks = None if masks is None else masks.to(self.device)
         self.folder = tempfile.TemporaryDirectory()
         self.place = Path(self.folder.name)
-        self.stopwatch = Stopwatch(time.perf_counter)
+        self.stopwatch = Stopwatch(time.perf_counter, torch.cuda.synchronize if self.device.type == "cuda" else None)
         federation, training = experiment.federation, self.settings.training
         self.num_classes, self.dim = federation.num_classes, federation.proto_dim
         clients = build_clients(
             experiment.data, experiment.config.model.models, federation.shape, self.settings.counted_samples,
-            self.streams, torch.device("cpu"),
+            self.streams, self.device,
         )  # fmt: skip
         self.clients = [
             NaiveClient(client, self.place, training.batch_size, federation.learning_rate, self.hyper.proto_weight)
             for client in clients.values()
         ]
         with global_randomness(self.streams.derive("trainable prototypes")):
-            self.network = Trainable(self.num_classes, self.dim)
-        self.offered = torch.full((self.num_classes,), getattr(self.hyper, "offered_classes", "uploaded") == "all")
+            self.network = Trainable(self.num_classes, self.dim).to(self.device)
+        self.network_file = self.place / "server_network.pt"
+        write_network(self.network_file, self.network)
+        all_offered = getattr(self.hyper, "offered_classes", "uploaded") == "all"
+        self.offered = torch.full((self.num_classes,), all_offered, device=self.device)
         self.round = 0
         self.loss: dict[str, float] = {}
         self.accuracy: dict[str, float | None] = {}
@@ -93,7 +98,7 @@ class NaiveFederation:
 
     def _received(self) -> Rows:
         """What the server sent, read anew by every client: compressed rows become whole prototypes."""
-        rows = read_message(self.place / "server.pt")
+        rows = read_message(self.place / "server.pt", self.device)
         return {label: self._whole(label, row) for label, row in rows.items()}
 
     def _outgoing(self, client: NaiveClient) -> Rows:
@@ -107,7 +112,7 @@ class NaiveFederation:
     def _whole(self, label: int, row: Tensor) -> Tensor:
         if self.masks is None:
             return row
-        whole = torch.zeros(self.dim)
+        whole = torch.zeros(self.dim, device=self.device)
         whole[self.masks[label]] = row
         return whole
 
@@ -116,14 +121,14 @@ class NaiveFederation:
         return getattr(self.hyper, "scaling", "none") == "count"
 
     def _aggregate(self) -> None:
-        uploads = [read_message(self.place / f"client{client.id}.pt") for client in self.clients]
+        uploads = [read_message(self.place / f"client{client.id}.pt", self.device) for client in self.clients]
         rows = self._trained(uploads) if self.trains_on_server else self._merged(uploads)
         write_message(self.place / "server.pt", rows)
 
     def _merged(self, uploads: Sequence[Rows]) -> Rows:
         summed = self._scales and self.hyper.aggregation == "sum"
         rows = merge(uploads, summed)
-        last = read_message(self.place / "server.pt")
+        last = read_message(self.place / "server.pt", self.device)
         if self._scales:
             classes, samples = self._sizes()
             derived = (
@@ -147,7 +152,9 @@ class NaiveFederation:
             shuffle=self.streams.generator("server batches", round_number=self.round),
         )  # fmt: skip
         margin = largest_gap(uploads, self.hyper.margin_cap)
+        read_network(self.network_file, self.network)
         fit(self.network, uploads, _batches(plan), margin, self.hyper.server_learning_rate, self.offered)
+        write_network(self.network_file, self.network)
         with torch.no_grad():
             learned = self.network(list(range(self.num_classes)))
         rows = {label: learned[label].clone() for label in range(self.num_classes) if self.offered[label]}

@@ -20,12 +20,13 @@ class Trainable(nn.Module):
     def __init__(self, num_classes: int, dim: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(num_classes, dim)
-        self.middle = nn.Sequential(nn.Linear(dim, dim), nn.ReLU())
+        self.hidden = nn.Linear(dim, dim)
         self.output = nn.Linear(dim, dim)
 
     def forward(self, classes: list[int]) -> Tensor:
         """Prototypes (K, d)."""
-        projected: Tensor = self.output(self.middle(self.embedding(torch.tensor(classes))))
+        rows = self.embedding(torch.tensor(classes, device=self.embedding.weight.device))
+        projected: Tensor = self.output(functional.relu(self.hidden(rows)))
         return projected
 
 
@@ -60,14 +61,15 @@ def fit(
     num_classes = len(offered)
     network.train()
     for batches in epochs:
-        for rows, labels in DataLoader(samples, batch_sampler=batches):  # type: ignore[arg-type, var-annotated]
+        for rows, labels in DataLoader(samples, batch_sampler=batches):  # type: ignore[arg-type]
+            labels = labels.to(offered.device)
             learned = network(list(range(num_classes)))
             squares = torch.sum(torch.pow(rows, 2), 1, keepdim=True) + torch.sum(torch.pow(learned, 2), 1)
             distances = torch.sqrt(torch.clamp(squares - 2.0 * torch.matmul(rows, learned.T), min=TINY))
             distances = distances + functional.one_hot(labels, num_classes) * margin
             loss = functional.cross_entropy((-distances).masked_fill(~offered, -torch.inf), labels)
             optimiser.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
 
 
