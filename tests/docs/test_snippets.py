@@ -201,7 +201,10 @@ def test_a_command_in_a_sentence_is_one_that_there_is(page: Path, monkeypatch: p
         if words[0].rpartition("/")[2] != "tinyproto" or len(words) == 1:
             continue
         assert words[1] in verbs or words[1] in ("--help", "--version"), f"{page.name}: `{code}`"
-        options = {name for parameter in verbs[words[1]].params for name in parameter.opts} if words[1] in verbs else ()
+        command = verbs.get(words[1])
+        if len(words) > 2 and words[2] in getattr(command, "commands", {}):
+            command = command.commands[words[2]]
+        options = {name for parameter in command.params for name in parameter.opts} if command else ()
         assert all(word in options for word in words[2:] if word.startswith("--")), f"{page.name}: `{code}`"
         if words[1] == "run" and len(words) > 2 and words[2].endswith(".yaml"):
             config, *overrides = shlex.split(code)[2:]
