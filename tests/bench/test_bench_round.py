@@ -53,6 +53,7 @@ def test_every_contender_has_its_phases_ratio_and_share(measured: Mapping[str, A
         assert row["steps_per_second"] == pytest.approx(
             measured["setting"]["steps_per_round"] / seconds["train"]["median"]
         )
+        assert row["cpu_seconds"]["median"] > 0
         assert row["first_seconds"] > 0
         assert row["peak_memory_bytes"] >= 0
     naive = fedproto["contenders"][-1]

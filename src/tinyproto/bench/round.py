@@ -36,6 +36,7 @@ class _Measured:
     first_seconds: float
     memory: int
     rounds: list[dict[str, float]] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)  # seconds that cores worked
     busy: list[float] = field(default_factory=list)
     paid: list[int | None] = field(default_factory=list)
 
@@ -144,8 +145,9 @@ def _play(measured: _Measured, device: torch.device) -> None:
     paid, cpu, start = _paid(measured), cpu_seconds(), time.perf_counter()
     seconds = dict(measured.contender.play())
     wall = time.perf_counter() - start
+    measured.processor.append(cpu_seconds() - cpu)
     if device.type == "cpu":
-        measured.busy.append((cpu_seconds() - cpu) / (wall * cores()))
+        measured.busy.append(measured.processor[-1] / (wall * cores()))
     seconds["rest"] = seconds["total"] - sum(seconds.get(phase, 0.0) for phase in PHASES)
     measured.rounds.append(seconds)
     now = _paid(measured)
@@ -175,6 +177,7 @@ def _facts(measured: _Measured, reference: _Measured, share: float, steps: int) 
         "ratio": base / seconds["total"]["median"],
         "ratio_to": reference.name,
         "seconds": seconds,
+        "cpu_seconds": _spread(measured.processor),
         "first_seconds": measured.first_seconds,
         "steps_per_second": steps / seconds["train"]["median"],
         "steps_paid": measured.paid[-1],

@@ -75,7 +75,7 @@ def _table(measured: dict[str, Any]) -> Table:
     table = plain_table()
     table.title, table.title_justify = measured["label"], "left"
     table.add_column("trainer", no_wrap=True)
-    for name in ("ratio", "round s", *PHASES, "steps/s", "busy", "memory", "first s"):
+    for name in ("ratio", "round s", *PHASES, "CPU s", "steps/s", "busy", "memory", "first s"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in measured["contenders"]:
         seconds = row["seconds"]
@@ -84,6 +84,7 @@ def _table(measured: dict[str, Any]) -> Table:
             times(row["ratio"]),
             f"{seconds['total']['median']:.{DECIMALS}f}",
             *(f"{seconds[phase]['median']:.{DECIMALS}f}" for phase in PHASES),
+            f"{row['cpu_seconds']['median']:.{DECIMALS}f}",
             number(row["steps_per_second"]) + _paid(row),
             f"{100 * row['busy_share']:.0f} %",
             size(row["peak_memory_bytes"]),
