@@ -15,6 +15,7 @@ PAGES = [
     ROOT / "CHANGELOG.md",
     *sorted((ROOT / "docs").glob("**/*.md")),
     *sorted((ROOT / "results").glob("**/*.md")),
+    *sorted((ROOT / "benchmarks").glob("**/*.md")),
 ]
 FENCE = re.compile(r"^\s*(`{3,}|~{3,})\s*(.*)$")
 

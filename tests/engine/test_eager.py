@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from support import NUM_CLASSES, PROTO_DIM, head_weight, make_client, tiny_net
 from tinyproto.algorithms.base import Client
 from tinyproto.core.batching import batch_plan
-from tinyproto.core.prototypes import class_sums
+from tinyproto.core.prototypes import Prototypes, class_sums
 from tinyproto.core.task import Batch, BatchPlan, ParamGroup, Step, Task, TensorData
 from tinyproto.engine.training import EagerTrainer
+from tinyproto.models import ModelEntry, ModelShape, build_model
 
 
 def mean_square(modules: nn.ModuleDict, batch: Batch, context: Mapping[str, Tensor]) -> Step:
@@ -151,3 +152,93 @@ def test_dropout_follows_the_task_s_seed() -> None:
 
     assert torch.equal(trained(1), trained(1))
     assert not torch.equal(trained(1), trained(2))
+
+
+class Viewing(nn.Module):
+    """A network as users write them: `view` needs a feature map whose channels come first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 8, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        maps: Tensor = self.convolution(inputs)
+        return maps.view(len(inputs), -1)[:, :PROTO_DIM]
+
+
+def colourful_client(entry: ModelEntry, size: int = 16) -> Client:
+    shape = ModelShape((3, size, size), PROTO_DIM, NUM_CLASSES)
+    labels = torch.arange(12) % NUM_CLASSES
+    pixels = torch.randint(0, 256, (12, *shape.input_shape), generator=torch.Generator().manual_seed(0))
+    data = TensorData(pixels.to(torch.uint8), labels, 2 / 255, -1.0)
+    absent = Prototypes.absent(NUM_CLASSES, PROTO_DIM)
+    return Client(0, "net", build_model(entry, shape, 0), data, data, torch.bincount(labels), absent)
+
+
+def convolutions(client: Client) -> list[nn.Conv2d]:
+    return [layer for layer in client.model.modules() if isinstance(layer, nn.Conv2d) and layer.kernel_size != (1, 1)]
+
+
+def channels_come_last(client: Client) -> bool:
+    layers = [layer for layer in convolutions(client) if layer.in_channels > 1 and layer.groups == 1]
+    return all(layer.weight.is_contiguous(memory_format=torch.channels_last) for layer in layers)
+
+
+@pytest.mark.parametrize("name", ["small_cnn_a", "small_cnn_d", "resnet8"])
+def test_channels_come_last_in_our_networks_to_the_same_numbers(name: str) -> None:
+    laid_out, plain = colourful_client(name), colourful_client(name)
+    plain.model.any_layout = False
+    plan = batch_plan(12, 4, 1, last="join", shuffle=None)
+    for client in (laid_out, plain):
+        EagerTrainer().fit([logits_task(client, plan)])
+    assert channels_come_last(laid_out)
+    assert not channels_come_last(plain)
+    for one, other in zip(laid_out.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_features_of_a_fresh_network_have_the_bits_of_one_that_was_trained_and_put_back() -> None:
+    """What a resumed run evaluates first is what the interrupted one would have evaluated."""
+    trained, fresh = colourful_client("small_cnn_a"), colourful_client("small_cnn_a")
+    EagerTrainer().fit([logits_task(trained, batch_plan(12, 4, 1, last="join", shuffle=None))])
+    fresh.model.load_state_dict({name: value.contiguous() for name, value in trained.model.state_dict().items()})
+    one, other = EagerTrainer().features([trained.model, fresh.model], [trained.train, fresh.train])
+    assert torch.equal(one, other)
+
+
+def test_small_images_and_users_networks_keep_their_layout() -> None:
+    plan = batch_plan(12, 4, 1, last="join", shuffle=None)
+    small, users = colourful_client("small_cnn_a", size=8), colourful_client(lambda: Viewing())
+    for client in (small, users):
+        EagerTrainer().fit([logits_task(client, plan)])
+        assert not channels_come_last(client)
+    assert EagerTrainer().features([users.model], [users.train])[0].shape == (12, PROTO_DIM)
+
+
+def test_large_images_go_through_a_network_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinyproto.engine.training.eager.FEATURE_PIXELS", 5 * 16 * 16)
+    client = colourful_client("small_cnn_a")
+    seen: list[int] = []
+    client.model.extractor.register_forward_hook(lambda _module, inputs, _output: seen.append(len(inputs[0])))
+    EagerTrainer().features([client.model], [client.train])
+    assert seen == [5, 5, 2]
+
+
+def test_a_gradient_left_behind_is_not_used() -> None:
+    task, clean = line_task(), line_task()
+    weight = task.modules["net"].weight
+    assert isinstance(weight, nn.Parameter)
+    weight.grad = torch.full_like(weight, 1000.0)
+    EagerTrainer().fit([task, clean])
+    assert slope(task) == slope(clean)
+
+
+def test_a_module_that_the_loss_does_not_use_stays_as_it_is() -> None:
+    task = line_task()
+    spare = nn.Linear(2, 2)
+    before = spare.weight.detach().clone()
+    modules = nn.ModuleDict({"net": task.modules["net"], "spare": spare})
+    groups = [*task.groups, ParamGroup("spare", 0.1)]
+    EagerTrainer().fit([Task(**{**task.__dict__, "modules": modules, "groups": groups})])
+    assert torch.equal(spare.weight, before)
+    assert slope(task) == pytest.approx(-0.8)

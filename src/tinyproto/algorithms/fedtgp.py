@@ -120,11 +120,10 @@ class TrainableServer:
         )
 
     def _network(self, state: State) -> TrainablePrototypes:
-        with torch.device("meta"):
+        with global_randomness(0):  # the meta device would draw nothing, but load a second's worth of modules for it
             network = TrainablePrototypes(self.federation.num_classes, self.federation.proto_dim)
-        weights = {name: state[f"network.{name}"].clone() for name in network.state_dict()}
-        network.load_state_dict(weights, assign=True)
-        return network.requires_grad_()
+        network.load_state_dict({name: state[f"network.{name}"] for name in network.state_dict()})
+        return network
 
     @staticmethod
     def _state(network: TrainablePrototypes, rows: Prototypes) -> State:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,10 +47,16 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     values = _yaml(text, str(path))
     if not isinstance(values, dict):
         raise ConfigError(f"{path} is not a config: it has to hold keys and values, such as `name: my_run`")
+    return parse_config(overridden(values, overrides), source=str(path))
+
+
+def overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Config values with `dotted.key=value` overrides applied to a copy of them."""
+    changed = copy.deepcopy(dict(values))
     for override in overrides:
-        _apply(values, override)
-    _forget_another_kind(values, {override.partition("=")[0].strip() for override in overrides})
-    return parse_config(values, source=str(path))
+        _apply(changed, override)
+    _forget_another_kind(changed, {override.partition("=")[0].strip() for override in overrides})
+    return changed
 
 
 def parse_config(values: Mapping[str, Any], source: str = "the config", images: Images | None = None) -> Config:

@@ -19,7 +19,15 @@ def global_randomness(seed: int) -> Iterator[None]:
 
     Layers initialise themselves and dropout draws from the global generator; this gives them a named stream.
     """
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_available():  # torch.manual_seed would note every call for a GPU that may yet come
+        before = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(before)
+        return
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed)
         yield

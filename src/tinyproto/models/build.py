@@ -52,6 +52,8 @@ def build_model(entry: ModelEntry, shape: ModelShape, seed: int) -> SplitModel:
             if isinstance(module, SplitModel)
             else SplitModel(module, nn.Linear(shape.proto_dim, shape.num_classes))
         )
+    if isinstance(entry, str) and entry in NETWORKS:
+        model.any_layout = True
     _probe(model, name, shape)
     return model
 

@@ -17,6 +17,9 @@ class Output(NamedTuple):
 class SplitModel(nn.Module):
     """f_i, the representation layers to ℝᵈ, and g_i, the decision layer to ℝᴷ (paper section 3)."""
 
+    any_layout = False
+    """Whether convolutions may be kept with channels last; code that calls `view` on a feature map forbids it."""
+
     def __init__(self, extractor: nn.Module, head: nn.Module) -> None:
         super().__init__()
         self.extractor = extractor

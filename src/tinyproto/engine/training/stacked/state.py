@@ -29,12 +29,12 @@ _HELD: WeakKeyDictionary[nn.Module, _Held] = WeakKeyDictionary()
 
 
 def _held(module: nn.Module) -> _Held:
-    """Remembered: modules keep their tensors, and whoever changes weights copies into them."""
+    """Remembered: modules keep their parameters and buffers, whose values and layout may change."""
     held = _HELD.get(module)
     if held is None:
         buffers = dict(module.named_buffers())
         held = _HELD[module] = _Held(
-            {name: value.detach() for name, value in module.named_parameters()},
+            dict(module.named_parameters()),
             {name: value for name, value in buffers.items() if value.is_floating_point()},
             [value for name, value in buffers.items() if name.endswith("num_batches_tracked")],
         )

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from tinyproto.core.task import State
-from tinyproto.engine.training.eager import set_normalisation
+from tinyproto.engine.training.eager import normalisation_layers
 from tinyproto.models.split import Output, SplitModel
 
 
@@ -20,6 +20,7 @@ class WholeModel:
 
     def __init__(self, model: SplitModel) -> None:
         self.model = copy.deepcopy(model)
+        self.normalisation = normalisation_layers(self.model)
 
     def features(self, inputs: Tensor, state: State, *, normalise: bool, training: bool) -> Tensor:
         """(1, B, …) to (1, B, d)."""
@@ -39,4 +40,5 @@ class WholeModel:
 
     def _set(self, normalise: bool, training: bool) -> None:
         self.model.train(training)
-        set_normalisation(self.model, training=normalise)
+        for layer in self.normalisation:
+            layer.training = normalise

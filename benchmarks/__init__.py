@@ -1,0 +1,1 @@
+"""What the package is measured against; nothing in it imports this."""

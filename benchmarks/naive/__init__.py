@@ -1,0 +1,8 @@
+"""A federated round as the published libraries write it: the baseline of `tinyproto bench round`."""
+
+from __future__ import annotations
+
+from benchmarks.naive.prototypes import class_means, nearest
+from benchmarks.naive.rounds import NaiveFederation
+
+__all__ = ["NaiveFederation", "class_means", "nearest"]
