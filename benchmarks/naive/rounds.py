@@ -21,7 +21,7 @@ from tinyproto.core.task import BatchPlan
 from tinyproto.engine.stopwatch import Stopwatch
 from tinyproto.errors import ConfigError
 from tinyproto.experiment import Cell, Experiment
-from tinyproto.simulation.clients import build_clients
+from tinyproto.simulation.clients import ClientBuilder
 
 ALGORITHMS = ("fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft")
 
@@ -43,13 +43,19 @@ class NaiveFederation:
         self.stopwatch = Stopwatch(time.perf_counter, torch.cuda.synchronize if self.device.type == "cuda" else None)
         federation, training = experiment.federation, self.settings.training
         self.num_classes, self.dim = federation.num_classes, federation.proto_dim
-        clients = build_clients(
+        builder = ClientBuilder(
             experiment.data, experiment.config.model.models, federation.shape, self.settings.counted_samples,
-            self.streams, self.device,
+            cell.entry.build(federation).client, self.streams, self.device,
         )  # fmt: skip
         self.clients = [
-            NaiveClient(client, self.place, training.batch_size, federation.learning_rate, self.hyper.proto_weight)
-            for client in clients.values()
+            NaiveClient(
+                builder.build(client),
+                self.place,
+                training.batch_size,
+                federation.learning_rate,
+                self.hyper.proto_weight,
+            )
+            for client in range(experiment.data.num_clients)
         ]
         with global_randomness(self.streams.derive("trainable prototypes")):
             self.network = Trainable(self.num_classes, self.dim).to(self.device)
@@ -160,9 +166,9 @@ class NaiveFederation:
         rows = {label: learned[label].clone() for label in range(self.num_classes) if self.offered[label]}
         return {label: row if self.masks is None else row[self.masks[label]].clone() for label, row in rows.items()}
 
-    def _sizes(self) -> tuple[list[int], list[int]]:
-        counts = [client.class_counts for client in self.clients]
-        return [sum(count > 0 for count in row) for row in counts], [sum(row) for row in counts]
+    def _sizes(self) -> tuple[int, int]:
+        counts = [count for client in self.clients for count in client.class_counts]
+        return sum(count > 0 for count in counts), sum(counts)
 
     def _given_or(self, derived: float) -> float:
         return derived if self.hyper.global_scale == "auto" else float(self.hyper.global_scale)

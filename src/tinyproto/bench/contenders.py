@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,7 @@ class Trained:
         values["train"] = {**values["train"], "trainer": asked.trainer, "workers": asked.workers, "rounds": rounds}
         own = Experiment(parse_config(values, "bench"), experiment.images)
         self.pool: WorkerPool | None = None
+        self.folder: tempfile.TemporaryDirectory[str] | None = None
         self.host: ClientHost = self._host(own, cell, asked.workers)
         self.rounds: Iterator[PlayedRound] = own.simulation(own.cells[cell], self.host).rounds()
 
@@ -85,7 +87,9 @@ class Trained:
         if experiment.device != "cpu" or shared is None or shared.descriptor is None:
             raise ConfigError("--trainers: workers need a CPU, and images in memory that processes can share")
         self.pool = WorkerPool(experiment.config.resolved(), experiment.images, workers)
-        return self.pool.begin(cell, experiment.data.train_counts.sum(1).tolist())
+        self.folder = tempfile.TemporaryDirectory(prefix="tinyproto-bench-")
+        samples = experiment.data.train_counts.sum(1).tolist()
+        return self.pool.begin(cell, samples, Path(self.folder.name), experiment.client_memory)
 
     def play(self) -> Mapping[str, float]:
         """The next round."""
@@ -97,8 +101,7 @@ class Trained:
     @property
     def paid_steps(self) -> int | None:
         """Steps that the clients' trainer has executed so far, padding included, where it counts them."""
-        paid = getattr(self.host.clients.trainer, "paid_steps", None) if isinstance(self.host, Loopback) else None
-        return None if paid is None else int(paid)
+        return self.host.clients.steps.paid if isinstance(self.host, Loopback) else None
 
     @property
     def other_memory(self) -> int:
@@ -109,6 +112,8 @@ class Trained:
         """End the workers."""
         if self.pool is not None:
             self.pool.__exit__(None, None, None)
+        if self.folder is not None:
+            self.folder.cleanup()
 
 
 @dataclass(frozen=True)

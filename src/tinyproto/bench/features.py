@@ -14,7 +14,7 @@ from tinyproto.bench.contenders import Baseline
 from tinyproto.core.prototypes import Prototypes, class_means
 from tinyproto.core.streams import global_randomness
 from tinyproto.engine.evaluate import score
-from tinyproto.simulation.loop import one_thread
+from tinyproto.simulation.threads import one_thread
 
 SAMPLES = 1000
 

@@ -17,8 +17,8 @@ from tinyproto.core.batching import batch_sizes
 from tinyproto.errors import ConfigError
 from tinyproto.experiment import Experiment
 from tinyproto.models import entry_name
-from tinyproto.simulation.loop import one_thread
 from tinyproto.simulation.memory import PeakMemory
+from tinyproto.simulation.threads import one_thread
 from tinyproto.tracking.environment import environment
 
 PHASES = ("train", "prototypes", "server", "evaluate", "rest")

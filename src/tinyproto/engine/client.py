@@ -51,6 +51,14 @@ class Clients(Protocol):
         ...
 
 
+@dataclass
+class Steps:
+    """Of SGD: taken, and computed, which is more where clients of unequal size run together."""
+
+    done: int = 0
+    paid: int = 0
+
+
 class _Job(NamedTuple):
     """One client's share of a call."""
 
@@ -72,6 +80,7 @@ class ClientRuntime:
         self.streams = streams
         self.expectation = expectation
         self.stopwatch = stopwatch
+        self.steps = Steps()
 
     def handle(self, frames: Mapping[int, bytes]) -> dict[int, bytes]:
         """Answer every frame: decode, take in, evaluate what arrived, train, encode."""
@@ -138,6 +147,9 @@ class ClientRuntime:
             self._refresh_prototypes(jobs, plans)
         with self.stopwatch.phase("train"):
             results = self.trainer.fit(tasks)
+        for result in results:
+            self.steps.done += result.steps
+            self.steps.paid += max(result.steps, result.steps_paid)
         if source == "fresh":
             self._refresh_prototypes(jobs, plans)
         updates = {}
