@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tinyproto.bench import aggregate
 from tinyproto.bench.aggregate import AggregateSettings, compare_with_exact, make_ring, measure
 from tinyproto.core.aggregate import HolderSums
 from tinyproto.core.prototypes import PackedRows
+from tinyproto.report.words import number, size, times
 
 SMALL = AggregateSettings(uploads=150, num_classes=10, held=4, cps_dim=3, proto_dim=20, shards=3)
 
@@ -130,3 +132,27 @@ def test_wide_rows_have_fewer_distinct_uploads_so_that_memory_is_not_the_bench_s
     assert len(make_ring(SMALL, bytes(16)).bodies) == 10
     monkeypatch.setattr(aggregate, "DISTINCT_BYTES", 1)
     assert len(make_ring(SMALL, bytes(16)).bodies) == 1
+
+
+RECORD = Path(__file__).parents[2] / "results" / "aggregate" / "aggregate.json"
+
+
+def test_the_page_quotes_the_record_which_is_of_the_million() -> None:
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    assert record["settings"] == asdict(AggregateSettings())
+    assert record["sums"]["within_bound"]
+    assert record["sums"]["holders_are_right"]
+    assert record["peak_memory_bytes"] < 300e6
+    assert len(record["environment"]["commit"]) == 40
+    shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in record["shares"].items())
+    readable = record["readable_way"]
+    page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
+    for line in (
+        f"| payload per second of one core | {record['gigabytes_per_second_per_core']:.2f} GB |",
+        f"| uploads per second of one core | {number(record['uploads_per_second'])} |",
+        f"| one upload | {record['microseconds_per_upload']:.1f} µs: {shares} |",
+        f"| the readable way | {readable['microseconds_per_upload']:.1f} µs, {times(readable['ratio'])} as long |",
+        f"| peak memory above the imported package | {size(record['peak_memory_bytes'])} |",
+        f"| largest error, as a share of the bound | {record['sums']['largest_share_of_bound']:.1g} |",
+    ):
+        assert line in page

@@ -46,7 +46,8 @@ class Intake:
     """Takes in the uploads of a round as they arrive, in memory that does not grow with their number.
 
     An edge aggregator is one of these: it answers for some of the clients, and what it has `gathered` is merged with
-    what others have (`algorithms/streaming.py: merge_tree`) before the server concludes the round.
+    what others have (`algorithms/streaming.py: merge_tree`) before the server concludes the round. It does not remember
+    who has sent, so whoever calls it passes on one upload of each client.
     """
 
     def __init__(self, expected: Expectation, round_number: int, gathered: Gathered) -> None:

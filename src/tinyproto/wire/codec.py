@@ -37,8 +37,8 @@ _ROWS_HEAD = struct.Struct("<BBHI")
 _TENSORS_HEAD = struct.Struct("<BH")
 _TENSOR_HEAD = struct.Struct("<BB")
 _METRICS_HEAD = struct.Struct("<BB")
-_NARROW_METRIC, _WIDE_METRIC = struct.Struct("<f"), struct.Struct("<d")
 _WIDE = 0x80
+_METRIC_LAYOUTS = {0: struct.Struct("<f"), _WIDE: struct.Struct("<d")}
 _MOST_CLASSES = 0xFFFF
 _LARGEST = 1 << 28
 
@@ -61,7 +61,11 @@ METRIC_CODES: Mapping[str, int] = {
 }
 """Metrics every frame may carry, one byte each for the name; the order is part of the protocol."""
 
-_METRIC_NAMES = {code: (name, f"metric {name!r}") for name, code in METRIC_CODES.items()}
+_METRIC_TAGS = {
+    code | width: (name, f"metric {name!r}", layout)
+    for name, code in METRIC_CODES.items()
+    for width, layout in _METRIC_LAYOUTS.items()
+}
 
 
 @dataclass(frozen=True)
@@ -296,14 +300,14 @@ def _decode_metrics(reader: _Reader) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for _ in range(count):
         tag = reader.byte("metric")
-        code, layout = tag & ~_WIDE, _WIDE_METRIC if tag & _WIDE else _NARROW_METRIC
-        if code == 0:
+        known = _METRIC_TAGS.get(tag)
+        if known is not None:
+            name, what, layout = known
+        elif tag & ~_WIDE == 0:
             name = reader.text(reader.byte("metric name"), "metric name")
-            what = f"metric {name!r}"
-        elif code in _METRIC_NAMES:
-            name, what = _METRIC_NAMES[code]
+            what, layout = f"metric {name!r}", _METRIC_LAYOUTS[tag]
         else:
-            raise WireError(f"metric: unknown code {code}")
+            raise WireError(f"metric: unknown code {tag & ~_WIDE}")
         if name in metrics:
             raise WireError(f"{what}: appears twice")
         (metrics[name],) = reader.fields(layout, what)
