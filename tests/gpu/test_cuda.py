@@ -14,11 +14,9 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("algorithm", ["local", "fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft"])
-def test_a_gpu_gives_the_cpu_s_numbers_up_to_rounding(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-
+def test_a_gpu_gives_the_cpu_s_numbers_up_to_rounding(algorithm: str) -> None:
     def simulated(device: str) -> tp.Result:
-        train = {"device": device, "batch_size": 16}
+        train = {"device": device, "batch_size": 16, "precision": "exact"}
         return tp.simulate(algorithm=algorithm, num_clients=6, rounds=2, settings={"train": train})
 
     cpu, gpu = simulated("cpu"), simulated("cuda")

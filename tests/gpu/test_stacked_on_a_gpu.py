@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 import tinyproto as tp
 from tinyproto.engine.training.stacked.convolution import convolution, geometry, plain_convolution
 from tinyproto.engine.training.stacked.normalisation import Activation, Gathered, normalised, plain_normalised
-from tinyproto.engine.training.stacked.operations import gated
+from tinyproto.engine.training.stacked.operations import CannotStack, gated
+from tinyproto.engine.training.stacked.proof import prove
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,21 +22,24 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
+def exact_products_of_the_same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch.manual_seed(0)
 
 
 def drawn(*shape: int) -> Tensor:
     return torch.randn(*shape, device="cuda", requires_grad=True)
 
 
-def assert_same(mine: Tensor, other: Tensor, inputs: Sequence[Tensor]) -> None:
-    """Values, and gradients of all inputs, up to the rounding of sums in another order."""
-    upstream = torch.randn_like(mine)
-    pairs = [(mine, other)]
-    pairs += zip(torch.autograd.grad(mine, inputs, upstream), torch.autograd.grad(other, inputs, upstream), strict=True)
-    for one, two in pairs:
-        assert torch.allclose(one, two, atol=2e-5 * max(1.0, float(two.detach().abs().max())))
+def assert_same(mine: Callable[..., Tensor], plain: Callable[..., Tensor], *inputs: Tensor) -> None:
+    """Values, and gradients of all inputs, as the same in float64 has them; sums of many terms may cancel."""
+    exact = [each.detach().double().requires_grad_() for each in inputs]
+    outcome, expected = mine(*inputs), plain(*exact)
+    upstream = torch.randn_like(outcome)
+    found = (outcome, *torch.autograd.grad(outcome, inputs, upstream))
+    wanted = (expected, *torch.autograd.grad(expected, exact, upstream.double()))
+    for one, two in zip(found, wanted, strict=True):
+        assert float((one - two).detach().abs().max()) <= 1e-5 * (10.0 + float(two.detach().abs().max()))
 
 
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (5, 1), (5, 2)])
@@ -47,8 +52,8 @@ def test_the_convolution_kernels_give_pytorch_s_values_and_gradients(
     values, weight = drawn(3, 7, 5, size, size), drawn(3, 7 if groups > 1 else 40, 7 // groups, kernel, kernel)
     bias = drawn(3, weight.shape[1])
     shape = geometry(nn.Conv2d(7, weight.shape[1], kernel, stride, kernel // 2, groups=groups))
-    mine, other = convolution(values, weight, bias, shape), plain_convolution(values, weight, bias, shape)
-    assert_same(mine, other, (values, weight, bias))
+    mine, plain = (partial(each, shape=shape) for each in (convolution, plain_convolution))
+    assert_same(mine, plain, values, weight, bias)
 
 
 @pytest.mark.parametrize(
@@ -63,8 +68,8 @@ def test_the_dense_kernel_gives_pytorch_s_at_the_sizes_of_resnet8_and_others(
 ) -> None:
     values, weight = drawn(5, channels, 32, size, size), drawn(5, outputs, channels, kernel, kernel)
     shape = geometry(nn.Conv2d(channels, outputs, kernel, stride, kernel // 2))
-    mine, other = convolution(values, weight, None, shape), plain_convolution(values, weight, None, shape)
-    assert_same(mine, other, (values, weight))
+    mine, plain = (partial(each, bias=None, shape=shape) for each in (convolution, plain_convolution))
+    assert_same(mine, plain, values, weight)
 
 
 @pytest.mark.parametrize(
@@ -75,17 +80,23 @@ def test_the_dense_kernel_gives_pytorch_s_at_the_sizes_of_resnet8_and_others(
 def test_the_normalisation_kernels_give_pytorch_s_values_gradients_and_statistics(
     shape: tuple[int, ...], activation: Activation | None, with_addition: bool
 ) -> None:
-    values, weight, bias = drawn(*shape), drawn(*shape[:2]), drawn(*shape[:2])
-    added = drawn(*shape) if with_addition else None
+    inputs = [drawn(*shape), drawn(*shape[:2]), drawn(*shape[:2]), *([drawn(*shape)] if with_addition else [])]
     mine, other = (
-        Gathered(torch.zeros(shape[:2], device="cuda"), torch.ones(shape[:2], device="cuda"), 0.1, 1e-5)
-        for _ in range(2)
+        Gathered(zeros, torch.ones_like(zeros), 0.1, 1e-5)
+        for zeros in (torch.zeros(shape[:2], device="cuda", dtype=dtype) for dtype in (torch.float32, torch.float64))
     )
-    found = normalised(values, mine, weight, bias, by_batch=True, activation=activation, added=added)
-    expected = plain_normalised(values, other, weight, bias, by_batch=True, activation=activation, added=added)
-    assert_same(found, expected, (values, weight, bias, *([] if added is None else [added])))
-    assert torch.allclose(mine.mean, other.mean, atol=1e-6)
-    assert torch.allclose(mine.variance, other.variance, atol=1e-5)
+
+    def by(kernel: Callable[..., Tensor], gathered: Gathered) -> Callable[..., Tensor]:
+        def apply(values: Tensor, weight: Tensor, bias: Tensor, added: Tensor | None = None) -> Tensor:
+            return kernel(values, gathered, weight, bias, by_batch=True, activation=activation, added=added)
+
+        return apply
+
+    assert_same(by(normalised, mine), by(plain_normalised, other), *inputs)
+    assert torch.allclose(mine.mean, other.mean.float(), atol=1e-6)
+    assert torch.allclose(mine.variance, other.variance.float(), atol=1e-5)
+    values, weight, bias, added = (*inputs, None)[:4]
+    assert values is not None
     with torch.no_grad():
         found = normalised(values, mine, weight, bias, by_batch=False, activation=activation, added=added)
         expected = plain_normalised(values, mine, weight, bias, by_batch=False, activation=activation, added=added)
@@ -103,7 +114,7 @@ def test_what_is_not_a_number_stays_so_through_normalisation_and_activation() ->
 @pytest.mark.parametrize("size", [1, 4, 40])
 def test_the_gate_kernel_gives_pytorch_s_values_and_gradients(size: int) -> None:
     values, gates = drawn(3, 7, 5, size, size), drawn(3, 7, 5, 1, 1)
-    assert_same(gated(values, gates), values * torch.sigmoid(gates), (values, gates))
+    assert_same(gated, lambda maps, shares: maps * torch.sigmoid(shares), values, gates)
 
 
 @pytest.mark.parametrize("trainer", ["graphed", "stacked"])
@@ -120,3 +131,11 @@ def test_captured_steps_give_the_reference_s_numbers_up_to_rounding(algorithm: s
         assert mine.loss == pytest.approx(other.loss, rel=1e-2, abs=1e-4)
         for rule, accuracy in other.accuracy.items():
             assert mine.accuracy[rule] == (None if accuracy is None else pytest.approx(accuracy, abs=0.02))
+
+
+def test_a_kernel_that_gives_other_values_is_found_out_before_it_is_used() -> None:
+    values, weight = drawn(1, 2, 3, 4, 4), drawn(1, 2, 2, 3, 3)
+    shape = geometry(nn.Conv2d(2, 2, 3, 1, 1))
+    plain = partial(plain_convolution, bias=None, shape=shape)
+    with pytest.raises(CannotStack, match="the odd kernel gives other values than PyTorch"):
+        prove("odd", "once", lambda maps, filters: plain(maps, filters).flip(-1), plain, values, weight)

@@ -156,7 +156,6 @@ class ClientShelf(Mapping[int, Client]):
         """Write those parts of a client that are not what they were built or last written as."""
         if client not in self._unsaved:
             return
-        self._unsaved.discard(client)
         parts = parts_of(self._here[client])
         stored = self._stored.get(client, {})
         known = self._built[client] | {part: place.digest for part, place in stored.items()}
@@ -167,6 +166,7 @@ class ClientShelf(Mapping[int, Client]):
             current = {place.file for place in self._stored[client].values()}
             self.files.forget({place.file for place in stored.values()} - current)
             self.counts.written += 1
+        self._unsaved.discard(client)
 
 
 UNBOUNDED = math.inf

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from tinyproto.engine.training.stacked.proof import prove
 
 Pair = tuple[int, int]
 
@@ -60,19 +63,32 @@ def has_own_kernel(shape: Geometry) -> bool:
 
 def convolution(values: Tensor, weight: Tensor, bias: Tensor | None, shape: Geometry) -> Tensor:
     """Every client's samples with its own filters."""
-    stride, padding = shape.stride[0], shape.padding[0]
     if shape.pointwise:
         return _pointwise(values[..., :: shape.stride[0], :: shape.stride[1]], weight, bias)
     if not (values.is_cuda and values.dtype == torch.float32 and has_own_kernel(shape)):
         return plain_convolution(values, weight, bias, shape)
-    if shape.depthwise:
-        from tinyproto.engine.training.stacked.kernels.depthwise import TritonDepthwise
+    values = values.contiguous()
+    return _shifted(_depthwise(values, weight, shape) if shape.depthwise else _dense(values, weight, shape), bias)
 
-        filters = weight[:, :, 0].contiguous()
-        return _shifted(TritonDepthwise.on(values.contiguous(), filters, stride, padding), bias)
+
+def _depthwise(values: Tensor, weight: Tensor, shape: Geometry) -> Tensor:
+    from tinyproto.engine.training.stacked.kernels.depthwise import TritonDepthwise
+
+    def kernel(maps: Tensor, filters: Tensor) -> Tensor:
+        return TritonDepthwise.on(maps, filters[:, :, 0].contiguous(), shape.stride[0], shape.padding[0])
+
+    prove("depthwise", shape, kernel, partial(plain_convolution, bias=None, shape=shape), values, weight)
+    return kernel(values, weight)
+
+
+def _dense(values: Tensor, weight: Tensor, shape: Geometry) -> Tensor:
     from tinyproto.engine.training.stacked.kernels.convolution import TritonConvolution
 
-    return _shifted(TritonConvolution.on(values.contiguous(), weight, stride, padding), bias)
+    def kernel(maps: Tensor, filters: Tensor) -> Tensor:
+        return TritonConvolution.on(maps, filters, shape.stride[0], shape.padding[0])
+
+    prove("convolution", shape, kernel, partial(plain_convolution, bias=None, shape=shape), values, weight)
+    return kernel(values, weight)
 
 
 def plain_convolution(values: Tensor, weight: Tensor, bias: Tensor | None, shape: Geometry) -> Tensor:

@@ -12,9 +12,9 @@ import triton.language as tl
 
 @triton.jit
 def quotient(value, divisor: tl.constexpr):
-    """value // divisor for what is not negative.
+    """value // divisor for what is not negative, by way of a float.
 
-    By way of a float: given sizes that are known when it compiles, Triton 3.6 takes a shifted integer quotient to be
-    the same for neighbours that it is not the same for, and merges their loads.
+    Where sizes are known when it compiles, Triton 3.6 takes integer quotients and remainders that are shifted or spread
+    over a tile to be alike for more neighbours than they are, and merges their loads and masks.
     """
     return ((value.to(tl.float32) + 0.5) * (1.0 / divisor)).to(tl.int32)

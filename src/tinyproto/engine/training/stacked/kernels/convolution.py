@@ -35,9 +35,10 @@ def _forward(
     total = tl.zeros((BO, BL), tl.float32)
     for start in range(0, taps, BK):
         k = start + tl.arange(0, BK)
-        channel, tap = k // (K * K), k % (K * K)
-        h = top[None, :] + (tap // K)[:, None]
-        v = left[None, :] + (tap % K)[:, None]
+        channel = quotient(k, K * K)
+        tap = k - channel * K * K
+        i = quotient(tap, K)
+        h, v = top[None, :] + i[:, None], left[None, :] + (tap - i * K)[:, None]
         ok = (k < taps)[:, None] & (at < size_out)[None, :] & (h >= 0) & (h < H) & (v >= 0) & (v < W)
         patches = tl.load(x + channel[:, None] * size_in + (sample * H * W)[None, :] + h * W + v, mask=ok, other=0.0)
         known = (out < F)[:, None] & (k < taps)[None, :]
@@ -64,8 +65,10 @@ def _input_gradient(
     total = tl.zeros((BC, BL), tl.float32)
     for start in range(0, F * K * K, BK):
         k = start + tl.arange(0, BK)
-        out, tap = k // (K * K), k % (K * K)
-        up, across = below[None, :] - (tap // K)[:, None], right[None, :] - (tap % K)[:, None]
+        out = quotient(k, K * K)
+        tap = k - out * K * K
+        i = quotient(tap, K)
+        up, across = below[None, :] - i[:, None], right[None, :] - (tap - i * K)[:, None]
         p, q = quotient(up, S), quotient(across, S)
         ok = (out < F)[:, None] & (at < size_in)[None, :] & (up >= 0) & (across >= 0) & (p < P) & (q < Q)
         ok = ok & (p * S == up) & (q * S == across)
@@ -87,7 +90,9 @@ def _filter_gradient(
     out = tl.program_id(1) * BO + tl.arange(0, BO)
     k = tl.program_id(0) * BK + tl.arange(0, BK)
     taps = C * K * K
-    channel, tap = k // (K * K), k % (K * K)
+    channel = quotient(k, K * K)
+    tap = k - channel * K * K
+    i = quotient(tap, K)
     size_in = (size_out // (P * Q)) * H * W
     x += client * C * size_in
     g += client * F * size_out
@@ -96,8 +101,8 @@ def _filter_gradient(
     for start in range(piece * part, end, BL):
         at = start + tl.arange(0, BL)
         sample, place = at // (P * Q), at % (P * Q)
-        h = ((place // Q) * S - PAD)[:, None] + (tap // K)[None, :]
-        v = ((place % Q) * S - PAD)[:, None] + (tap % K)[None, :]
+        h = ((place // Q) * S - PAD)[:, None] + i[None, :]
+        v = ((place % Q) * S - PAD)[:, None] + (tap - i * K)[None, :]
         ok = (at < end)[:, None] & (k < taps)[None, :] & (h >= 0) & (h < H) & (v >= 0) & (v < W)
         patches = tl.load(x + channel[None, :] * size_in + (sample * H * W)[:, None] + h * W + v, mask=ok, other=0.0)
         known = (out < F)[:, None] & (at < end)[None, :]

@@ -89,7 +89,8 @@ def _filter_gradient(
 ):  # fmt: skip
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     tap = tl.arange(0, TAPS)
-    i, j = tap // K, tap % K
+    i = quotient(tap, K)
+    j = tap - i * K
     size_in = (size_out // (P * Q)) * H * W
     total = tl.zeros((TAPS, BLOCK), tl.float32)
     end = tl.minimum((piece + 1) * part, size_out)
