@@ -21,6 +21,10 @@ from tinyproto.engine.training.stacked.proof import prove
 Pair = tuple[int, int]
 
 
+DENSE_KERNELS = (3, 7)
+"""Widths of filters that the kernel for dense convolutions is right for: Triton 3.6 compiles 5 wrong at some sizes."""
+
+
 class Geometry(NamedTuple):
     """What a convolution does besides its filters' values."""
 
@@ -58,7 +62,8 @@ def geometry(layer: nn.Conv2d) -> Geometry:
 
 def has_own_kernel(shape: Geometry) -> bool:
     """Whether a GPU computes it without cuDNN."""
-    return shape.pointwise or (shape.regular and (shape.depthwise or shape.groups == 1))
+    dense = shape.groups == 1 and shape.kernel[0] in DENSE_KERNELS
+    return shape.pointwise or (shape.regular and (shape.depthwise or dense))
 
 
 def convolution(values: Tensor, weight: Tensor, bias: Tensor | None, shape: Geometry) -> Tensor:
