@@ -51,7 +51,7 @@ def _lines(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         "rate per core",
         (
             f"{speed:.3f} GB/s of payload, {number(found['uploads_per_second'])} uploads/s, "
-            f"{found['microseconds_per_upload']:.1f} µs each"
+            f"{found['microseconds_per_upload']:.1f} µs each (median of all batches {found['median_microseconds_per_upload']:.1f})"
         ),
     )
     yield "seconds", f"{found['cpu_seconds']:.2f} of processor time, {found['wall_seconds']:.2f} by the wall clock"
