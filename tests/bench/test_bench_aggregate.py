@@ -34,6 +34,7 @@ def test_it_takes_in_what_was_asked_for_and_the_sums_are_right() -> None:
     assert found["sums"]["within_bound"]
     assert found["sums"]["holders_are_right"]
     assert sum(found["shares"].values()) == pytest.approx(1)
+    assert 0 < found["median_microseconds_per_upload"] < 1e6 * found["cpu_seconds"]
     assert list(found["shares"]) == ["checksum", "decode", "validate", "fold"]
     assert found["gigabytes_per_second_per_core"] * found["cpu_seconds"] == pytest.approx(found["payload_bytes"] / 1e9)
     assert found["environment"]["packages"]["numpy"]
@@ -151,6 +152,7 @@ def test_the_page_quotes_the_record_which_is_of_the_million() -> None:
         f"| payload per second of one core | {record['gigabytes_per_second_per_core']:.2f} GB |",
         f"| uploads per second of one core | {number(record['uploads_per_second'])} |",
         f"| one upload | {record['microseconds_per_upload']:.1f} µs: {shares} |",
+        f"| one upload, median over batches of 64 | {record['median_microseconds_per_upload']:.1f} µs |",
         f"| the readable way | {readable['microseconds_per_upload']:.1f} µs, {times(readable['ratio'])} as long |",
         f"| peak memory above the imported package | {size(record['peak_memory_bytes'])} |",
         f"| largest error, as a share of the bound | {record['sums']['largest_share_of_bound']:.1g} |",

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -130,12 +131,14 @@ def measure(settings: AggregateSettings, progress: Progress = lambda *_: None) -
     with one_thread():
         ring = make_ring(settings, expected.digest)
         intakes = [Intake(expected, ROUND, side.gather()) for _ in range(settings.shards)]
-        wire = 0
+        wire, reached, per_upload = 0, 0.0, []
         for batch in _arrivals(settings, ring, expected.digest, intakes):
             with wall.phase("intake"), cpu.phase("intake"):
                 for take, client, frame in batch:
                     take(client, frame)
             wire += sum(len(arrival.frame) for arrival in batch)
+            per_upload.append((cpu.seconds["intake"] - reached) / len(batch))
+            reached = cpu.seconds["intake"]
             progress("taking uploads in", batch[-1].client.id + 1, settings.uploads)
         with wall.phase("intake"), cpu.phase("intake"):
             gathered = merge_tree([intake.gathered for intake in intakes])
@@ -155,6 +158,7 @@ def measure(settings: AggregateSettings, progress: Progress = lambda *_: None) -
         "wall_seconds": wall.seconds["intake"],
         "cpu_seconds": cpu.seconds["intake"],
         "microseconds_per_upload": 1e6 * seconds / settings.uploads,
+        "median_microseconds_per_upload": 1e6 * median(per_upload),  # over batches: what other work costs, left out
         "uploads_per_second": settings.uploads / seconds,
         "gigabytes_per_second_per_core": settings.uploads * settings.payload_per_upload / seconds / 1e9,
         "shares": {name: value / sum(stages.values()) for name, value in stages.items()},

@@ -46,12 +46,12 @@ def _lines(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     )
     yield "payload", f"{size(found['payload_bytes'])}, in frames of {size(found['wire_bytes'])}"
     yield "timed", found["timed"]
-    speed = found["gigabytes_per_second_per_core"]
+    speed, typical = found["gigabytes_per_second_per_core"], found["median_microseconds_per_upload"]
     yield (
         "rate per core",
         (
             f"{speed:.3f} GB/s of payload, {number(found['uploads_per_second'])} uploads/s, "
-            f"{found['microseconds_per_upload']:.1f} µs each"
+            f"{found['microseconds_per_upload']:.1f} µs each (median batch: {typical:.1f})"
         ),
     )
     yield "seconds", f"{found['cpu_seconds']:.2f} of processor time, {found['wall_seconds']:.2f} by the wall clock"
