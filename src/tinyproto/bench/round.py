@@ -148,7 +148,8 @@ def _play(measured: _Measured, device: torch.device) -> None:
     measured.processor.append(cpu_seconds() - cpu)
     if device.type == "cpu":
         measured.busy.append(measured.processor[-1] / (wall * cores()))
-    seconds["rest"] = seconds["total"] - sum(seconds.get(phase, 0.0) for phase in PHASES)
+    known = sum(seconds.get(phase, 0.0) for phase in PHASES)
+    seconds["rest"] = max(seconds["total"] - known, 0.0)  # of several workers the slowest counts in every phase
     measured.rounds.append(seconds)
     now = _paid(measured)
     measured.paid.append(None if now is None or paid is None else now - paid)
