@@ -23,16 +23,25 @@ from tinyproto.simulation.loop import PlayedRound, Simulation, SimulationSetting
 from tinyproto.simulation.loopback import ClientHost, Loopback
 from tinyproto.tracking.summary import summarise
 
-WORTH_WORKERS = 40
-"""Rounds, over all cells, from which `workers: auto` starts worker processes: about 3 s each."""
+WORTH_PROCESSES = 40
+"""Rounds, over all cells, from which `auto` starts processes for clients or cells: about 3 s each."""
+
+MOST_ON_A_GPU = 8
+"""Cells at once, at most, by `parallel_cells: auto`."""
 
 
 @dataclass(frozen=True)
 class Cell:
     """One algorithm with one seed."""
 
+    index: int  # its place in the grid
     entry: AlgorithmEntry
     seed: int
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return f"{self.entry.title}, seed {self.seed}"
 
 
 class Experiment:
@@ -67,7 +76,8 @@ class Experiment:
     @property
     def cells(self) -> list[Cell]:
         """The grid, seed after seed, so that the methods of one seed can be compared early."""
-        return [Cell(entry, seed) for seed in self.config.model.seeds for entry in self.config.algorithms]
+        grid = [(entry, seed) for seed in self.config.model.seeds for entry in self.config.algorithms]
+        return [Cell(index, entry, seed) for index, (entry, seed) in enumerate(grid)]
 
     def identity(self, cell: Cell) -> dict[str, Any]:
         """What names a cell in every record."""
@@ -81,12 +91,27 @@ class Experiment:
             return 1
         if self.config.model.train.trainer == "stacked":  # which wants all clients in one process
             return 1
+        if self.cells_at_once > 1:  # they are what fills the machine
+            return 1
         if asked != "auto":
             return min(asked, self.data.num_clients)
-        rounds = len(self.cells) * self.config.model.train.rounds
-        if self.device != "cpu" or rounds < WORTH_WORKERS:
+        return min(_cores(), self.data.num_clients) if self.device == "cpu" and self._is_long else 1
+
+    @property
+    def cells_at_once(self) -> int:
+        """How many cells may run at once, each in a process of its own; memory may allow fewer."""
+        asked, cells = self.config.model.train.parallel_cells, len(self.cells)
+        if self._has_objects:  # a process rebuilds everything from the config alone
             return 1
-        return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, self.data.num_clients)
+        if asked != "auto":
+            return min(asked, cells)
+        if self.device != "cpu":
+            return min(MOST_ON_A_GPU, cells)
+        return _cores() if cells >= _cores() and self._is_long else 1
+
+    @property
+    def _is_long(self) -> bool:
+        return len(self.cells) * self.config.model.train.rounds >= WORTH_PROCESSES
 
     @property
     def settings(self) -> SimulationSettings:
@@ -133,6 +158,11 @@ class Experiment:
         classes_held = (self.data.counts > 0).sum(1).tolist()
         formula = simulation.algorithm.table2_parameters(classes_held)
         return summarise(played, identity, formula, simulation.peak_memory.read() + simulation.host.other_memory())
+
+
+def _cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
 def resolve_device(name: str) -> str:

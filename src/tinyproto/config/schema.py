@@ -155,7 +155,12 @@ class TrainSection(Section):
     workers: Literal["auto"] | Positive = Field(
         "auto",
         description="processes that train clients side by side; auto: one per core, if the run is long enough; stacked "
-        "clients are always in one",
+        "clients are always in one, as are those of each of several cells at once",
+    )
+    parallel_cells: Literal["auto"] | Positive = Field(
+        1,
+        description="cells of the grid (an algorithm with a seed) that run at once, each in a process of its own; "
+        "fewer where memory is short; auto: up to 8 on a GPU, one per core on a CPU if there are cells enough",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
 
