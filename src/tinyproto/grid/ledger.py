@@ -26,7 +26,7 @@ class Ledger:
         folder.cut("timings.jsonl", start.timings_bytes)
         self._results = folder.read_results()[: start.cell]
         self._prototypes = folder.read_prototypes() if start.cell else {}
-        if not start.cell and not folder.checkpoints.exists():
+        if not start.cell:
             self._checkpoints.save(0, next_round=1, simulation=None)  # what config the cells are begun with
         for cell in self.cells[: self.added]:
             self.folder_of(cell).remove()

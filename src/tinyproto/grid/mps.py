@@ -20,8 +20,9 @@ from typing import NamedTuple
 CONTROL = "nvidia-cuda-mps-control"
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 START_SECONDS = 10.0
+PROBE = "import sys, torch; torch.ones(8, device=sys.argv[1]).sum().item()"
 PROBE_SECONDS = 90.0
-"""The probe imports torch, which takes long where files are far away."""
+"""Importing torch takes long where files are far away."""
 
 STOP_SECONDS = 15.0
 _GUARD = f'cat >/dev/null; echo "quit -t 5" | {CONTROL} >/dev/null 2>&1; rm -rf "${PIPES}"'
@@ -68,7 +69,7 @@ class MpsDaemon:
         self._environment = {**others, **self.variables}
         self._guard: subprocess.Popen[bytes] | None = None
 
-    def start(self, device: str, probe: Sequence[str] | None = None) -> None:
+    def start(self, device: str) -> None:
         """Have the daemon and its server run, and see a process of ours reach the device through them."""
         if shutil.which(CONTROL) is None:
             raise MpsError(f"is not installed: there is no {CONTROL}")
@@ -85,8 +86,8 @@ class MpsDaemon:
             if time.monotonic() > deadline:
                 raise MpsError("did not start its server")
             time.sleep(0.1)
-        code = f"import torch; torch.ones(8, device={device!r}).sum().item()"
-        self._call(probe or [sys.executable, "-c", code], "", PROBE_SECONDS, "does not let a process reach the GPU")
+        probe = [sys.executable, "-c", PROBE, device]
+        self._call(probe, "", PROBE_SECONDS, "does not let a process reach the GPU")
 
     def _call(self, command: Sequence[str], words: str, seconds: float, complaint: str) -> str:
         environment = self._environment if command[0] == CONTROL else {**os.environ, **self.variables}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -22,7 +24,7 @@ class Footprint(NamedTuple):
     """A cell's memory, seen from its process."""
 
     takes: int  # bytes at its peak; what it shares with other processes is not counted
-    room: int  # bytes there are for it and its like
+    room: float  # bytes there are for it and its like
 
 
 def footprint(device: torch.device) -> Footprint | None:
@@ -35,7 +37,15 @@ def footprint(device: torch.device) -> Footprint | None:
     files, shared = status_bytes("RssFile"), status_bytes("RssShmem")
     if peak is None or now is None or available is None or files is None or shared is None:
         return None
-    return Footprint(max(now, peak - files - shared), available + now)
+    return Footprint(max(now, peak - files - shared), min(available + now, _container_limit()))
+
+
+def _container_limit() -> float:
+    """Bytes that a container allows; without end where there is none."""
+    try:
+        return int(Path("/sys/fs/cgroup/memory.max").read_text())
+    except (OSError, ValueError):
+        return math.inf
 
 
 class Room:
@@ -44,7 +54,7 @@ class Room:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._takes = 0
-        self._room: int | None = None
+        self._room: float | None = None
         self._known = False
 
     def measured(self, found: Footprint | None) -> bool:
