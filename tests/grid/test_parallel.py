@@ -242,7 +242,7 @@ def test_a_run_killed_in_the_middle_resumes_to_the_same_bytes(tmp_path: Path, vi
             time.sleep(0.1)
             process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
-    wait_for(lambda: all(map(gone, own)), seconds=10)
+    wait_for(lambda: all(map(gone, own)))
     if process.returncode == 130:
         assert errors.strip() == "tinyproto: interrupted; go on with: tinyproto resume runs/trial"
     if victim == "child" and process.returncode:

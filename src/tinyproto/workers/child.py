@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tinyproto.workers.pipe import Parcel, receive, send
+from tinyproto.workers.service import PARENT
 
 
 class End(NamedTuple):
@@ -33,7 +34,7 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **(variables or {})},
+            env={**os.environ, "OMP_NUM_THREADS": "1", PARENT: str(os.getpid()), **(variables or {})},
             pass_fds=descriptors,
         )
 

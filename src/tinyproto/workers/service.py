@@ -15,6 +15,9 @@ import torch
 
 from tinyproto.errors import TinyProtoError, one_line
 
+PARENT = "TINYPROTO_PARENT"
+"""The variable that tells a process of ours whose it is."""
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -23,6 +26,8 @@ def open_service() -> tuple[IO[bytes], IO[bytes]]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.environ.get(PARENT) != str(os.getppid()):  # it ended while this process was starting
+        sys.exit()
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a user's network prints must not enter the pipe
     torch.set_num_threads(1)
