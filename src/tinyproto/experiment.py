@@ -28,16 +28,25 @@ from tinyproto.simulation.loopback import ClientHost, Loopback
 from tinyproto.simulation.threads import one_thread
 from tinyproto.tracking.summary import summarise
 
-WORTH_WORKERS = 40
-"""Rounds, over all cells, from which `workers: auto` starts worker processes: about 3 s each."""
+WORTH_PROCESSES = 40
+"""Rounds, over all cells, from which `auto` starts processes for clients or cells: about 3 s each."""
+
+MOST_ON_A_GPU = 8
+"""Cells at once, at most, by `parallel_cells: auto`."""
 
 
 @dataclass(frozen=True)
 class Cell:
     """One algorithm with one seed."""
 
+    index: int  # its place in the grid
     entry: AlgorithmEntry
     seed: int
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return f"{self.entry.title}, seed {self.seed}"
 
 
 class Experiment:
@@ -72,7 +81,8 @@ class Experiment:
     @property
     def cells(self) -> list[Cell]:
         """The grid, seed after seed, so that the methods of one seed can be compared early."""
-        return [Cell(entry, seed) for seed in self.config.model.seeds for entry in self.config.algorithms]
+        grid = [(entry, seed) for seed in self.config.model.seeds for entry in self.config.algorithms]
+        return [Cell(index, entry, seed) for index, (entry, seed) in enumerate(grid)]
 
     def identity(self, cell: Cell) -> dict[str, Any]:
         """What names a cell in every record."""
@@ -86,12 +96,27 @@ class Experiment:
             return 1
         if self.choice.trainer != "eager":  # which wants all clients in one process
             return 1
+        if self.cells_at_once > 1:  # they are what fills the machine
+            return 1
         if asked != "auto":
             return min(asked, self.data.num_clients)
-        rounds = len(self.cells) * self.config.model.train.rounds
-        if self.device != "cpu" or rounds < WORTH_WORKERS:
+        return min(_cores(), self.data.num_clients) if self.device == "cpu" and self._is_long else 1
+
+    @property
+    def cells_at_once(self) -> int:
+        """How many cells may run at once, each in a process of its own; memory may allow fewer."""
+        asked, cells = self.config.model.train.parallel_cells, len(self.cells)
+        if self._has_objects:  # a process rebuilds everything from the config alone
             return 1
-        return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, self.data.num_clients)
+        if asked != "auto":
+            return min(asked, cells)
+        if self.device != "cpu":
+            return min(MOST_ON_A_GPU, cells)
+        return _cores() if cells >= _cores() and self._is_long else 1
+
+    @property
+    def _is_long(self) -> bool:
+        return len(self.cells) * self.config.model.train.rounds >= WORTH_PROCESSES
 
     @property
     def choice(self) -> Choice:
@@ -129,7 +154,12 @@ class Experiment:
     @property
     def client_memory(self) -> int:
         """Bytes that the clients of one of the processes may take."""
-        return client_budget(self.config.model.train.client_memory, torch.device(self.device), self.workers)
+        return client_budget(self.config.model.train.client_memory, torch.device(self.device), self._processes)
+
+    @property
+    def _processes(self) -> int:
+        """That hold clients at the same time."""
+        return self.workers * self.cells_at_once
 
     def loopback(
         self, cell: Cell, only: Collection[int] | None = None, folder: Path | None = None, memory: int | None = None
@@ -142,6 +172,10 @@ class Experiment:
         algorithm, models = cell.entry.build(self.federation), self.config.model.models
         files = ClientFiles(folder)
         return make_loopback(self.data, models, algorithm, settings, cell.seed, only=only, files=files)
+
+    def host(self, cell: Cell, folder: Path) -> ClientHost:
+        """All clients of one cell in this process; those that do not fit into memory go to the folder."""
+        return self.loopback(cell, folder=folder)
 
     def simulation(self, cell: Cell, host: ClientHost) -> Simulation:
         """The simulation of one cell, ready to play."""
@@ -160,6 +194,11 @@ class Experiment:
         classes_held = (self.data.counts > 0).sum(1).tolist()
         formula = simulation.algorithm.table2_parameters(classes_held)
         return summarise(played, identity, formula, simulation.peak_memory.read() + simulation.host.other_memory())
+
+
+def _cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
 def resolve_device(name: str) -> str:

@@ -25,7 +25,7 @@ def test_control_c_ends_a_run_with_one_sentence_and_keeps_what_was_recorded(tmp_
     config.write_text(CONFIG)
     command = [sys.executable, "-m", "tinyproto.cli.main", "run", str(config), "--runs", str(tmp_path / "runs")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    records = tmp_path / "runs" / "long" / "rounds.jsonl"
+    records = tmp_path / "runs" / "long" / "cells" / "001-fedproto-0" / "rounds.jsonl"
     deadline = time.monotonic() + 60
     while not (records.exists() and records.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -49,7 +49,7 @@ def test_a_full_disk_ends_a_run_with_one_sentence_and_whole_lines(tmp_path: Path
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "tinyproto: error: cannot write" in done.stderr
-    lines = (tmp_path / "runs" / "long" / "rounds.jsonl").read_text()
+    lines = (tmp_path / "runs" / "long" / "cells" / "001-fedproto-0" / "rounds.jsonl").read_text()
     assert lines.endswith("}\n")
     assert 0 < len(lines) <= 5000
 

@@ -64,7 +64,7 @@ def test_ten_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
 def test_a_first_interrupt_checkpoints_and_a_second_ends_at_once(tmp_path: Path) -> None:
     (tmp_path / "trial.yaml").write_text(CONFIG.replace("rounds: 25", "rounds: 100000"))
     process = tinyproto("run", "trial.yaml", cwd=tmp_path)
-    records = tmp_path / "runs" / "trial" / "rounds.jsonl"
+    records = tmp_path / "runs" / "trial" / "cells" / "001-fedproto-0" / "rounds.jsonl"
     while not records.exists():
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)

@@ -1,7 +1,9 @@
-"""Progress while a run goes: bars in a terminal, a line per finished cell elsewhere."""
+"""Progress while a run goes: bars in a terminal; elsewhere a line per finished cell, and one on the whole at times."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -9,31 +11,48 @@ from rich import progress as bars
 from rich.text import Text
 
 from tinyproto.cli.interrupt import StopOnInterrupt
+from tinyproto.cli.pace import Pace, clock_words
 from tinyproto.cli.terminal import Output
-from tinyproto.config.algorithms import AlgorithmEntry
+from tinyproto.experiment import Cell
 from tinyproto.report.words import counted, percent, size
 from tinyproto.simulation.loop import PlayedRound
 
+LINE_SECONDS = 60.0
+"""Without bars, so often a line says how the whole run stands."""
+
+REMEMBERED_SECONDS = 900.0
+"""How far back a bar looks to tell its time left; a round may take minutes."""
+
 
 class TimeLeft(bars.ProgressColumn):
-    """The seconds still to go, or those it took."""
+    """The seconds still to go, or those it took; a bar may bring its own estimate as the field `left`."""
 
     def render(self, task: bars.Task) -> Text:
         """For one bar."""
-        seconds = task.finished_time if task.finished else task.time_remaining
-        shown = "–:––" if seconds is None else f"{int(seconds) // 60}:{int(seconds) % 60:02}"
-        return Text(f"took {shown}" if task.finished else f"left {shown}", style="progress.remaining")
+        if task.finished:
+            return Text(f"took {clock_words(task.finished_time)}", style="progress.remaining")
+        seconds = task.fields.get("left", task.time_remaining)
+        return Text(f"left {clock_words(seconds)}", style="progress.remaining")
 
 
 class Progress:
-    """An observer that shows algorithm, round, accuracy, bytes and time left."""
+    """An observer that shows algorithm, round, accuracy, bytes and time left, of every cell under way."""
 
-    def __init__(self, output: Output, cells: int, rounds: int, rule: str, stop: StopOnInterrupt) -> None:
+    def __init__(
+        self, output: Output, cells: int, rounds: int, rule: str, stop: StopOnInterrupt,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         self.output = output
         self.stop = stop
         self.rule = rule
         self.cells = cells
-        self.done = 0
+        self.rounds = rounds
+        self.total = cells * rounds
+        self.earlier = 0
+        self.done: dict[int, int] = {}
+        self.pace = Pace(clock)
+        self._clock = clock
+        self._last_line = clock()
         self.bars = bars.Progress(
             bars.TextColumn("{task.description}", markup=False),
             bars.BarColumn(bar_width=16),
@@ -43,10 +62,10 @@ class Progress:
             TimeLeft(),
             console=output.console,
             disable=not output.has_bars,
+            speed_estimate_period=REMEMBERED_SECONDS,
         )
-        self.whole = self.bars.add_task("all", total=cells * rounds, accuracy="", traffic="", visible=cells > 1)
-        self.cell: bars.TaskID | None = None
-        self.title = ""
+        self.whole = self.bars.add_task("all", total=self.total, accuracy="", traffic="", left=None, visible=cells > 1)
+        self.under_way: dict[int, bars.TaskID] = {}
 
     def __enter__(self) -> Progress:
         self.bars.start()
@@ -57,49 +76,76 @@ class Progress:
     ) -> None:
         self.bars.stop()
 
-    def started(self, entry: AlgorithmEntry, seed: int, rounds: int) -> None:
-        """A bar for the cell."""
-        self.title = f"{entry.title}, seed {seed}"
-        description = f"[{self.done + 1}/{self.cells}] {self.title}"
-        self.cell = self.bars.add_task(description, total=rounds, accuracy="", traffic="")
+    def opens(self, left: int) -> None:
+        """What an earlier run has done counts as done."""
+        self.earlier = (self.cells - left) * self.rounds
 
-    def played(self, played: PlayedRound) -> None:
+    def told(self, words: str) -> None:
+        """A line."""
+        self.output.say(words)
+
+    def started(self, cell: Cell, done: int) -> None:
+        """A bar for the cell; one that has to go back goes back in the bar it had."""
+        if cell.index in self.under_way:
+            self.bars.update(self.under_way[cell.index], completed=done)
+        else:
+            self.under_way[cell.index] = self.bars.add_task(
+                f"{self._number(cell)} {cell.title}", total=self.rounds, completed=done, accuracy="", traffic=""
+            )
+        self.done[cell.index] = done
+        self._show_whole()
+
+    def _number(self, cell: Cell) -> str:
+        return f"[{cell.index + 1}/{self.cells}]"
+
+    def played(self, cell: Cell, played: PlayedRound) -> None:
         """Move the bar; the closing exchange brings the last accuracy, not another round."""
-        assert self.cell is not None
+        bar = self.under_way[cell.index]
         record = played.record
         rule = self.rule if record.accuracy[self.rule] is not None else "head"
         accuracy = record.accuracy[rule]
         if accuracy is not None:
-            self.bars.update(self.cell, accuracy=f"{rule} {percent(accuracy)}")
+            self.bars.update(bar, accuracy=f"{rule} {percent(accuracy)}")
         if not record.closing:
             costs = record.traffic["training"].values()
             payload = size(sum(cost.payload for cost in costs))
-            self.bars.update(self.cell, advance=1, traffic=f"{payload}/round")
-            self.bars.update(self.whole, advance=1)
+            self.bars.update(bar, advance=1, traffic=f"{payload}/round")
+            self.done[cell.index] += 1
+            self.pace.tick()
+            self._show_whole()
         for note in played.notes:
-            self.output.say(f"{self.title}: {note}")
+            self.output.say(f"{cell.title}: {note}")
         if self.output.verbose:
-            self.output.say(self._line(played))
+            self.output.say(f"{cell.title}: {_line(played)}")
+        elif not self.output.has_bars and self._clock() - self._last_line >= LINE_SECONDS:
+            self.output.say(self._whole_in_words())
 
-    def _line(self, played: PlayedRound) -> str:
-        """One round in words."""
-        record = played.record
-        what = "closing" if record.closing else f"round {record.round}"
-        known = {rule: value for rule, value in record.accuracy.items() if value is not None}
-        accuracy = ", ".join(f"{rule} {percent(value)}" for rule, value in known.items())
-        losses = ", ".join(f"{name} {value:.4g}" for name, value in record.loss.items())
-        seconds = ", ".join(f"{phase} {value:.3f} s" for phase, value in played.seconds.items())
-        refused = ", ".join(f"client {client} refused: {reason}" for client, reason in record.refused.items())
-        return f"{self.title}: {what}: " + "; ".join(part for part in (accuracy, losses, seconds, refused) if part)
+    @property
+    def rounds_left(self) -> int:
+        """Over all cells."""
+        return self.total - self.earlier - sum(self.done.values())
+
+    def _left(self) -> float | None:
+        return self.pace.seconds_for(self.rounds_left)
+
+    def _show_whole(self) -> None:
+        self.bars.update(self.whole, completed=self.total - self.rounds_left, left=self._left())
+
+    def _whole_in_words(self) -> str:
+        self._last_line = self._clock()
+        rounds = f"{self.total - self.rounds_left} of {self.total} rounds"
+        return f"{rounds}, {counted(len(self.under_way), 'cell')} at once, left {clock_words(self._left())}"
 
     def stop_wanted(self) -> bool:
         """After a first Ctrl-C."""
         return self.stop.wanted
 
-    def finished(self, result: dict[str, Any]) -> None:
-        """The bar stays; without a terminal one line takes its place."""
-        self.done += 1
+    def finished(self, cell: Cell, result: dict[str, Any]) -> None:
+        """The bar stays where there is space for all; without a terminal one line takes its place."""
+        bar = self.under_way.pop(cell.index)
         if self.output.has_bars:
+            if self.cells + 2 > self.output.console.height:
+                self.bars.update(bar, visible=False)
             return
         last = result["accuracy"]["last"].items()
         payload = result["payload_bytes_per_round"]
@@ -109,4 +155,17 @@ class Progress:
             f"{size(payload['up'] + payload['down'])}/round",
             f"{result['seconds_per_round']['total']:.2f} s/round",
         )
-        self.output.say(f"[{self.done}/{self.cells}] {self.title}: {', '.join(facts)}")
+        left = f" (left {clock_words(self._left())})" if self.rounds_left else ""
+        self.output.say(f"{self._number(cell)} {cell.title}: {', '.join(facts)}{left}")
+
+
+def _line(played: PlayedRound) -> str:
+    """One round in words."""
+    record = played.record
+    what = "closing" if record.closing else f"round {record.round}"
+    known = {rule: value for rule, value in record.accuracy.items() if value is not None}
+    accuracy = ", ".join(f"{rule} {percent(value)}" for rule, value in known.items())
+    losses = ", ".join(f"{name} {value:.4g}" for name, value in record.loss.items())
+    seconds = ", ".join(f"{phase} {value:.3f} s" for phase, value in played.seconds.items())
+    refused = ", ".join(f"client {client} refused: {reason}" for client, reason in record.refused.items())
+    return f"{what}: " + "; ".join(part for part in (accuracy, losses, seconds, refused) if part)

@@ -66,8 +66,11 @@ def _announce(output: Output, experiment: Experiment) -> None:
     )
     if output.verbose:
         sizes = experiment.data.train_counts.sum(1)
+        at_once = experiment.cells_at_once
+        cells = f"up to {at_once} cells at once, each with " if at_once > 1 else ""
         output.say(
-            f"{counted(experiment.workers, 'worker')} of one thread; networks {', '.join(map(str, model.models))}; "
+            f"{cells}{counted(experiment.workers, 'worker')} of one thread; "
+            f"networks {', '.join(map(str, model.models))}; "
             f"{int(sizes.min())} to {int(sizes.max())} training samples a client"
         )
 

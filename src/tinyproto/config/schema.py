@@ -171,12 +171,17 @@ class TrainSection(Section):
     workers: Literal["auto"] | Positive = Field(
         "auto",
         description="processes that train clients side by side; auto: one per core, if the run is long enough; on "
-        "a GPU all are in one",
+        "a GPU, and of several cells at once, all clients of a cell are in one",
     )
     client_memory: Annotated[str, AfterValidator(_memory)] = Field(
         "auto",
-        description="what clients' networks and states may take, such as 2GB, all workers together; beyond it the "
+        description="what clients' networks and states may take, such as 2GB, all processes together; beyond it the "
         "longest unused go to disk; auto: a quarter of the memory of the machine, or of the GPU where they are there",
+    )
+    parallel_cells: Literal["auto"] | Positive = Field(
+        1,
+        description="cells of the grid (an algorithm with a seed) that run at once, each in a process of its own; "
+        "fewer where memory is short; auto: up to 8 on a GPU, one per core on a CPU if there are cells enough",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
 

@@ -16,7 +16,7 @@ from tinyproto.tracking.differences import differences
 from tinyproto.wire.meter import WAYS
 
 NOT_THE_SETTING = ("name", "seeds", "algorithms", "checkpoint")
-NOT_THE_TRAINING = ("workers", "device")
+NOT_THE_TRAINING = ("parallel_cells", "workers", "device")
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,18 @@ _TAG = "tinyproto"
 
 @dataclass(frozen=True)
 class Position:
-    """Where in a run's grid and in its files a checkpoint was taken."""
+    """Where a checkpoint was taken: in a run's grid and its files, or in one cell and its files."""
 
     cell: int  # how many cells are done
     next_round: int  # of the cell under way; 1 where it has not begun
     rounds_bytes: int  # length of rounds.jsonl
     timings_bytes: int
     config: Mapping[str, Any]  # resolved
+
+    @classmethod
+    def beginning(cls, config: Mapping[str, Any]) -> Position:
+        """Where every run starts, and where one goes back to that was ended before its first checkpoint."""
+        return cls(0, 1, 0, 0, config)
 
 
 @dataclass(frozen=True)
@@ -46,11 +51,6 @@ class Checkpoint:
     server: Mapping[str, Tensor]
     infos: Mapping[int, ClientInfo]
     clients: Mapping[int, Stored]  # those that ever changed
-
-    @classmethod
-    def beginning(cls, config: Mapping[str, Any]) -> Checkpoint:
-        """Where every run starts, and where one goes back to that was ended before its first checkpoint."""
-        return cls(Position(0, 1, 0, 0, config), {}, {}, {})
 
 
 def save(folder: Path, position: Position, simulation: Simulation | None) -> None:

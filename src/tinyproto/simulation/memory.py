@@ -23,7 +23,7 @@ class PeakMemory:
         """Bytes."""
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self.device))
-        resident = _status_bytes("VmHWM")
+        resident = status_bytes("VmHWM")
         if resident is not None:
             return resident
         unit = 1 if sys.platform == "darwin" else 1024
@@ -38,9 +38,10 @@ class PeakMemory:
             return
 
 
-def _status_bytes(field: str) -> int | None:
+def status_bytes(field: str, file: str = "/proc/self/status") -> int | None:
+    """What Linux says of this process's memory, or in /proc/meminfo of all; None where it does not say."""
     try:
-        lines = Path("/proc/self/status").read_text().splitlines()
+        lines = Path(file).read_text().splitlines()
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)

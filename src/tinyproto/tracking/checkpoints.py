@@ -12,6 +12,9 @@ from tinyproto.simulation.loop import Simulation
 from tinyproto.tracking.differences import differences
 from tinyproto.tracking.run_folder import RunFolder
 
+FREE = ("train.parallel_cells", "train.workers")
+"""Keys that may change while a run is under way, because its records do not depend on them."""
+
 
 class Checkpoints:
     """Writes the checkpoints of one run, no more often than told."""
@@ -58,6 +61,8 @@ class Checkpoints:
 def check_same_config(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """A run goes on with the config it began with, or not at all."""
     changed = differences([then, now])
+    for key in FREE:
+        changed.pop(key, None)
     if changed:
         changes = ", ".join(f"{key}: {before!r} → {after!r}" for key, (before, after) in changed.items())
         raise CheckpointError(

@@ -78,8 +78,8 @@ def source_commit() -> str | None:
     return commit if commit is None or not git("status", "--porcelain", "--", str(folder)) else f"{commit}-modified"
 
 
-def environment(device: str, workers: int) -> dict[str, Any]:
-    """Hardware, versions and commit."""
+def environment(device: str, workers: int, parallel_cells: int = 1) -> dict[str, Any]:
+    """Hardware, versions and commit; `workers` in each of at most so many cells at once."""
     return {
         "tinyproto": tinyproto.__version__,
         "commit": source_commit(),
@@ -87,6 +87,7 @@ def environment(device: str, workers: int) -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.machine()}",
         "cpu": cpu_name(),
         "cpu_count": os.cpu_count(),
+        "parallel_cells": parallel_cells,
         "workers": workers,
         "threads_per_worker": 1,
         "device": device,

@@ -18,11 +18,12 @@ from torch import Tensor
 from tinyproto.engine.round import ClientRecord, RoundRecord
 from tinyproto.errors import RunFolderError
 from tinyproto.simulation.loop import PlayedRound
+from tinyproto.tracking.summary import SCHEMA_VERSION
 from tinyproto.wire.meter import WAYS, Cost
 
 FILES = {
     "config.yaml", "environment.json", "federation.json", "rounds.jsonl", "timings.jsonl", "prototypes.safetensors",
-    "summary.json", "report.html", "checkpoint", "clients",
+    "summary.json", "report.html", "checkpoint", "clients", "cells",
 }  # fmt: skip
 
 
@@ -50,6 +51,21 @@ class RunFolder:
         if not (path / "config.yaml").is_file():
             raise RunFolderError(f"{path} is not a run folder: there is no config.yaml in it")
         return cls(path)
+
+    def inner(self, *names: str) -> RunFolder:
+        """A folder inside it with the same kinds of files, such as one cell's; it may not be there yet."""
+        return RunFolder(self.path.joinpath(*names))
+
+    def make(self) -> None:
+        """Have it there."""
+        with self.writing():
+            self.path.mkdir(parents=True, exist_ok=True)
+
+    def remove(self) -> None:
+        """Have it gone, with all in it."""
+        with self.writing():
+            if self.path.exists():
+                shutil.rmtree(self.path)
 
     @property
     def checkpoints(self) -> Path:
@@ -121,6 +137,10 @@ class RunFolder:
         """One JSON file, whole or not at all."""
         self._write(name, json.dumps(value, indent=1) + "\n")
 
+    def write_results(self, results: list[dict[str, Any]]) -> None:
+        """summary.json: what the cells that are done came to."""
+        self.write_json("summary.json", {"schema_version": SCHEMA_VERSION, "results": results})
+
     def append_round(self, identity: dict[str, Any], played: PlayedRound) -> None:
         """One line for the record, which repeats byte for byte, and one for the clock, which does not."""
         record = record_values(played.record)
@@ -134,14 +154,21 @@ class RunFolder:
             safetensors.torch.save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
             partial.replace(self.path / "prototypes.safetensors")
 
+    def append_file(self, name: str, other: RunFolder) -> None:
+        """Another folder's file of that name to the end of this one's."""
+        self._append_bytes(name, (other.path / name).read_bytes())
+
     def _append(self, name: str, value: Any) -> None:
         """One whole line, or none of it."""
-        line = (json.dumps(value, separators=(",", ":")) + "\n").encode()
+        self._append_bytes(name, (json.dumps(value, separators=(",", ":")) + "\n").encode())
+
+    def _append_bytes(self, name: str, data: bytes) -> None:
+        """All of it, or nothing."""
         with self.writing(name), (self.path / name).open("ab", buffering=0) as file:
             start = file.seek(0, os.SEEK_END)
             try:
-                written = file.write(line)
-                if written != len(line):
+                written = file.write(data)
+                if written != len(data):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError:
                 file.truncate(start)
@@ -152,7 +179,7 @@ class RunFolder:
             write_whole(self.path / name, text)
 
     @contextmanager
-    def writing(self, name: str) -> Iterator[None]:
+    def writing(self, name: str = "") -> Iterator[None]:
         """What goes wrong with the disk is an error that names the file."""
         try:
             yield

@@ -30,12 +30,19 @@ def send(stream: IO[bytes], parcel: Parcel) -> None:
 
 
 def receive(stream: IO[bytes]) -> Parcel | None:
-    """The next parcel; None where the other side is gone."""
-    length = stream.read(_LENGTH.size)
-    if len(length) < _LENGTH.size:
+    """The next parcel; None where the other side is gone, be it in the middle of one."""
+    try:
+        head = json.loads(_exactly(stream, _LENGTH.unpack(_exactly(stream, _LENGTH.size))[0]))
+        return Parcel(head, [_exactly(stream, size) for size in head.pop("blobs")])
+    except EOFError:
         return None
-    head = json.loads(stream.read(_LENGTH.unpack(length)[0]))
-    return Parcel(head, [stream.read(size) for size in head.pop("blobs")])
+
+
+def _exactly(stream: IO[bytes], size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) < size:
+        raise EOFError
+    return data
 
 
 def pack_tensors(tensors: dict[str, Tensor]) -> bytes:

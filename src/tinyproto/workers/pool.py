@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -17,8 +13,9 @@ from tinyproto.data.images import Images
 from tinyproto.engine.server import Reply
 from tinyproto.errors import TinyProtoError, WorkerError
 from tinyproto.simulation.client_files import Stored, stored_from
+from tinyproto.workers.child import Child
 from tinyproto.workers.handover import Handover
-from tinyproto.workers.pipe import Parcel, receive, send, unpack_tensors
+from tinyproto.workers.pipe import Parcel, unpack_tensors
 
 MOST_FRAME_BYTES = 64 * 2**20
 """A worker is sent frames up to about so many bytes at a time; prototypes of thousands of clients are less."""
@@ -153,37 +150,25 @@ def _batches(clients: Iterable[int], frames: Mapping[int, bytes]) -> Iterator[di
 
 
 class _Process:
-    """One worker process and the pipe to it."""
+    """One worker process and what is expected of it."""
 
     def __init__(self, index: int, config: Mapping[str, Any], dataset: Handover) -> None:
         self.name = f"worker {index + 1}"
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tinyproto.workers.process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            pass_fds=dataset.descriptors,
-        )
+        self._child = Child("tinyproto.workers.process", dataset.descriptors)
         self._loaded = False
         self.ask(dataset.request(config))
 
     def ask(self, parcel: Parcel) -> None:
         """Send a request."""
-        assert self._process.stdin is not None
-        try:
-            send(self._process.stdin, parcel)
-        except BrokenPipeError:
-            raise self._gone("between two requests") from None
+        if not self._child.ask(parcel):
+            raise self._gone("between two requests")
 
     def answer(self, expected: str, whose: str = "") -> Parcel:
         """The next answer, which has to be of the kind expected."""
         if not self._loaded:
             self._loaded = True
             self.answer("load")
-        assert self._process.stdout is not None
-        parcel = receive(self._process.stdout)
+        parcel = self._child.answer()
         if parcel is None:
             raise self._gone(f"on {whose or expected}")
         if "error" in parcel.head:
@@ -195,20 +180,9 @@ class _Process:
         return parcel
 
     def _gone(self, when: str) -> WorkerError:
-        status = self._process.wait(timeout=10)
-        self._errors.seek(0)
-        last = self._errors.read().decode(errors="replace").strip().splitlines()[-1:]
-        cause = f"; its last words: {last[0]}" if last else ""
-        reason = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        return WorkerError(f"{self.name} {reason} {when}{cause}; the run can be resumed")
+        end = self._child.end()
+        return WorkerError(f"{self.name} {end.words} {when}{end.last_words}; the run can be resumed")
 
     def close(self) -> None:
         """End it now."""
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._errors):
-            if stream is not None:
-                try:
-                    stream.close()
-                except BrokenPipeError:
-                    continue
+        self._child.close()

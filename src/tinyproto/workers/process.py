@@ -1,57 +1,34 @@
 """A worker, `python -m tinyproto.workers.process`: rebuilds the experiment and runs the clients it is told to.
 
-It reads parcels from standard input and answers on standard output, one client at a time, so that the main process
-knows whose training a worker died of. It ends with its input, and on Linux with its parent.
+It answers one client at a time, so that the main process knows whose training a worker died of.
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
-import sys
 from pathlib import Path
 from typing import IO
 
 import torch
 
 from tinyproto.config import parse_config
-from tinyproto.errors import TinyProtoError, one_line
 from tinyproto.experiment import Experiment
 from tinyproto.simulation.client_files import stored_from
 from tinyproto.simulation.loopback import Loopback
 from tinyproto.simulation.memory import PeakMemory
 from tinyproto.workers.handover import handed_over
 from tinyproto.workers.pipe import Parcel, pack_tensors, receive, send
-
-_PR_SET_PDEATHSIG = 1
+from tinyproto.workers.service import failure, open_service
 
 
 def main() -> None:
     """Serve until the input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
-    _die_with_parent()
-    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a user's network prints must not enter the pipe
-    torch.set_num_threads(1)
+    requests, answers = open_service()
     worker = Worker(answers)
     while (parcel := receive(requests)) is not None:
         try:
             worker.serve(parcel)
         except Exception as error:
-            send(answers, Parcel(_error(error)))
-
-
-def _error(error: Exception) -> dict[str, str]:
-    """What went wrong, as the main process will say it: our own sentence, or another library's error with its place."""
-    ours = isinstance(error, TinyProtoError)
-    place = " ".join(getattr(error, "__notes__", []))
-    return {"error": str(error) if ours else one_line(error), "kind": "ours" if ours else "fault", "place": place}
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            send(answers, Parcel(failure(error)))
 
 
 class Worker:

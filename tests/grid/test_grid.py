@@ -11,11 +11,14 @@ import safetensors.torch
 import torch
 import yaml
 
+from support_cli import tree
+from support_grid import StopsAfter, assert_same, make_experiment
 from tinyproto import grid
 from tinyproto.config import load_config
 from tinyproto.errors import CheckpointError, ClientStateError, RunFolderError
 from tinyproto.experiment import Experiment
 from tinyproto.simulation.checkpoint import SCHEMA_VERSION, load_newest
+from tinyproto.tracking.run_folder import RunFolder
 
 CONFIG = """\
 name: trial
@@ -29,38 +32,8 @@ seeds: [0, 1]
 """
 
 
-class StopsAfter(grid.Silent):
-    """Wants to stop once, after so many rounds."""
-
-    def __init__(self, rounds: int) -> None:
-        self.left = rounds
-
-    def stop_wanted(self) -> bool:
-        self.left -= 1
-        return self.left == 0
-
-
 def experiment(tmp_path: Path, *overrides: str) -> Experiment:
-    path = tmp_path / "trial.yaml"
-    path.write_text(CONFIG)
-    return Experiment(load_config(path, overrides))
-
-
-def lasting(folder: Path) -> tuple[bytes, Any, dict[str, torch.Tensor]]:
-    """What has to be equal: the records, the results but for clocks and memory, the prototypes."""
-    results = json.loads((folder / "summary.json").read_text())["results"]
-    for result in results:
-        del result["seconds_per_round"], result["peak_memory_bytes"]
-    prototypes = safetensors.torch.load_file(folder / "prototypes.safetensors")
-    return (folder / "rounds.jsonl").read_bytes(), results, prototypes
-
-
-def assert_same(one: Path, other: Path) -> None:
-    left, right = lasting(one), lasting(other)
-    assert left[0] == right[0]
-    assert left[1] == right[1]
-    assert left[2].keys() == right[2].keys()
-    assert all(torch.equal(left[2][name], right[2][name]) for name in left[2])
+    return make_experiment(tmp_path, CONFIG, *overrides)
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +54,10 @@ def test_what_was_written_after_the_checkpoint_is_cut_off(tmp_path: Path, undist
     with pytest.raises(KeyboardInterrupt):
         grid.run(experiment(tmp_path), tmp_path / "runs", observer=StopsAfter(5))
     folder = tmp_path / "runs" / "trial"
-    for name in ("rounds.jsonl", "timings.jsonl"):
-        with (folder / name).open("a") as file:
-            file.write('{"half a li')
+    for place in (folder, folder / "cells" / "002-fedproto-0"):
+        for name in ("rounds.jsonl", "timings.jsonl"):
+            with (place / name).open("a") as file:
+                file.write('{"half a li')
     assert_same(grid.resume(experiment(tmp_path), folder), undisturbed)
 
 
@@ -91,7 +65,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(tmp_path: Path, u
     with pytest.raises(KeyboardInterrupt):
         grid.run(experiment(tmp_path), tmp_path / "runs", observer=StopsAfter(2))
     folder = tmp_path / "runs" / "trial"
-    for file in (folder / "checkpoint").iterdir():
+    for file in folder.rglob("*.safetensors"):
         file.unlink()
     (folder / "environment.json").unlink()
     assert_same(grid.resume(experiment(tmp_path), folder), undisturbed)
@@ -131,8 +105,9 @@ class Counts(grid.Silent):
         self.found: list[tuple[int, int]] = []
 
     def stop_wanted(self) -> bool:
-        if (self.folder / "checkpoint").is_dir():
-            self.found.append(tuple(len(list((self.folder / name).glob("*"))) for name in ("checkpoint", "clients")))  # type: ignore[arg-type]
+        for cell in (self.folder / "cells").iterdir():
+            checkpoints, clients = (len(list((cell / name).glob("*"))) for name in ("checkpoint", "clients"))
+            self.found.append((checkpoints, clients))
         return False
 
 
@@ -142,7 +117,7 @@ def test_checkpoints_and_client_states_are_bounded_in_number_and_gone_at_the_end
     folder = grid.run(often, tmp_path / "runs", observer=counts)
     assert max(checkpoints for checkpoints, _ in counts.found) == 2
     assert max(clients for _, clients in counts.found) <= 3 + 2  # all, and the two that changed since the one before
-    assert len(list((folder / "checkpoint").iterdir())) == 1
+    assert not (folder / "cells").exists()
     assert not (folder / "clients").exists()
 
 
@@ -158,14 +133,85 @@ def test_a_changed_config_is_refused_with_the_difference(tmp_path: Path) -> None
     config["train"]["rounds"] = 9
     config["algorithms"][1]["proto_weight"] = 2.5
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    before = (folder / "rounds.jsonl").read_bytes()
+    before = tree(folder)
     with pytest.raises(CheckpointError, match=r"train\.rounds: 3 → 9, algorithms\[1\]\.proto_weight: 10\.0 → 2\.5"):
         grid.resume(Experiment(load_config(folder / "config.yaml")), folder)
-    assert (folder / "rounds.jsonl").read_bytes() == before
+    assert tree(folder) == before
+
+
+def test_how_many_processes_there_are_may_change_on_the_way(tmp_path: Path, undisturbed: Path) -> None:
+    folder = stopped(tmp_path)
+    resumed = experiment(tmp_path, "train.workers=2", "seeds=[0, 1]")
+    assert resumed.workers == 2
+    assert_same(grid.resume(resumed, folder), undisturbed)
+
+
+def test_cells_are_folded_in_when_they_are_done_and_leave_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        grid.run(experiment(tmp_path), tmp_path / "runs", observer=StopsAfter(5))
+    folder = tmp_path / "runs" / "trial"
+    assert [path.name for path in (folder / "cells").iterdir()] == ["002-fedproto-0"]
+    assert {json.loads(line)["label"] for line in (folder / "rounds.jsonl").read_text().splitlines()} == {"local"}
+    grid.resume(experiment(tmp_path), folder)
+    assert not (folder / "cells").exists()
+
+
+def test_any_label_names_a_folder_inside_the_run(tmp_path: Path) -> None:
+    labels = ["../../out", "a/b", "s=5, d=[20]", "ünï", "x" * 300, ".."]
+    entries = ", ".join(f"{{name: local, label: {json.dumps(label)}}}" for label in labels)
+    odd = experiment(tmp_path, f"algorithms=[{entries}]", "train.rounds=1", "seeds=[0]")
+    folder = grid.run(odd, tmp_path / "runs")
+    assert [result["label"] for result in json.loads((folder / "summary.json").read_text())["results"]] == labels
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs", "trial.yaml"]
+
+
+class Killed(BaseException):
+    """The process is no more."""
+
+
+@pytest.mark.parametrize(
+    ("step", "when"), [("append_file", 2), ("write_prototypes", 2), ("write_results", 1), ("remove", 2)]
+)
+def test_a_kill_while_a_cell_is_folded_in_changes_nothing(
+    tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, step: str, when: int
+) -> None:
+    real, calls = getattr(RunFolder, step), 0
+
+    def killed(self: RunFolder, *arguments: Any) -> None:
+        nonlocal calls
+        if self.path.name == "trial" or step == "remove":
+            calls += 1
+            if calls == when:
+                raise Killed
+        real(self, *arguments)
+
+    monkeypatch.setattr(RunFolder, step, killed)
+    with pytest.raises(Killed):
+        grid.run(experiment(tmp_path), tmp_path / "runs")
+    monkeypatch.undo()
+    assert_same(grid.resume(experiment(tmp_path), tmp_path / "runs" / "trial"), undisturbed)
+
+
+def test_a_run_of_the_layout_before_is_refused(tmp_path: Path) -> None:
+    folder = stopped(tmp_path)
+    last = max((folder / "checkpoint").iterdir())
+    rewritten(last, position={"cell": 0, "next_round": 2, "rounds_bytes": 9, "timings_bytes": 9, "config": {}})
+    with pytest.raises(CheckpointError, match="was changed since the run began"):
+        grid.resume(experiment(tmp_path), folder)
+    config = experiment(tmp_path).config.resolved()
+    rewritten(last, position={"cell": 0, "next_round": 2, "rounds_bytes": 9, "timings_bytes": 9, "config": config})
+    with pytest.raises(CheckpointError, match="kept no cells/ folder"):
+        grid.resume(experiment(tmp_path), folder)
+
+
+def under_way(folder: Path) -> Path:
+    """The folder of the first cell."""
+    return folder / "cells" / "001-local-0"
 
 
 def newest(folder: Path) -> Path:
-    return max((folder / "checkpoint").iterdir())
+    """Its newest checkpoint."""
+    return max((under_way(folder) / "checkpoint").iterdir())
 
 
 def test_a_truncated_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -183,9 +229,8 @@ def test_a_foreign_checkpoint_is_refused(tmp_path: Path) -> None:
         grid.resume(experiment(tmp_path), folder)
 
 
-def rewritten(folder: Path, **changes: Any) -> None:
-    """The newest checkpoint with other facts."""
-    file = newest(folder)
+def rewritten(file: Path, **changes: Any) -> None:
+    """A checkpoint with other facts."""
     with safetensors.safe_open(file, framework="pt") as opened:
         facts = {**json.loads(opened.metadata()["tinyproto"]), **changes}
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
@@ -194,35 +239,35 @@ def rewritten(folder: Path, **changes: Any) -> None:
 
 def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     folder = stopped(tmp_path)
-    rewritten(folder, schema_version=SCHEMA_VERSION + 1)
+    rewritten(newest(folder), schema_version=SCHEMA_VERSION + 1)
     with pytest.raises(CheckpointError, match=f"has schema version {SCHEMA_VERSION + 1}"):
         grid.resume(experiment(tmp_path), folder)
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     folder = stopped(tmp_path)
-    checkpoint = load_newest(folder / "checkpoint", folder / "clients")
+    checkpoint = load_newest(under_way(folder) / "checkpoint", under_way(folder) / "clients")
     assert checkpoint is not None
     trained = next(iter(checkpoint.clients))
     other = 1 if trained % 2 == 0 else 0  # client i has network i modulo 2
-    rewritten(folder, clients={other: checkpoint.clients[trained]})
+    rewritten(newest(folder), clients={other: checkpoint.clients[trained]})
     with pytest.raises(ClientStateError, match=f"the state of client {other} does not fit this run: RuntimeError"):
         grid.resume(experiment(tmp_path), folder)
 
 
 def test_a_client_state_that_is_gone_is_named_before_anything_is_trained(tmp_path: Path) -> None:
     folder = stopped(tmp_path)
-    state = min((folder / "clients").iterdir())
+    state = min((under_way(folder) / "clients").iterdir())
     state.unlink()
-    before = (folder / "rounds.jsonl").read_bytes()
+    before = (under_way(folder) / "rounds.jsonl").read_bytes()
     with pytest.raises(CheckpointError, match=f"{state.name} is not there"):
         grid.resume(experiment(tmp_path), folder)
-    assert (folder / "rounds.jsonl").read_bytes() == before
+    assert (under_way(folder) / "rounds.jsonl").read_bytes() == before
 
 
 def test_a_client_state_that_is_damaged_is_refused(tmp_path: Path) -> None:
     folder = stopped(tmp_path)
-    for state in (folder / "clients").iterdir():
+    for state in (under_way(folder) / "clients").iterdir():
         content = bytearray(state.read_bytes())
         content[-3] ^= 1
         state.write_bytes(content)
@@ -232,13 +277,13 @@ def test_a_client_state_that_is_damaged_is_refused(tmp_path: Path) -> None:
 
 def test_what_a_killed_run_left_beside_its_checkpoint_is_swept_away(tmp_path: Path, undisturbed: Path) -> None:
     folder = stopped(tmp_path)
-    needed = {path.name for path in (folder / "clients").iterdir()}
+    needed = {path.name for path in (under_way(folder) / "clients").iterdir()}
     assert needed
     for name in ("000000-0123456789abcdef.safetensors", "000001-0123456789abcdef.partial"):
-        (folder / "clients" / name).write_bytes(b"half a state")
+        (under_way(folder) / "clients" / name).write_bytes(b"half a state")
     with pytest.raises(KeyboardInterrupt):
         grid.resume(experiment(tmp_path), folder, observer=StopsAfter(1))
-    assert all("0123456789abcdef" not in path.name for path in (folder / "clients").iterdir())
+    assert all("0123456789abcdef" not in path.name for path in (under_way(folder) / "clients").iterdir())
     assert_same(grid.resume(experiment(tmp_path), folder), undisturbed)
 
 
@@ -254,7 +299,7 @@ def test_a_budget_of_one_byte_changes_nothing_undisturbed_or_resumed(
 
 def test_records_shorter_than_the_checkpoint_says_are_refused(tmp_path: Path) -> None:
     folder = stopped(tmp_path)
-    (folder / "rounds.jsonl").write_text("")
+    (folder / "cells" / "001-local-0" / "rounds.jsonl").write_text("")
     with pytest.raises(RunFolderError, match=r"rounds\.jsonl is shorter than the checkpoint says"):
         grid.resume(experiment(tmp_path), folder)
 

@@ -1,0 +1,94 @@
+"""The main job without a terminal: an experiment's grid of algorithms × seeds into a run folder, resumable.
+
+Every cell is played into a folder of its own inside the run folder, one after another in this process or several at
+once in processes of their own, and added to the run's files in cell order: either way leaves the same run folder.
+Whoever wants to show progress passes an observer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tinyproto.errors import CheckpointError
+from tinyproto.experiment import Cell, Experiment
+from tinyproto.grid.cell import Host, play_cell
+from tinyproto.grid.ledger import Ledger
+from tinyproto.grid.observer import Observer, Silent
+from tinyproto.grid.parallel import play_at_once
+from tinyproto.simulation.checkpoint import Position, load_newest
+from tinyproto.tracking.checkpoints import check_same_config
+from tinyproto.tracking.environment import environment
+from tinyproto.tracking.run_folder import RunFolder
+from tinyproto.workers.pool import WorkerPool
+
+__all__ = ["Observer", "Silent", "resume", "run"]
+
+
+def run(experiment: Experiment, runs: Path, *, overwrite: bool = False, observer: Observer | None = None) -> Path:
+    """Play every cell into `runs/<name>`; returns the run folder."""
+    config = experiment.config
+    folder = RunFolder.create(runs / config.model.name, overwrite=overwrite)
+    folder.write_config(config.resolved())
+    return _play(experiment, folder, Position.beginning(config.resolved()), observer or Silent())
+
+
+def resume(experiment: Experiment, path: Path, *, observer: Observer | None = None) -> Path:
+    """Go on with a run from where its cells stand, to the end it would have had undisturbed."""
+    folder = RunFolder.open(path)
+    now = experiment.config.resolved()
+    checkpoint = load_newest(folder.checkpoints, folder.clients)
+    if checkpoint is None:
+        results = folder.read_results()
+        if len(results) == len(experiment.cells):
+            return folder.path
+        if results:
+            raise CheckpointError(f"{path} holds results but no checkpoint to go on from; start another run")
+    position = Position.beginning(now) if checkpoint is None else checkpoint.position
+    check_same_config(position.config, now)
+    if position.next_round > 1:
+        raise CheckpointError(f"{path} was begun by a tinyproto that kept no cells/ folder; finish it with that one")
+    return _play(experiment, folder, position, observer or Silent())
+
+
+def _play(experiment: Experiment, folder: RunFolder, start: Position, observer: Observer) -> Path:
+    """All cells that are not done yet."""
+    _describe(experiment, folder)
+    ledger = Ledger(experiment, folder, start)
+    ledger.add_finished()
+    cells = ledger.unfinished()
+    observer.opens(len(cells))
+    if cells:
+        play = play_at_once if experiment.cells_at_once > 1 else _play_in_turn
+        play(experiment, ledger, cells, observer)
+    return folder.path
+
+
+def _describe(experiment: Experiment, folder: RunFolder) -> None:
+    """What it runs on and who holds what, where a run killed at its start has not said so yet."""
+    if not folder.size("environment.json"):
+        facts = environment(experiment.device, experiment.workers, experiment.cells_at_once)
+        folder.write_json("environment.json", facts)
+    if not folder.size("federation.json"):
+        folder.write_json("federation.json", experiment.holdings())
+
+
+def _play_in_turn(experiment: Experiment, ledger: Ledger, cells: Sequence[Cell], observer: Observer) -> None:
+    """One cell after another in this process."""
+    with _hosts(experiment) as host:
+        for cell in cells:
+            result = play_cell(experiment, cell, ledger.folder_of(cell), observer, host)
+            ledger.add_finished()
+            observer.finished(cell, result)
+
+
+@contextmanager
+def _hosts(experiment: Experiment) -> Iterator[Host]:
+    """Where a cell's clients live: in this process, or in as many workers as the config asks for."""
+    if experiment.workers == 1:
+        yield experiment.host
+        return
+    samples = experiment.data.train_counts.sum(1).tolist()
+    with WorkerPool(experiment.config.resolved(), experiment.images, experiment.workers) as pool:
+        yield lambda cell, clients: pool.begin(cell.index, samples, clients, experiment.client_memory)

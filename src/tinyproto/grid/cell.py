@@ -1,0 +1,97 @@
+"""One cell of the grid into a folder of its own, from where it stands to its end; in whichever process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tinyproto.experiment import Cell, Experiment
+from tinyproto.grid.observer import Observer
+from tinyproto.simulation.checkpoint import Position, load_newest, restore
+from tinyproto.simulation.clients import grouped
+from tinyproto.simulation.loop import PlayedRound, Simulation
+from tinyproto.simulation.loopback import ClientHost
+from tinyproto.tracking.checkpoints import Checkpoints, check_same_config
+from tinyproto.tracking.run_folder import RunFolder
+
+MOST_PROTOTYPES = 100
+"""prototypes.safetensors, which is for figures, has the local prototypes of so many clients, the first ones."""
+
+Host = Callable[[Cell, Path], ClientHost]
+"""Where the clients of a cell live; those that do not fit into memory, in a folder."""
+
+
+def play_cell(experiment: Experiment, cell: Cell, folder: RunFolder, observer: Observer, host: Host) -> dict[str, Any]:
+    """Play on from the folder's newest checkpoint, or from the start; summary.json comes last and says it is done.
+
+    Raises KeyboardInterrupt, after a checkpoint, where the observer wants a stop.
+    """
+    config = experiment.config
+    folder.make()
+    checkpoints = Checkpoints(folder, config.resolved(), config.model.checkpoint.every_seconds)
+    checkpoints.sweep()
+    try:
+        return _play(experiment, cell, folder, observer, host(cell, folder.clients), checkpoints)
+    finally:
+        with suppress(OSError):  # it would hide what went wrong; the next start sweeps again
+            checkpoints.sweep()
+
+
+def _play(
+    experiment: Experiment, cell: Cell, folder: RunFolder, observer: Observer, host: ClientHost,
+    checkpoints: Checkpoints,
+) -> dict[str, Any]:  # fmt: skip
+    config, identity = experiment.config, experiment.identity(cell)
+    simulation = experiment.simulation(cell, host)
+    played = _go_back_to_checkpoint(simulation, folder, config.resolved(), identity)
+    observer.started(cell, len(played))
+    for round_ in simulation.rounds(first=len(played) + 1):
+        folder.append_round(identity, round_)
+        played.append(round_)
+        observer.played(cell, round_)
+        if not round_.record.closing:
+            _mark(checkpoints, round_.record.round + 1, simulation, stop=observer.stop_wanted())
+    folder.write_prototypes(dict(named_prototypes(f"{cell.entry.label}/{cell.seed}", simulation)))
+    result = experiment.summarise(cell, simulation, played)
+    folder.write_results([result])
+    return result
+
+
+def _go_back_to_checkpoint(
+    simulation: Simulation, folder: RunFolder, config: dict[str, Any], identity: dict[str, Any]
+) -> list[PlayedRound]:
+    """Put simulation and files where the newest checkpoint was taken; the rounds played until then."""
+    checkpoint = load_newest(folder.checkpoints, folder.clients)
+    position = Position.beginning(config) if checkpoint is None else checkpoint.position
+    check_same_config(position.config, config)
+    folder.cut("rounds.jsonl", position.rounds_bytes)
+    folder.cut("timings.jsonl", position.timings_bytes)
+    if checkpoint is None:
+        return []
+    restore(simulation, checkpoint)
+    return folder.read_rounds(identity)
+
+
+def _mark(checkpoints: Checkpoints, next_round: int, simulation: Simulation, *, stop: bool) -> None:
+    """A checkpoint where one is due; where a stop is wanted, a checkpoint and the stop."""
+    if stop or checkpoints.due():
+        checkpoints.save(0, next_round, simulation)
+    if stop:
+        raise KeyboardInterrupt
+
+
+def named_prototypes(prefix: str, simulation: Simulation) -> Iterator[tuple[str, Tensor]]:
+    """The first clients' local prototypes, and the global ones where the method has any, as tensors to save."""
+    clients = range(min(simulation.num_clients, MOST_PROTOTYPES))
+    groups = grouped(simulation.host.snapshot(clients, ("local", "received")))
+    locals_ = [groups[client, "local"] for client in clients]
+    yield f"{prefix}/local/values", torch.stack([local["values"] for local in locals_])
+    yield f"{prefix}/local/present", torch.stack([local["present"] for local in locals_]).to(torch.uint8)
+    if (0, "received") in groups:
+        yield f"{prefix}/global/values", groups[0, "received"]["values"]
+        yield f"{prefix}/global/present", groups[0, "received"]["present"].to(torch.uint8)

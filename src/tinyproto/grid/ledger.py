@@ -1,0 +1,63 @@
+"""The run's own files, to which the cells that are done are added in cell order, whatever order they ended in."""
+
+from __future__ import annotations
+
+import re
+
+from tinyproto.experiment import Cell, Experiment
+from tinyproto.simulation.checkpoint import Position
+from tinyproto.tracking.checkpoints import Checkpoints
+from tinyproto.tracking.run_folder import RunFolder
+
+
+class Ledger:
+    """Which cells are done, and the files that hold them.
+
+    A cell is added with everything it wrote, then a checkpoint says so, then its own folder goes: whenever the process
+    is killed, the next one cuts the files back to the last checkpoint and adds the cell again.
+    """
+
+    def __init__(self, experiment: Experiment, folder: RunFolder, start: Position) -> None:
+        self.cells = experiment.cells
+        self.folder = folder
+        self.added = start.cell
+        self._checkpoints = Checkpoints(folder, experiment.config.resolved(), every_seconds=0.0)
+        folder.cut("rounds.jsonl", start.rounds_bytes)
+        folder.cut("timings.jsonl", start.timings_bytes)
+        self._results = folder.read_results()[: start.cell]
+        self._prototypes = folder.read_prototypes() if start.cell else {}
+        if not start.cell:
+            self._checkpoints.save(0, next_round=1, simulation=None)  # what config the cells are begun with
+        for cell in self.cells[: self.added]:
+            self.folder_of(cell).remove()
+
+    def folder_of(self, cell: Cell) -> RunFolder:
+        """Where a cell is played; its label without what a file system might not take."""
+        label = re.sub(r"[^\w.,=()-]+", "_", cell.entry.label, flags=re.ASCII)[:80]
+        return self.folder.inner("cells", f"{cell.index + 1:03}-{label}-{cell.seed}")
+
+    def unfinished(self) -> list[Cell]:
+        """The cells that still have rounds to play, in order."""
+        return [cell for cell in self.cells[self.added :] if not self.folder_of(cell).read_results()]
+
+    def add_finished(self) -> None:
+        """Add the cells that are done, up to the first that is not."""
+        for cell in self.cells[self.added :]:
+            own = self.folder_of(cell)
+            results = own.read_results()
+            if not results:
+                break
+            self._add(own)
+        if self.added == len(self.cells):
+            self.folder.inner("cells").remove()
+
+    def _add(self, own: RunFolder) -> None:
+        for name in ("rounds.jsonl", "timings.jsonl"):
+            self.folder.append_file(name, own)
+        self._prototypes |= own.read_prototypes()
+        self.folder.write_prototypes(self._prototypes)
+        self._results += own.read_results()
+        self.folder.write_results(self._results)
+        self.added += 1
+        self._checkpoints.save(self.added, next_round=1, simulation=None)
+        own.remove()

@@ -1,0 +1,180 @@
+"""What is shown while several cells are under way."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from tinyproto.cli.interrupt import StopOnInterrupt
+from tinyproto.cli.pace import RECENT, Pace, clock_words
+from tinyproto.cli.progress import LINE_SECONDS, Progress
+from tinyproto.cli.terminal import Output
+from tinyproto.config import parse_config
+from tinyproto.engine.round import RoundRecord
+from tinyproto.experiment import Cell
+from tinyproto.simulation.loop import PlayedRound
+from tinyproto.wire.meter import Cost
+
+ENTRIES = parse_config({"models": ["small_cnn_a"], "algorithms": ["local", "fedproto"]}).algorithms
+CELLS = [Cell(index, ENTRIES[index % 2], index // 2) for index in range(4)]
+ROUNDS = 10
+RULES = ("head", "global", "local")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Screen:
+    """A progress whose output and clock are ours."""
+
+    def __init__(self, *, terminal: bool = False, verbose: bool = False, height: int = 30) -> None:
+        self.clock = Clock()
+        self.file = io.StringIO()
+        output = Output(verbose=verbose)
+        output.console = Console(
+            file=self.file, force_terminal=terminal, width=120, height=height, color_system=None, highlight=False
+        )
+        self.progress = Progress(output, len(CELLS), ROUNDS, "global", StopOnInterrupt(), self.clock)
+
+    @property
+    def lines(self) -> list[str]:
+        return self.file.getvalue().splitlines()
+
+
+def played(number: int, *, closing: bool = False, notes: tuple[str, ...] = ()) -> PlayedRound:
+    record = RoundRecord(
+        round=number,
+        closing=closing,
+        participants=(0,),
+        accuracy=dict.fromkeys(RULES, 0.5),
+        client_mean=dict.fromkeys(RULES, 0.5),
+        loss={"cross_entropy": 1.5},
+        traffic={"training": {"up": Cost(3, 12, 80), "down": Cost(0, 0, 40)}},
+        clients={},
+    )
+    return PlayedRound(record, {"total": 0.5}, notes)
+
+
+RESULT = {
+    "rounds": ROUNDS,
+    "accuracy": {"last": {"head": 0.5, "global": None, "local": 0.25}},
+    "payload_bytes_per_round": {"up": 12, "down": 0},
+    "seconds_per_round": {"total": 0.5},
+}
+
+
+def test_the_time_left_follows_the_pace_of_the_latest_rounds() -> None:
+    clock = Clock()
+    pace = Pace(clock)
+    assert pace.seconds_for(100) is None
+    for seconds in [10.0] * RECENT + [1.0] * RECENT:
+        clock.now += seconds
+        pace.tick()
+    assert pace.seconds_for(100) == pytest.approx(100)
+    clock.now += RECENT  # nothing comes any more
+    assert pace.seconds_for(100) == pytest.approx(200)
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(None, "–:––"), (5, "0:05"), (185.9, "3:05"), (3725, "1:02:05")])
+def test_seconds_are_told_as_on_a_clock(seconds: float | None, words: str) -> None:
+    assert clock_words(seconds) == words
+
+
+def test_without_a_terminal_now_and_then_a_line_tells_how_the_grid_stands() -> None:
+    screen = Screen()
+    progress = screen.progress
+    progress.opens(4)
+    progress.started(CELLS[0], 0)
+    progress.started(CELLS[1], 0)
+    for number in range(1, 5):
+        screen.clock.now += LINE_SECONDS / 4
+        progress.played(CELLS[number % 2], played(number))
+    assert screen.lines == ["4 of 40 rounds, 2 cells at once, left 9:00"]
+
+
+def test_a_finished_cell_is_a_line_with_its_place_in_the_grid_and_the_time_left() -> None:
+    screen = Screen()
+    progress = screen.progress
+    progress.opens(2)  # an earlier run has done the first two
+    progress.started(CELLS[2], 8)
+    progress.started(CELLS[3], 0)
+    for number in (9, 10):
+        screen.clock.now += 3
+        progress.played(CELLS[2], played(number))
+    progress.played(CELLS[2], played(11, closing=True))
+    progress.finished(CELLS[2], RESULT)
+    assert screen.lines == [
+        "[3/4] Local, seed 1: 10 rounds, head 50.0 %, local 25.0 %, 12 B/round, 0.50 s/round (left 0:30)"
+    ]
+    for number in range(1, 11):
+        progress.played(CELLS[3], played(number))
+    progress.finished(CELLS[3], RESULT)
+    assert screen.lines[1].startswith("[4/4] FedProto, seed 1: ")
+    assert "left" not in screen.lines[1]
+
+
+def test_lines_of_rounds_and_notes_name_their_cell() -> None:
+    screen = Screen(verbose=True)
+    for cell in CELLS[:2]:
+        screen.progress.started(cell, 0)
+    screen.progress.played(CELLS[1], played(1, notes=("trained one by one",)))
+    screen.progress.played(CELLS[0], played(1))
+    screen.progress.told("cells share the GPU through CUDA MPS")
+    first, second, third, fourth = screen.lines
+    assert first == "FedProto, seed 0: trained one by one"
+    assert second.startswith("FedProto, seed 0: round 1: head 50.0 %")
+    assert third.startswith("Local, seed 0: round 1: ")
+    assert fourth == "cells share the GPU through CUDA MPS"
+
+
+def bars(screen: Screen) -> dict[str, tuple[float, bool]]:
+    return {task.description: (task.completed, task.visible) for task in screen.progress.bars.tasks}
+
+
+def test_a_terminal_has_a_bar_for_every_cell_under_way_and_one_for_all() -> None:
+    screen = Screen(terminal=True)
+    with screen.progress as progress:
+        progress.opens(3)
+        for cell in CELLS[1:3]:
+            progress.started(cell, 0)
+        for _ in range(2):
+            screen.clock.now += 4
+            progress.played(CELLS[1], played(1))
+        progress.played(CELLS[2], played(1))
+        assert bars(screen) == {
+            "all": (13, True), "[2/4] FedProto, seed 0": (2, True), "[3/4] Local, seed 1": (1, True)
+        }  # fmt: skip
+        progress.finished(CELLS[1], RESULT)
+    assert bars(screen)["[2/4] FedProto, seed 0"] == (2, True)
+    assert "left 1:12" in screen.file.getvalue()  # 27 rounds, 3 in 8 seconds
+
+
+def test_a_cell_that_goes_back_takes_its_rounds_back() -> None:
+    screen = Screen(terminal=True)
+    screen.progress.started(CELLS[0], 0)
+    for number in range(1, 6):
+        screen.progress.played(CELLS[0], played(number))
+    screen.progress.started(CELLS[0], 3)
+    assert bars(screen) == {"all": (3, True), "[1/4] Local, seed 0": (3, True)}
+
+
+def test_bars_of_finished_cells_go_where_the_screen_is_too_small_for_all() -> None:
+    screen = Screen(terminal=True, height=5)
+    screen.progress.started(CELLS[0], 9)
+    screen.progress.played(CELLS[0], played(10))
+    screen.progress.finished(CELLS[0], RESULT)
+    assert bars(screen)["[1/4] Local, seed 0"] == (10, False)
+
+
+def test_the_first_interrupt_is_passed_on() -> None:
+    screen = Screen()
+    assert not screen.progress.stop_wanted()
+    screen.progress.stop.wanted = True
+    assert screen.progress.stop_wanted()

@@ -1,0 +1,257 @@
+"""Several cells at once: the same run folder as one after another, clear failures, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from support_cli import jsonl
+from support_grid import Recording, assert_same, make_experiment
+from tinyproto import grid
+from tinyproto.errors import WorkerError
+from tinyproto.experiment import Experiment
+
+CONFIG = """\
+name: trial
+partition: {num_clients: 3, alpha: 0.5, min_samples: 20}
+models: [small_cnn_b, small_cnn_c]
+prototypes: {dim: 12, cps_dim: 3}
+train: {rounds: 4, batch_size: 64, participation: 0.7}
+checkpoint: {every_seconds: 0}
+algorithms: [local, {name: fedproto, label: "proto/type"}, {name: tinyproto_ft, server_epochs: 2}]
+"""
+NETS = """\
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+steps = 0
+
+
+def first():
+    try:
+        Path("once").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+class Moody(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, dim))
+
+    def forward(self, images):
+        global steps
+        if self.training and len(images) > 2:
+            Path(f"seen-{os.getpid()}").touch()
+            steps += 1
+            if steps == 70:  # in round 3 or 4
+                while len(list(Path(".").glob("seen-*"))) < TOGETHER:
+                    time.sleep(0.05)
+                MISHAP
+        return self.net(images)
+
+
+def make(proto_dim):
+    return Moody(proto_dim)
+"""
+TITLES = ("Local, seed 0", "proto/type, seed 0", "TinyProto-FT, seed 0")
+
+
+def experiment(folder: Path, *overrides: str) -> Experiment:
+    return make_experiment(folder, CONFIG, *overrides)
+
+
+@pytest.fixture(scope="module")
+def in_turn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("in_turn")
+    return grid.run(experiment(folder), folder / "runs")
+
+
+@pytest.mark.parametrize("cells", [2, 3])
+def test_cells_at_once_leave_the_same_run_folder(tmp_path: Path, in_turn: Path, cells: int) -> None:
+    told = Recording()
+    folder = grid.run(experiment(tmp_path, f"train.parallel_cells={cells}"), tmp_path / "runs", observer=told)
+    assert_same(folder, in_turn)
+    assert {path.name for path in folder.iterdir()} == {path.name for path in in_turn.iterdir()}
+    order = [(line["label"], line["round"]) for line in jsonl(in_turn / "timings.jsonl")]
+    assert [(line["label"], line["round"]) for line in jsonl(folder / "timings.jsonl")] == order
+    assert json.loads((folder / "environment.json").read_text())["parallel_cells"] == cells
+    assert told.events[0] == ("opens", -1, 3)
+    for cell in range(3):
+        assert told.of("started", cell) == [0]
+        assert [round_.record.round for round_ in told.of("played", cell)] == [1, 2, 3, 4, 5]
+        assert [result["label"] for result in told.of("finished", cell)] == [
+            ("local", "proto/type", "tinyproto_ft")[cell]
+        ]
+    assert [words for words in told.words if f"{cells} run at once" in words]
+    first_of_second = told.events.index(("started", 1, 0))
+    assert len([event for event in told.events[:first_of_second] if event[:2] == ("played", 0)]) >= 2  # measured first
+
+
+def test_a_stop_leaves_every_cell_where_it_is_and_any_number_goes_on(tmp_path: Path) -> None:
+    two = ("algorithms=[local, fedproto]", "train.rounds=20", "train.participation=0.3")
+    stopper = Recording(stop_at=(1, 1))
+    with pytest.raises(KeyboardInterrupt):
+        grid.run(experiment(tmp_path, *two, "train.parallel_cells=2"), tmp_path / "runs", observer=stopper)
+    folder = tmp_path / "runs" / "trial"
+    kept = len(jsonl(folder / "cells" / "002-fedproto-0" / "rounds.jsonl"))
+    assert 1 <= kept < 20
+    told = Recording()
+    grid.resume(experiment(tmp_path, *two), folder, observer=told)
+    assert told.of("started", 1) == [kept]
+    assert_same(folder, grid.run(experiment(tmp_path, *two), tmp_path / "alone"))
+
+
+def test_the_dataset_is_not_loaded_again_by_the_cells(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    pixels, labels = random.integers(0, 256, (200, 1, 8, 8), dtype=np.uint8), np.arange(200) % 4
+    np.savez(tmp_path / "mine.npz", images=pixels, labels=labels)
+    overrides = (f"data={{name: npz, root: {tmp_path / 'mine.npz'}}}", "algorithms=[local, fedproto]", "train.rounds=1")
+    ready = experiment(tmp_path, *overrides, "train.parallel_cells=2", "partition.min_samples=5")
+    (tmp_path / "mine.npz").unlink()
+    folder = grid.run(ready, tmp_path / "runs")
+    assert [result["dataset"] for result in json.loads((folder / "summary.json").read_text())["results"]] == ["npz"] * 2
+
+
+def moody(folder: Path, monkeypatch: pytest.MonkeyPatch, mishap: str, together: int) -> Experiment:
+    """A grid whose networks have a mishap once so many cells train."""
+    (folder / "nets.py").write_text(NETS.replace("MISHAP", mishap).replace("TOGETHER", str(together)))
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.delitem(sys.modules, "nets", raising=False)
+    return experiment(folder, "models=[nets:make]", "train.parallel_cells=3", "train.rounds=6")
+
+
+def test_out_of_memory_beside_others_goes_on_with_fewer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mishap = "if first(): raise torch.OutOfMemoryError('CUDA out of memory')"
+    told = Recording()
+    folder = grid.run(moody(tmp_path, monkeypatch, mishap, 3), tmp_path / "runs", observer=told)
+    (words,) = [words for words in told.words if "out of memory with" in words]
+    assert any(words.startswith(f"{title}: out of memory with 3 cells at once") for title in TITLES)
+    assert words.endswith("from now on there are 2 at the most")
+    again = [cell for cell in range(3) if len(told.of("started", cell)) == 2]
+    assert len(again) == 1
+    assert told.of("started", again[0])[1] >= 2  # from its checkpoint
+    alone = moody(tmp_path, monkeypatch, "pass", 1)
+    assert_same(folder, grid.run(alone, tmp_path / "alone"))
+
+
+@pytest.mark.parametrize(
+    ("mishap", "together", "words"),
+    [
+        pytest.param(
+            "raise torch.OutOfMemoryError('CUDA out of memory')",
+            1,
+            "out of memory although nothing ran beside it",
+            marks=pytest.mark.slow,
+        ),
+        ("raise RuntimeError('bad mood')", 2, "while training client"),
+        pytest.param("os._exit(7)", 2, "its process ended with status 7", marks=pytest.mark.slow),
+        pytest.param(
+            "os.kill(os.getpid(), 9)",
+            2,
+            "its process was killed by signal 9, as happens where memory runs out",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_cell_that_fails_ends_the_run_with_its_name_and_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mishap: str, together: int, words: str
+) -> None:
+    once = f"if first(): {mishap}" if together > 1 else mishap
+    with pytest.raises(WorkerError) as caught:
+        grid.run(moody(tmp_path, monkeypatch, once, together), tmp_path / "runs")
+    assert str(caught.value).startswith(TITLES)
+    assert words in str(caught.value)
+    assert str(caught.value).endswith("the work of all cells is kept, and the run can be resumed")
+    folder = tmp_path / "runs" / "trial"
+    kept = {path.parent.name: len(jsonl(path)) for path in folder.rglob("cells/*/rounds.jsonl")}
+    assert max(kept.values()) >= 2
+    told = Recording()
+    grid.resume(moody(tmp_path, monkeypatch, "pass", 1), folder, observer=told)
+    resumed = {cell: told.of("started", int(cell[:3]) - 1) for cell in kept}
+    assert resumed == {cell: [rounds] for cell, rounds in kept.items()}
+
+
+# Through the command line, with kills
+
+
+def tinyproto(cwd: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tinyproto.cli.main", *arguments]
+    return subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def children(process: int) -> list[int]:
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process)], capture_output=True, text=True, check=False)
+    return [int(line) for line in listed.stdout.split()]
+
+
+def gone(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().split()[2] == "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return True
+
+
+def wait_for(what: object, seconds: float = 60) -> None:
+    assert callable(what)
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def lines(folder: Path) -> int:
+    return sum(path.read_bytes().count(b"\n") for path in folder.rglob("rounds.jsonl"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["parent", "child", "interrupt", "two interrupts", "terminate"])
+@pytest.mark.parametrize("moment", [2, 9, 25])
+def test_a_run_killed_in_the_middle_resumes_to_the_same_bytes(tmp_path: Path, victim: str, moment: int) -> None:
+    rounds = "train.rounds=12"
+    (tmp_path / "trial.yaml").write_text(CONFIG)
+    assert tinyproto(tmp_path, "run", "trial.yaml", "--runs", "alone", rounds, "-q").wait(timeout=120) == 0
+    process = tinyproto(tmp_path, "run", "trial.yaml", rounds, "train.parallel_cells=3", "-q")
+    folder = tmp_path / "runs" / "trial"
+    wait_for(lambda: folder.exists() and lines(folder) >= moment)
+    own = children(process.pid)
+    assert own
+    if victim == "child":
+        os.kill(own[-1], signal.SIGKILL)
+    elif victim == "parent":
+        process.kill()
+    elif victim == "terminate":
+        process.terminate()
+    else:
+        process.send_signal(signal.SIGINT)
+        if victim == "two interrupts":
+            time.sleep(0.1)
+            process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    wait_for(lambda: all(map(gone, own)))
+    if process.returncode == 130:
+        assert errors.strip() == "tinyproto: interrupted; go on with: tinyproto resume runs/trial"
+    if victim == "child" and process.returncode:
+        assert process.returncode == 2
+        assert len(errors.splitlines()) == 1
+        assert "its process was killed by signal 9" in errors
+    told = tinyproto(tmp_path, "resume", "runs/trial")
+    output, errors = told.communicate(timeout=120)
+    assert (told.returncode, errors) == (0, "")
+    assert "TinyProto-FT" in output
+    assert (folder / "report.html").stat().st_size > 10_000
+    assert_same(folder, tmp_path / "alone" / "trial")

@@ -1,0 +1,19 @@
+"""A process whose parent has gone does nothing, even if that happened while it was starting."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(("module"), ["tinyproto.workers.process", "tinyproto.grid.process"])
+def test_a_process_with_another_parent_than_its_own_ends_without_reading(module: str) -> None:
+    variables = {**os.environ, "TINYPROTO_PARENT": str(os.getppid())}
+    process = subprocess.Popen(
+        [sys.executable, "-m", module], env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    output, _ = process.communicate(b"\x01garbage that would be an error", timeout=120)
+    assert (process.returncode, output) == (0, b"")
