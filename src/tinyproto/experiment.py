@@ -126,6 +126,11 @@ class Experiment:
         steps = round(train.rounds * train.local_epochs * train.participation * batches)
         return choose(train.trainer, self.device, steps)
 
+    def execution(self) -> dict[str, str]:
+        """How steps are executed, for environment.json."""
+        precision = self.config.model.train.precision if self.device != "cpu" else "float32"
+        return {"trainer": self.choice.trainer, "trainer_because": self.choice.reason, "precision": precision}
+
     @property
     def settings(self) -> SimulationSettings:
         """What all cells have in common."""

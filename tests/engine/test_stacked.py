@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -135,7 +136,8 @@ def test_clients_of_unequal_size_end_where_each_ends_alone(algorithm: str) -> No
     alone, reference = trained(side, EagerTrainer(), "small_cnn_b", sizes)
     trainer = StackedTrainer()
     together, results = trained(side, trainer, "small_cnn_b", sizes)
-    assert trainer.notes == []
+    (note,) = trainer.notes
+    assert re.fullmatch(r"4 clients in 2 stack\(s\): \d+ steps taken, \d+ computed", note)
     assert any(stack is not None for stack in trainer.stacks.found.values())
     assert_alike(together, alone)
     for mine, other in zip(results, reference, strict=True):
@@ -158,6 +160,7 @@ def test_clients_that_are_done_leave_the_stack_and_what_was_paid_for_is_told() -
     done, paid = [result.steps for result in results], [result.steps_paid for result in results]
     assert done == [2, 40, 4, 4]
     assert paid[1] == 40
+    assert trainer.notes == [f"4 clients in 1 stack(s): {sum(done)} steps taken, {sum(paid)} computed"]
     assert sum(paid) <= 1.1 * sum(done)  # a stack that never shrank would pay for 160
 
 

@@ -19,7 +19,7 @@ from tinyproto.errors import ConfigError
 from tinyproto.experiment import Cell, Experiment
 from tinyproto.imports import load_dotted, unknown
 from tinyproto.simulation.loop import PlayedRound
-from tinyproto.simulation.loopback import ClientHost, Loopback
+from tinyproto.simulation.loopback import ClientHost
 from tinyproto.workers.pool import WorkerPool
 
 BASELINE = "benchmarks.naive"
@@ -72,6 +72,7 @@ class Trained:
         self.loss: Mapping[str, float] = {}
         self.accuracy: Mapping[str, float | None] = {}
         self.notes: list[str] = []
+        self._paid: int | None = None
         values = experiment.config.resolved()
         values["train"] = {**values["train"], "trainer": asked.trainer, "workers": asked.workers, "rounds": rounds}
         own = Experiment(parse_config(values, "bench"), experiment.images)
@@ -96,12 +97,14 @@ class Trained:
         played = next(self.rounds)
         self.loss, self.accuracy = played.record.loss, played.record.accuracy
         self.notes += played.notes
+        if played.steps is not None:
+            self._paid = (self._paid or 0) + played.steps.paid
         return played.seconds
 
     @property
     def paid_steps(self) -> int | None:
         """Steps that the clients' trainer has executed so far, padding included, where it counts them."""
-        return self.host.clients.steps.paid if isinstance(self.host, Loopback) else None
+        return self._paid
 
     @property
     def other_memory(self) -> int:

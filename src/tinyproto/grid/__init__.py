@@ -59,6 +59,8 @@ def _play(experiment: Experiment, folder: RunFolder, start: Position, observer: 
     ledger.add_finished()
     cells = ledger.unfinished()
     observer.opens(len(cells))
+    if cells and experiment.config.model.train.trainer == "auto" and experiment.device != "cpu":
+        observer.told(f"trainer: {experiment.choice.trainer}, since {experiment.choice.reason}")
     if cells:
         play = play_at_once if experiment.cells_at_once > 1 else _play_in_turn
         play(experiment, ledger, cells, observer)
@@ -69,7 +71,7 @@ def _describe(experiment: Experiment, folder: RunFolder) -> None:
     """What it runs on and who holds what, where a run killed at its start has not said so yet."""
     if not folder.size("environment.json"):
         facts = environment(experiment.device, experiment.workers, experiment.cells_at_once)
-        folder.write_json("environment.json", facts)
+        folder.write_json("environment.json", {**facts, **experiment.execution()})
     if not folder.size("federation.json"):
         folder.write_json("federation.json", experiment.holdings())
 

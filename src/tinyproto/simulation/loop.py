@@ -14,7 +14,7 @@ from tinyproto.algorithms.base import Algorithm, Round
 from tinyproto.core.streams import Streams
 from tinyproto.data.federation import CountedSamples, FederatedData
 from tinyproto.engine.agreement import expected_frames
-from tinyproto.engine.client import ClientRuntime, LocalTraining
+from tinyproto.engine.client import ClientRuntime, LocalTraining, Steps
 from tinyproto.engine.round import RoundPlan, RoundRecord, play_round
 from tinyproto.engine.server import ServerRuntime
 from tinyproto.engine.stopwatch import Clock, Stopwatch
@@ -56,6 +56,7 @@ class PlayedRound:
     record: RoundRecord
     seconds: dict[str, float]  # total, train, prototypes, server, evaluate, clients
     notes: tuple[str, ...] = ()  # on how it was executed
+    steps: Steps | None = None  # of the clients, where their host knows
 
 
 def make_loopback(
@@ -110,7 +111,7 @@ class Simulation:
                 record = play_round(self.server, self.host, self._plan(Round(number, total)), meter)
             seconds = {**self.host.take_seconds(), **self.stopwatch.take()}
             total_seconds = {"total": self.stopwatch.now() - start, **seconds}
-            yield PlayedRound(record, total_seconds, tuple(self.host.take_notes()))
+            yield PlayedRound(record, total_seconds, tuple(self.host.take_notes()), self.host.take_steps())
             meter = Meter()
 
     def _plan(self, round_: Round) -> RoundPlan:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from tinyproto.engine.client import ClientRuntime
+from tinyproto.engine.client import ClientRuntime, Steps
 from tinyproto.engine.server import Channel, Reply
 from tinyproto.simulation.client_files import Stored
 from tinyproto.simulation.clients import snapshot_clients
@@ -39,6 +39,10 @@ class ClientHost(Channel, Protocol):
 
     def take_notes(self) -> list[str]:
         """What a user should know of how clients are trained, since last asked."""
+        ...
+
+    def take_steps(self) -> Steps | None:
+        """Steps of SGD since last asked; None where nobody counts them."""
         ...
 
 
@@ -76,6 +80,11 @@ class Loopback:
     def other_memory(self) -> int:
         """None: all clients are in this process."""
         return 0
+
+    def take_steps(self) -> Steps:
+        """Taken and computed since last asked."""
+        steps, self.clients.steps = self.clients.steps, Steps()
+        return steps
 
     def take_notes(self) -> list[str]:
         """What the trainer has to say."""

@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,10 @@ class RunFolder:
         """One line for the record, which repeats byte for byte, and one for the clock, which does not."""
         record = record_values(played.record)
         self._append("rounds.jsonl", {**identity, **record})
-        self._append("timings.jsonl", {**identity, "round": played.record.round, "seconds": played.seconds})
+        timing: dict[str, Any] = {"round": played.record.round, "seconds": played.seconds}
+        if played.steps is not None:
+            timing["steps"] = asdict(played.steps)
+        self._append("timings.jsonl", {**identity, **timing})
 
     def write_prototypes(self, tensors: dict[str, Tensor]) -> None:
         """Local and global prototypes at the end of each run, for figures."""

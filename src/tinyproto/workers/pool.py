@@ -126,6 +126,10 @@ class WorkerHost:
         seconds, self._seconds = self._seconds, {}
         return seconds
 
+    def take_steps(self) -> None:
+        """Not counted: each step is one that a client takes."""
+        return
+
     def take_notes(self) -> list[str]:
         """None: workers train as the reference does."""
         return []

@@ -34,6 +34,7 @@ class StackedTrainer:
         self.notes = self.one_by_one.notes
         self.stacks: Stacks[Stack] = Stacks()
         self.feature_stacks: Stacks[FeatureStack] = Stacks()
+        self.told = False
         self.architectures: WeakKeyDictionary[SplitModel, Hashable] = WeakKeyDictionary()
 
     def fit(self, tasks: Sequence[Task]) -> list[FitResult]:
@@ -62,7 +63,15 @@ class StackedTrainer:
             if not isinstance(outcome, list):
                 outcome = self.one_by_one.fit(chosen)
             results |= dict(zip(members, cast(list[FitResult], outcome), strict=True))
+        self._tell_once(sum(isinstance(outcome, list) for outcome in done.values()), list(results.values()))
         return [results[index] for index in range(len(tasks))]
+
+    def _tell_once(self, stacks: int, results: Sequence[FitResult]) -> None:
+        """What it costs that clients are of unequal size."""
+        if stacks and not self.told:
+            self.told = True
+            done, paid = sum(each.steps for each in results), sum(max(each.steps, each.steps_paid) for each in results)
+            self.notes.append(f"{len(results)} clients in {stacks} stack(s): {done} steps taken, {paid} computed")
 
     def _stack(self, key: Hashable, tasks: Sequence[Task]) -> Stack | None:
         """None for tasks without a network, which are the server's, and for what has no stacked form."""
