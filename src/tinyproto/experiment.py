@@ -28,8 +28,11 @@ from tinyproto.simulation.loopback import ClientHost, Loopback
 from tinyproto.simulation.threads import one_thread
 from tinyproto.tracking.summary import summarise
 
-WORTH_PROCESSES = 40
-"""Rounds, over all cells, from which `auto` starts processes for clients or cells: about 3 s each."""
+WORTH_WORKERS = 40
+"""Rounds, over all cells, from which `workers: auto` starts worker processes: about 3 s each."""
+
+WORTH_A_PROCESS = 100
+"""Rounds from which `parallel_cells: auto` gives a cell a process of its own on a CPU: one costs about 4 s for each."""
 
 MOST_ON_A_GPU = 8
 """Cells at once, at most, by `parallel_cells: auto`."""
@@ -100,7 +103,9 @@ class Experiment:
             return 1
         if asked != "auto":
             return min(asked, self.data.num_clients)
-        return min(_cores(), self.data.num_clients) if self.device == "cpu" and self._is_long else 1
+        if self.device != "cpu" or len(self.cells) * self.config.model.train.rounds < WORTH_WORKERS:
+            return 1
+        return min(_cores(), self.data.num_clients)
 
     @property
     def cells_at_once(self) -> int:
@@ -112,11 +117,7 @@ class Experiment:
             return min(asked, cells)
         if self.device != "cpu":
             return min(MOST_ON_A_GPU, cells)
-        return _cores() if cells >= _cores() and self._is_long else 1
-
-    @property
-    def _is_long(self) -> bool:
-        return len(self.cells) * self.config.model.train.rounds >= WORTH_PROCESSES
+        return _cores() if cells >= _cores() and self.config.model.train.rounds >= WORTH_A_PROCESS else 1
 
     @property
     def choice(self) -> Choice:

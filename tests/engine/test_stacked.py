@@ -210,6 +210,18 @@ def test_what_cannot_be_captured_is_done_as_the_reference_does_it_and_that_is_sa
     assert trainer.notes == ["client 0 and its like are trained as the reference does it: TypeError: modules wanted"]
 
 
+@pytest.mark.parametrize("kind", [StackedTrainer, GraphedTrainer])
+def test_a_lack_of_memory_is_no_reason_to_train_otherwise(kind: type[Trainer]) -> None:
+    def greedy(task: Task) -> Task:
+        def loss(modules: nn.ModuleDict, batch: Batch, context: object) -> Step:
+            raise torch.OutOfMemoryError("tried to allocate")
+
+        return replace(task, loss=loss, key=("greedy", task.key))
+
+    with pytest.raises(torch.OutOfMemoryError):
+        trained(side_of("local", "small_cnn_a"), kind(), "small_cnn_a", (20, 12), greedy)
+
+
 @pytest.mark.usefixtures("exact")
 def test_resnet_8_is_trained_together_too() -> None:
     side = side_of("fedproto", "resnet8")

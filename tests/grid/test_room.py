@@ -21,7 +21,7 @@ CONFIG = """\
 models: [small_cnn_b]
 partition: {num_clients: 2}
 prototypes: {dim: 12, cps_dim: 3}
-train: {rounds: 20}
+train: {rounds: 100}
 algorithms: [local, fedproto]
 seeds: [0, 1, 2, 3, 4]
 """
@@ -108,9 +108,9 @@ def test_how_many_the_config_means(
     assert grid.workers == (1 if at_once > 1 or device == "cuda" else min(cores, 2))
 
 
-def test_a_short_grid_is_not_worth_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_cells_are_not_worth_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiments, "_cores", lambda: 4)
-    assert make_experiment(tmp_path, CONFIG, "train.parallel_cells=auto", "train.rounds=3").cells_at_once == 1
+    assert make_experiment(tmp_path, CONFIG, "train.parallel_cells=auto", "train.rounds=99").cells_at_once == 1
 
 
 def test_networks_or_images_that_are_objects_stay_in_this_process() -> None:

@@ -181,7 +181,7 @@ class TrainSection(Section):
     parallel_cells: Literal["auto"] | Positive = Field(
         1,
         description="cells of the grid (an algorithm with a seed) that run at once, each in a process of its own; "
-        "fewer where memory is short; auto: up to 8 on a GPU, one per core on a CPU if there are cells enough",
+        "fewer where memory is short; auto: up to 8 on a GPU, one per core on a CPU if cells are many and long",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
 

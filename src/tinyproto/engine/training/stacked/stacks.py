@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Generic, TypeVar
 
+import torch
+
 from tinyproto.core.task import Task, TensorData
 from tinyproto.engine.training.stacked.operations import CannotStack
 from tinyproto.errors import one_line
@@ -20,8 +22,11 @@ class Stacks(Generic[Kind]):
         self.proven: set[Hashable] = set()
 
     def give_up(self, key: Hashable, reason: Exception) -> None:
-        """A stack that failed in its first use has changed nothing; one that worked before has no excuse."""
-        if key in self.proven:
+        """A stack that failed in its first use has changed nothing; one that worked before has no excuse.
+
+        Neither has one that found no memory: whoever runs several at once has to hear of it.
+        """
+        if key in self.proven or isinstance(reason, MemoryError | torch.OutOfMemoryError):
             raise reason
         self.found[key] = None
 
