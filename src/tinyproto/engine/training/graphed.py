@@ -7,6 +7,7 @@ captured, and it computes what the reference computes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,8 +16,8 @@ from tinyproto.core.streams import global_randomness
 from tinyproto.core.task import FeatureModel, FitResult, Task, TensorData
 from tinyproto.engine.training.eager import EagerTrainer
 from tinyproto.engine.training.stacked.stack import Stack
-from tinyproto.engine.training.stacked.stacks import Stacks, kind
-from tinyproto.engine.training.stacked.turns import Work, in_turns
+from tinyproto.engine.training.stacked.stacks import Stacks, kind, words
+from tinyproto.engine.training.stacked.turns import Work
 from tinyproto.engine.training.stacked.whole import WholeModel
 
 
@@ -35,21 +36,16 @@ class GraphedTrainer:
 
     def _fit(self, task: Task) -> FitResult:
         key = kind(task)
-        stack = self.stacks.found.get(key)
-        if key not in self.stacks.found:
-            stack = self.stacks.found[key] = Stack([task], 1, WholeModel)
+        stack = self.stacks.get(key, 1, partial(Stack, task, form=WholeModel))
         if stack is None:
             return self.eager.fit([task])[0]
         with global_randomness(task.seed):
-            outcome = in_turns({key: Work(stack.fit([task]), stack.place, alone=True)})[key]
-        if isinstance(outcome, list):
-            self.stacks.proven.add(key)
-            result: FitResult = outcome[0]
-            return result
-        assert isinstance(outcome, Exception)
-        self.stacks.give_up(key, outcome)
-        self.notes.append(Stacks.words(task.name, "trained as the reference does it", outcome))
-        return self.eager.fit([task])[0]
+            good, failed = self.stacks.play({key: Work(stack.fit([task]), stack.place, alone=True)})
+        if key in failed:
+            self.notes.append(words(task, "trained as the reference does it", failed[key]))
+            return self.eager.fit([task])[0]
+        result: FitResult = good[key][0]
+        return result
 
     def features(self, models: Sequence[FeatureModel], data: Sequence[TensorData]) -> list[Tensor]:
         """Eval-mode features (N_i, d) of every model on its data: in large batches, which fill a device as they are."""

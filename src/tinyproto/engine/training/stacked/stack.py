@@ -51,8 +51,7 @@ class _Turn(NamedTuple):
 class Stack:
     """Up to n clients whose tasks have one key; built once, used every round."""
 
-    def __init__(self, tasks: Sequence[Task], clients: int, form: Form) -> None:
-        first = tasks[0]
+    def __init__(self, first: Task, clients: int, form: Form) -> None:
         self.loss = first.loss
         self.groups = first.groups
         self.part_count = len(first.part_names)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import cast
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,13 +16,11 @@ from tinyproto.engine.training.stacked.features import FeatureStack
 from tinyproto.engine.training.stacked.network import StackedModel
 from tinyproto.engine.training.stacked.operations import CannotStack
 from tinyproto.engine.training.stacked.stack import Stack
-from tinyproto.engine.training.stacked.stacks import Stacks, kind, samples_kind, steps_of
-from tinyproto.engine.training.stacked.turns import Work, in_turns
+from tinyproto.engine.training.stacked.stacks import Stacks, kind, samples_kind, words
+from tinyproto.engine.training.stacked.turns import Work
 from tinyproto.models.split import SplitModel
 
 FEATURE_BATCH = 512
-SPARE = 1.25
-"""A stack that has to be built anew because more clients came takes this many times as many."""
 
 
 class StackedTrainer:
@@ -40,31 +38,35 @@ class StackedTrainer:
     def fit(self, tasks: Sequence[Task]) -> list[FitResult]:
         """Optimise the modules of every task in place."""
         groups: dict[Hashable, list[int]] = {}
-        for index, task in enumerate(tasks):
-            groups.setdefault(kind(task), []).append(index)
-        results: dict[int, FitResult] = {}
-        works: dict[Hashable, Work] = {}
+        for index in sorted(range(len(tasks)), key=lambda index: -len(tasks[index].plan.sizes)):
+            groups.setdefault(kind(tasks[index]), []).append(index)
+        works = {}
         for key, members in groups.items():
-            members.sort(key=lambda index: -steps_of(tasks)[index])
             chosen = [tasks[index] for index in members]
             stack = self._stack(key, chosen)
             if stack is not None:
                 works[key] = Work(stack.fit(chosen), stack.place, stack.alone)
         with global_randomness(tasks[0].seed if tasks else 0):
-            done = in_turns(works)
+            good, failed = self.stacks.play(works)
+        results: dict[int, FitResult] = {}
         for key, members in groups.items():
             chosen = [tasks[index] for index in members]
-            outcome = done.get(key)
-            if isinstance(outcome, Exception):
-                self.stacks.give_up(key, outcome)
-                self._say(chosen[0], outcome)
-            elif key in done:
-                self.stacks.proven.add(key)
-            if not isinstance(outcome, list):
-                outcome = self.one_by_one.fit(chosen)
-            results |= dict(zip(members, cast(list[FitResult], outcome), strict=True))
-        self._tell_once(sum(isinstance(outcome, list) for outcome in done.values()), list(results.values()))
+            if key in failed:
+                self.notes.append(words(chosen[0], "trained one by one", failed[key]))
+            found = good[key] if key in good else self.one_by_one.fit(chosen)
+            results |= dict(zip(members, found, strict=True))
+        self._tell_once(len(good), list(results.values()))
         return [results[index] for index in range(len(tasks))]
+
+    def _stack(self, key: Hashable, tasks: Sequence[Task]) -> Stack | None:
+        """None for tasks without a network, which are the server's, and for what has no stacked form."""
+        if not any(isinstance(module, SplitModel) for module in tasks[0].modules.values()):
+            return None
+        try:
+            return self.stacks.get(key, len(tasks), partial(Stack, tasks[0], form=StackedModel))
+        except CannotStack as reason:
+            self.notes.append(words(tasks[0], "trained one by one", reason))
+            return None
 
     def _tell_once(self, stacks: int, results: Sequence[FitResult]) -> None:
         """What it costs that clients are of unequal size."""
@@ -73,62 +75,34 @@ class StackedTrainer:
             done, paid = sum(each.steps for each in results), sum(max(each.steps, each.steps_paid) for each in results)
             self.notes.append(f"{len(results)} clients in {stacks} stack(s): {done} steps taken, {paid} computed")
 
-    def _stack(self, key: Hashable, tasks: Sequence[Task]) -> Stack | None:
-        """None for tasks without a network, which are the server's, and for what has no stacked form."""
-        if not any(isinstance(module, SplitModel) for module in tasks[0].modules.values()):
-            return None
-        known = self.stacks.found.get(key)
-        if key in self.stacks.found and (known is None or known.clients >= len(tasks)):
-            return known
-        try:
-            self.stacks.found[key] = Stack(tasks, _room(known, len(tasks)), StackedModel)
-        except CannotStack as reason:
-            self.stacks.found[key] = None
-            self._say(tasks[0], reason)
-        return self.stacks.found[key]
-
-    def _say(self, task: Task, reason: Exception) -> None:
-        self.notes.append(Stacks.words(task.name, "trained one by one", reason))
-
     def features(self, models: Sequence[FeatureModel], data: Sequence[TensorData]) -> list[Tensor]:
         """Eval-mode features (N_i, d) of every model on its data."""
         groups: dict[Hashable, list[int]] = {}
         for index, (model, samples) in enumerate(zip(models, data, strict=True)):
             groups.setdefault((self._architecture(model), samples_kind(samples), len(samples) > 0), []).append(index)
-        works: dict[Hashable, Work] = {}
+        works = {}
         for key, members in groups.items():
             chosen = [data[index] for index in members]
             split = [model for model in (models[index] for index in members) if isinstance(model, SplitModel)]
-            stack = self._feature_stack(key, split, chosen) if len(split) == len(chosen) else None
+            stack = self._feature_stack(key, split, chosen[0]) if len(split) == len(chosen) else None
             if stack is not None:
                 works[key] = Work(stack.features(split, chosen), stack.place, stack.alone)
-        done = in_turns(works)
+        good, _ = self.feature_stacks.play(works)
         found: dict[int, Tensor] = {}
         for key, members in groups.items():
-            outcome = done.get(key)
-            if isinstance(outcome, Exception):
-                self.feature_stacks.give_up(key, outcome)
-            elif key in done:
-                self.feature_stacks.proven.add(key)
-            if not isinstance(outcome, list):
-                outcome = self.one_by_one.features([models[i] for i in members], [data[i] for i in members])
-            found |= dict(zip(members, cast(list[Tensor], outcome), strict=True))
+            alone = [models[index] for index in members], [data[index] for index in members]
+            found |= dict(zip(members, good[key] if key in good else self.one_by_one.features(*alone), strict=True))
         return [found[index] for index in range(len(models))]
 
-    def _feature_stack(
-        self, key: Hashable, models: Sequence[SplitModel], data: Sequence[TensorData]
-    ) -> FeatureStack | None:
-        if data[0].rows is None or not len(data[0]):
+    def _feature_stack(self, key: Hashable, models: Sequence[SplitModel], data: TensorData) -> FeatureStack | None:
+        """None for samples of their own, for no samples, and for what has no stacked form."""
+        if data.rows is None or not len(data):
             return None
-        stacks = self.feature_stacks.found
-        known = stacks.get(key)
-        if key in stacks and (known is None or known.clients >= len(models)):
-            return known
+        build = partial(FeatureStack, models[0], data=data, batch=FEATURE_BATCH, form=StackedModel)
         try:
-            stacks[key] = FeatureStack(models[0], _room(known, len(models)), data[0], FEATURE_BATCH, StackedModel)
-        except CannotStack:
-            stacks[key] = None
-        return stacks[key]
+            return self.feature_stacks.get(key, len(models), build)
+        except CannotStack:  # its training has said so
+            return None
 
     def _architecture(self, model: FeatureModel) -> Hashable:
         """Equal for networks that differ in their weights only."""
@@ -138,7 +112,3 @@ class StackedTrainer:
             shapes = tuple((name, tuple(value.shape)) for name, value in model.state_dict().items())
             self.architectures[model] = (str(model), shapes)
         return self.architectures[model]
-
-
-def _room(known: Stack | FeatureStack | None, clients: int) -> int:
-    return clients if known is None else int(SPARE * clients)
