@@ -96,11 +96,15 @@ def test_steps_are_counted_as_clients_take_them() -> None:
     assert steps_per_round(ours) == 2 * by_hand
 
 
-def test_a_trainer_that_counts_what_it_pays_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    contender = Trained(experiment("local"), 0, Asked("eager"), 2)
-    assert contender.paid_steps is None
-    monkeypatch.setattr(contender.host.clients.trainer, "paid_steps", 7, raising=False)  # type: ignore[attr-defined]
-    assert contender.paid_steps == 7
+def test_what_a_trainer_computes_beyond_the_steps_taken_is_told() -> None:
+    ours = experiment("local")
+    eager, stacked = (Trained(ours, 0, Asked(name), 2) for name in ("eager", "stacked"))
+    assert eager.paid_steps is None
+    eager.play()
+    stacked.play()
+    assert eager.paid_steps is not None
+    assert stacked.paid_steps is not None
+    assert stacked.paid_steps >= eager.paid_steps > 0
 
 
 def test_two_workers_play_the_same_round() -> None:
