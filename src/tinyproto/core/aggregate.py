@@ -53,7 +53,7 @@ class HolderSums:
         """`add`, to the bit, for rows as they travel: the rows concerned are gathered, added to and put back."""
         _, classes, values = upload
         rows = self._sums.take(classes, 0)
-        rows += values.astype(np.float64)
+        rows += values  # as float64
         self._rows[classes] = rows.view(self._row_type)[:, 0]
         self._uncounted.append(classes)
         if len(self._uncounted) == _COUNTED_AT_ONCE:
