@@ -293,3 +293,12 @@ def test_an_amount_of_memory_is_checked_and_kept_as_it_was_given(base: Path) -> 
     assert load_config(base, ["train.client_memory=1.5 GiB"]).resolved()["train"]["client_memory"] == "1.5 GiB"
     assert "train.client_memory: '3 heaps' is no amount of memory" in refusal(base, "train.client_memory=3 heaps")
     assert "such as 500MB or 2GB, or auto" in refusal(base, "train.client_memory=3 heaps")
+
+
+def test_where_a_key_takes_this_or_that_both_are_named(base: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"train\.workers: input should be 'auto' or greater than or equal to 1, not 0"
+    ):
+        load_config(base, ["train.workers=0"])
+    with pytest.raises(ConfigError, match=r"train\.parallel_cells: input should be 'auto' or a valid integer, not 'x'"):
+        load_config(base, ["train.parallel_cells=x"])

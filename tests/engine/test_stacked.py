@@ -129,7 +129,21 @@ def test_a_stack_gives_every_client_s_own_features_logits_and_gradients(network:
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("algorithm", ["local", "lg_fedavg", "fml", "fedkd", "feddistill", "fedproto", "tinyproto_ft"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        "local",
+        "fedavg",
+        "lg_fedavg",
+        "fml",
+        "fedkd",
+        "feddistill",
+        "fedproto",
+        "fedtgp",
+        "tinyproto_fp",
+        "tinyproto_ft",
+    ],
+)
 def test_clients_of_unequal_size_end_where_each_ends_alone(algorithm: str) -> None:
     side = side_of(algorithm, "small_cnn_b")
     sizes = (44, 30, 5, 17)  # 17 = 8 + 9: the last sample joins; 5 is no whole batch

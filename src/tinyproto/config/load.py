@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from tinyproto.config.algorithms import AlgorithmEntry, resolve_algorithms
 from tinyproto.config.presets import PRESETS
@@ -141,6 +143,10 @@ def _sentence(error: ValidationError) -> str:
     errors = error.errors()
     first = next((found for found in errors if found["type"] == "extra_forbidden"), errors[0])
     place = [str(part) for part in first["loc"]]
+    several = [found for found in errors if found["loc"][:-1] == first["loc"][:-1] and _is_branch(found["loc"])]
+    if several:
+        words = " or ".join(_said(found).removeprefix("input should be ") for found in several)
+        return f"{'.'.join(place[:-1])}: input should be {words}, not {first['input']!r}"
     key = ".".join(place)
     if first["type"] == "extra_forbidden":
         return f"unknown key {key!r}{_nearest_key(place)}"
@@ -148,9 +154,18 @@ def _sentence(error: ValidationError) -> str:
         return f"the key {key!r} is missing"
     if first["type"] == "value_error":
         return f"{key}: {first['ctx']['error']}"
-    if first["type"] in _PLAIN_WORDS:
-        return f"{key}: {_PLAIN_WORDS[first['type']]}, not {first['input']!r}"
-    return f"{key}: {first['msg'][0].lower()}{first['msg'][1:]}, not {first['input']!r}"
+    return f"{key}: {_said(first)}, not {first['input']!r}"
+
+
+def _is_branch(place: Sequence[str | int]) -> bool:
+    """Where a key takes this or that, pydantic puts which of them behind the key, such as literal['auto']."""
+    return re.fullmatch(r"literal\[.*\]|constrained-\w+|int|float|str", str(place[-1])) is not None
+
+
+def _said(error: ErrorDetails) -> str:
+    """What is wrong with a value, in the words that follow its key."""
+    plain = _PLAIN_WORDS.get(error["type"])
+    return f"{error['msg'][0].lower()}{error['msg'][1:]}" if plain is None else plain
 
 
 def _nearest_key(place: Sequence[str]) -> str:
