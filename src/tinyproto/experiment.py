@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from tinyproto.algorithms.base import FederationSpec
 from tinyproto.config.algorithms import AlgorithmEntry
 from tinyproto.config.load import Config
+from tinyproto.core.batching import batch_sizes
 from tinyproto.data.federation import FederatedData
 from tinyproto.data.images import Images
 from tinyproto.data.partition_kinds import holdings
@@ -119,13 +121,19 @@ class Experiment:
             return min(MOST_ON_A_GPU, cells)
         return _cores() if cells >= _cores() and self.config.model.train.rounds >= WORTH_A_PROCESS else 1
 
+    @cached_property
+    def steps_per_round(self) -> int:
+        """Training steps of all clients together."""
+        train = self.config.model.train
+        return train.local_epochs * sum(
+            len(batch_sizes(len(share.train), train.batch_size, train.last_batch)) for share in self.data.shares
+        )
+
     @property
     def choice(self) -> Choice:
         """The trainer of every cell, and why it is that."""
         train = self.config.model.train
-        batches = sum(-(-int(count) // train.batch_size) for count in self.data.train_counts.sum(1))
-        steps = round(train.rounds * train.local_epochs * train.participation * batches)
-        return choose(train.trainer, self.device, steps)
+        return choose(train.trainer, self.device, round(train.rounds * train.participation * self.steps_per_round))
 
     def execution(self) -> dict[str, str]:
         """How steps are executed, for environment.json."""

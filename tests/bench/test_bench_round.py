@@ -11,7 +11,7 @@ import torch
 from support import make_patterns
 from tinyproto.bench import busy
 from tinyproto.bench.contenders import Asked, Baseline, Trained
-from tinyproto.bench.round import PHASES, measure_rounds, steps_per_round
+from tinyproto.bench.round import PHASES, measure_rounds
 from tinyproto.bench.synthetic import SHAPE, VALUES, synthetic_images
 from tinyproto.config import parse_config
 from tinyproto.errors import ConfigError
@@ -74,7 +74,7 @@ def test_contenders_did_the_same_work(measured: Mapping[str, Any]) -> None:
 
 def test_it_says_what_it_was_measured_on(measured: Mapping[str, Any]) -> None:
     assert measured["environment"]["packages"]["torch"] == torch.__version__
-    assert measured["setting"]["steps_per_round"] == steps_per_round(experiment("local"))
+    assert measured["setting"]["steps_per_round"] == experiment("local").steps_per_round
     assert measured["setting"]["networks"] == ["small_cnn_a", "small_cnn_c"]
     features = measured["features"]
     assert features["agree"]
@@ -93,7 +93,7 @@ def test_steps_are_counted_as_clients_take_them() -> None:
     ours = experiment("local")
     sizes = [len(share.train) for share in ours.data.shares]
     by_hand = sum(size // 16 + (size % 16 > 1) for size in sizes)
-    assert steps_per_round(ours) == 2 * by_hand
+    assert ours.steps_per_round == 2 * by_hand
 
 
 def test_what_a_trainer_computes_beyond_the_steps_taken_is_told() -> None:

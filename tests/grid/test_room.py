@@ -63,9 +63,9 @@ def test_where_memory_is_not_known_the_config_decides() -> None:
 def test_a_process_s_footprint_leaves_out_what_it_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     said = {"VmHWM": 900, "RssAnon": 300, "RssFile": 200, "RssShmem": 150, "MemAvailable": 5000}
     monkeypatch.setattr(room, "status_bytes", lambda field, file="": said.get(field))
-    monkeypatch.setattr(room, "_container_limit", lambda: math.inf)
+    monkeypatch.setattr(room, "container_limit", lambda: math.inf)
     assert footprint(torch.device("cpu")) == Footprint(takes=550, room=5300)
-    monkeypatch.setattr(room, "_container_limit", lambda: 4000)
+    monkeypatch.setattr(room, "container_limit", lambda: 4000)
     assert footprint(torch.device("cpu")) == Footprint(takes=550, room=4000)
     del said["RssAnon"]
     assert footprint(torch.device("cpu")) is None

@@ -72,7 +72,7 @@ class Trained:
         self.loss: Mapping[str, float] = {}
         self.accuracy: Mapping[str, float | None] = {}
         self.notes: list[str] = []
-        self._paid: int | None = None
+        self.paid_steps: int | None = None  # of the round just played, padding included, where the host counts them
         values = experiment.config.resolved()
         values["train"] = {**values["train"], "trainer": asked.trainer, "workers": asked.workers, "rounds": rounds}
         own = Experiment(parse_config(values, "bench"), experiment.images)
@@ -97,14 +97,8 @@ class Trained:
         played = next(self.rounds)
         self.loss, self.accuracy = played.record.loss, played.record.accuracy
         self.notes += played.notes
-        if played.steps is not None:
-            self._paid = (self._paid or 0) + played.steps.paid
+        self.paid_steps = None if played.steps is None else played.steps.paid
         return played.seconds
-
-    @property
-    def paid_steps(self) -> int | None:
-        """Steps that the clients' trainer has executed so far, padding included, where it counts them."""
-        return self._paid
 
     @property
     def other_memory(self) -> int:

@@ -13,7 +13,6 @@ import torch
 from tinyproto.bench.busy import cores, cpu_seconds, gpu_share
 from tinyproto.bench.contenders import Asked, Baseline, Contender, Trained, device_of
 from tinyproto.bench.features import measure_features
-from tinyproto.core.batching import batch_sizes
 from tinyproto.errors import ConfigError
 from tinyproto.experiment import Experiment
 from tinyproto.models import entry_name
@@ -38,14 +37,14 @@ class _Measured:
     rounds: list[dict[str, float]] = field(default_factory=list)
     processor: list[float] = field(default_factory=list)  # seconds that cores worked
     busy: list[float] = field(default_factory=list)
-    paid: list[int | None] = field(default_factory=list)
+    paid_steps: int | None = None  # of the last round
 
 
 def measure_rounds(
     experiment: Experiment, trainers: Sequence[Asked], baseline: Baseline | None, rounds: int, told: Told
 ) -> dict[str, Any]:
     """Every algorithm of the experiment by every trainer and by the baseline; the first round of each is told apart."""
-    steps = steps_per_round(experiment)
+    steps = experiment.steps_per_round
     model = experiment.config.model
     cells = [cell for cell in experiment.cells if cell.seed == model.seeds[0]]
     measured = []
@@ -73,14 +72,6 @@ def measure_rounds(
         "algorithms": measured,
         "features": None if baseline is None else _features(experiment, baseline, rounds),
     }
-
-
-def steps_per_round(experiment: Experiment) -> int:
-    """Training steps of all clients together."""
-    training = experiment.settings.training
-    return training.local_epochs * sum(
-        len(batch_sizes(len(share.train), training.batch_size, training.last_batch)) for share in experiment.data.shares
-    )
 
 
 def _features(experiment: Experiment, baseline: Baseline, rounds: int) -> dict[str, Any]:
@@ -142,7 +133,7 @@ def _first(name: str, make: Callable[[], Contender], device: torch.device) -> _M
 
 
 def _play(measured: _Measured, device: torch.device) -> None:
-    paid, cpu, start = _paid(measured), cpu_seconds(), time.perf_counter()
+    cpu, start = cpu_seconds(), time.perf_counter()
     seconds = dict(measured.contender.play())
     wall = time.perf_counter() - start
     measured.processor.append(cpu_seconds() - cpu)
@@ -151,12 +142,7 @@ def _play(measured: _Measured, device: torch.device) -> None:
     known = sum(seconds.get(phase, 0.0) for phase in PHASES)
     seconds["rest"] = max(seconds["total"] - known, 0.0)  # of several workers the slowest counts in every phase
     measured.rounds.append(seconds)
-    now = _paid(measured)
-    measured.paid.append(None if now is None or paid is None else now - paid)
-
-
-def _paid(measured: _Measured) -> int | None:
-    return getattr(measured.contender, "paid_steps", None)
+    measured.paid_steps = getattr(measured.contender, "paid_steps", None)
 
 
 def _busy(measured: _Measured, device: torch.device) -> float:
@@ -181,7 +167,7 @@ def _facts(measured: _Measured, reference: _Measured, share: float, steps: int) 
         "cpu_seconds": _spread(measured.processor),
         "first_seconds": measured.first_seconds,
         "steps_per_second": steps / seconds["train"]["median"],
-        "steps_paid": measured.paid[-1],
+        "steps_paid": measured.paid_steps,
         "busy_share": share,
         "peak_memory_bytes": measured.memory,
         "loss": dict(measured.contender.loss),

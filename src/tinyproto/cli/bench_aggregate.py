@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from tinyproto.bench.aggregate import AggregateSettings, measure
 from tinyproto.cli.loading import LoadingBar
-from tinyproto.cli.terminal import Output
+from tinyproto.cli.terminal import Output, facts_table
 from tinyproto.report.words import number, percent, size, times
 
 
@@ -22,12 +20,7 @@ def show_aggregate(settings: AggregateSettings, output: Output) -> None:
     if output.wants_json:
         output.result(found)
     else:
-        table = Table(box=None, show_header=False, pad_edge=False)
-        table.add_column(style="bold", no_wrap=True)
-        table.add_column()
-        for name, words in _lines(found):
-            table.add_row(name, escape(words))
-        output.console.print(table)
+        output.console.print(facts_table(_lines(found)))
     if not sums_are_right(found):
         raise typer.Exit(1)
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 import platform
 
-from rich.markup import escape
-from rich.table import Table
-
 import tinyproto
-from tinyproto.cli.terminal import Output
+from tinyproto.cli.terminal import Output, facts_table
 from tinyproto.data.sources import SOURCES
 from tinyproto.tracking.environment import cpu_name, devices, extras, package_versions, source_commit
 
@@ -20,12 +17,7 @@ def examine(output: Output) -> None:
     if output.wants_json:
         output.result(found)
         return
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for name, words in found.items():
-        table.add_row(escape(name), escape(words))
-    output.console.print(table)
+    output.console.print(facts_table(found.items()))
 
 
 def _findings() -> dict[str, str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from tinyproto.errors import ConfigError
@@ -17,6 +19,16 @@ PLAIN_WIDTH = 120
 def plain_table() -> Table:
     """The kind of table that every verb prints: a line under the header, a caption below."""
     return Table(box=box.SIMPLE_HEAD, caption_justify="left", padding=(0, 1, 0, 0))
+
+
+def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
+    """Names in bold and what there is to say of each; nothing in either is markup."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, words in facts:
+        table.add_row(escape(name), escape(words))
+    return table
 
 
 class Output:

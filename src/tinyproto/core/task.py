@@ -134,6 +134,11 @@ class FitResult:
     observed: ClassSums | None  # of the last epoch
     steps_paid: int = 0  # computed for it, taken or in vain, where a trainer runs clients of unequal size together
 
+    @property
+    def steps_computed(self) -> int:
+        """Those taken, and where a trainer says so, those in vain."""
+        return max(self.steps, self.steps_paid)
+
     def last_epoch(self) -> dict[str, float]:
         """The logged terms of the last epoch by name, in the float32 they were computed in and travel as."""
         return dict(zip(self.part_names, self.parts[-1].float().tolist(), strict=True)) if self.steps else {}

@@ -149,7 +149,7 @@ class ClientRuntime:
             results = self.trainer.fit(tasks)
         for result in results:
             self.steps.done += result.steps
-            self.steps.paid += max(result.steps, result.steps_paid)
+            self.steps.paid += result.steps_computed
         if source == "fresh":
             self._refresh_prototypes(jobs, plans)
         updates = {}

@@ -15,6 +15,7 @@ from tinyproto.config import parse_config
 from tinyproto.errors import ConfigError
 from tinyproto.experiment import Cell, Experiment
 from tinyproto.grid.cell import play_cell
+from tinyproto.grid.observer import Silent
 from tinyproto.grid.room import SHOWN_BY_ROUND, footprint
 from tinyproto.simulation.loop import PlayedRound
 from tinyproto.tracking.run_folder import RunFolder, record_values
@@ -51,8 +52,8 @@ def _play(request: Parcel, teller: Teller) -> None:
     teller.finished(cell, result)
 
 
-class Teller:
-    """The observer that passes everything on to the parent."""
+class Teller(Silent):
+    """The observer that passes on to the parent what concerns its cell; what concerns the run the parent knows."""
 
     def __init__(self) -> None:
         self.answers: IO[bytes] | None = None
@@ -67,12 +68,6 @@ class Teller:
     def stop(self) -> None:
         """From now on a stop is wanted."""
         self._stop = True
-
-    def opens(self, left: int) -> None:
-        """Nothing: the parent knows."""
-
-    def told(self, words: str) -> None:
-        """Nothing: the parent says what concerns the whole run."""
 
     def started(self, cell: Cell, done: int) -> None:  # noqa: ARG002
         """It begins or goes on."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from tinyproto.simulation.budget import container_limit
 from tinyproto.simulation.memory import status_bytes
 
 CONTEXT = 600 * 2**20
@@ -37,15 +36,7 @@ def footprint(device: torch.device) -> Footprint | None:
     files, shared = status_bytes("RssFile"), status_bytes("RssShmem")
     if peak is None or now is None or available is None or files is None or shared is None:
         return None
-    return Footprint(max(now, peak - files - shared), min(available + now, _container_limit()))
-
-
-def _container_limit() -> float:
-    """Bytes that a container allows; without end where there is none."""
-    try:
-        return int(Path("/sys/fs/cgroup/memory.max").read_text())
-    except (OSError, ValueError):
-        return math.inf
+    return Footprint(max(now, peak - files - shared), min(available + now, container_limit()))
 
 
 class Room:

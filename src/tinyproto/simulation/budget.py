@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from pathlib import Path
@@ -48,7 +49,12 @@ def total_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([installed, *filter(None, map(_limit, _LIMITS))])
+    return int(min(installed, container_limit()))
+
+
+def container_limit() -> float:
+    """Bytes that a container allows; without end where there is none."""
+    return min((found for found in map(_limit, _LIMITS) if found), default=math.inf)
 
 
 def _limit(file: Path) -> int | None:

@@ -7,8 +7,6 @@ spend most of a small network's step on the gradient of depthwise filters. Elsew
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tinyproto.engine.training.stacked.proof import prove
+from tinyproto.engine.training.rounding import Precision, rounding
+from tinyproto.engine.training.stacked.proof import Layer, prove
 
 Pair = tuple[int, int]
 
@@ -73,27 +72,23 @@ def convolution(values: Tensor, weight: Tensor, bias: Tensor | None, shape: Geom
     if not (values.is_cuda and values.dtype == torch.float32 and has_own_kernel(shape)):
         return plain_convolution(values, weight, bias, shape)
     values = values.contiguous()
-    return _shifted(_depthwise(values, weight, shape) if shape.depthwise else _dense(values, weight, shape), bias)
+    name, kernel = ("depthwise", _depthwise(shape)) if shape.depthwise else ("convolution", _dense(shape))
+    prove(name, shape, kernel, partial(plain_convolution, bias=None, shape=shape), values, weight)
+    return _shifted(kernel(values, weight), bias)
 
 
-def _depthwise(values: Tensor, weight: Tensor, shape: Geometry) -> Tensor:
+def _depthwise(shape: Geometry) -> Layer:
     from tinyproto.engine.training.stacked.kernels.depthwise import TritonDepthwise
 
-    def kernel(maps: Tensor, filters: Tensor) -> Tensor:
-        return TritonDepthwise.on(maps, filters[:, :, 0].contiguous(), shape.stride[0], shape.padding[0])
-
-    prove("depthwise", shape, kernel, partial(plain_convolution, bias=None, shape=shape), values, weight)
-    return kernel(values, weight)
+    return lambda maps, filters: TritonDepthwise.on(
+        maps, filters[:, :, 0].contiguous(), shape.stride[0], shape.padding[0]
+    )
 
 
-def _dense(values: Tensor, weight: Tensor, shape: Geometry) -> Tensor:
+def _dense(shape: Geometry) -> Layer:
     from tinyproto.engine.training.stacked.kernels.convolution import TritonConvolution
 
-    def kernel(maps: Tensor, filters: Tensor) -> Tensor:
-        return TritonConvolution.on(maps, filters, shape.stride[0], shape.padding[0])
-
-    prove("convolution", shape, kernel, partial(plain_convolution, bias=None, shape=shape), values, weight)
-    return kernel(values, weight)
+    return partial(TritonConvolution.on, stride=shape.stride[0], padding=shape.padding[0])
 
 
 def plain_convolution(values: Tensor, weight: Tensor, bias: Tensor | None, shape: Geometry) -> Tensor:
@@ -134,25 +129,19 @@ class _ConvolutionProduct(torch.autograd.Function):
     def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
         """(n, O, C) and (n, C, L) to (n, O, L)."""
         ctx.save_for_backward(left, right)
-        with _rounding_of_convolutions():
+        with rounding(_as_convolutions()):
             return torch.bmm(left, right)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         """Of both."""
         left, right = ctx.saved_tensors
-        with _rounding_of_convolutions():
+        with rounding(_as_convolutions()):
             return torch.bmm(gradients[0], right.transpose(1, 2)), torch.bmm(left.transpose(1, 2), gradients[0])
 
 
-@contextmanager
-def _rounding_of_convolutions() -> Iterator[None]:
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+def _as_convolutions() -> Precision:
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "exact"
 
 
 def _pair(value: Any) -> Pair:

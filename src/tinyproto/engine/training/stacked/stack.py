@@ -72,7 +72,7 @@ class Stack:
         self.parts = torch.zeros(clients, self.part_count, dtype=torch.float64, device=self.device)
         self.observed: ClassSums | None = None
         self.lanes: dict[tuple[int, int, int], _Lane] = {}  # by first and last client and batch size
-        self.epochs: dict[tuple[int, ...], _Epoch] = {}  # by batch sizes
+        self.epoch: _Epoch | None = None  # of the batch sizes last seen, where there is no network
 
     def fit(self, tasks: Sequence[Task]) -> Generator[None, None, list[FitResult]]:
         """All epochs of all tasks, those with most steps first, step by step, so that other stacks may take turns."""
@@ -88,7 +88,7 @@ class Stack:
             if self.networks:
                 yield from self._steps(placed, epoch, full, plan)
             else:
-                self._epoch(placed[0], epoch)
+                self._whole_epoch(placed[0], epoch)
                 yield
             history[epoch] = self.parts
         steps = [epochs * len(task.plan.sizes) for task in tasks]
@@ -119,7 +119,7 @@ class Stack:
             samples = tasks[0].data.pool
             if samples.shape != self.samples.pool.shape:  # fewer or more than the last time
                 self.samples = Samples(samples.clone(), self.samples.scale, self.samples.shift)
-                self.lanes, self.epochs = {}, {}
+                self.lanes, self.epoch = {}, None
             else:
                 self.samples.pool.copy_(samples)
 
@@ -151,21 +151,23 @@ class Stack:
             self.lanes[key] = _Lane(self, first, last, batch, steps)
         return self.lanes[key]
 
-    def _epoch(self, placed: _Placed, epoch: int) -> None:
+    def _whole_epoch(self, placed: _Placed, epoch: int) -> None:
         """All steps of one epoch of one client at once, where they are small."""
         sizes = placed.task.plan.sizes
-        if sizes not in self.epochs:
-            self.epochs = {sizes: _Epoch(self, sizes)}
-        self.epochs[sizes].fill(placed, epoch)
-        self.epochs[sizes].repeated()
+        if self.epoch is None or self.epoch.sizes != sizes:
+            self.epoch = _Epoch(self, sizes)
+        self.epoch.fill(placed, epoch)
+        self.epoch.repeated()
 
     def step(self, states: Mapping[str, StackedState], turn: _Turn, first: int, last: int) -> None:
         """One step of every client in `first` … `last` that has one; the statistics of others stay as they were."""
-        before = {} if turn.active is None else {name: state.flat.clone() for name, state in states.items()}
+        if turn.active is None:
+            self._train(states, turn, first, last)
+            return
+        before = {name: state.flat.clone() for name, state in states.items()}
         self._train(states, turn, first, last)
-        if turn.active is not None:
-            for name, values in before.items():
-                states[name].keep(values, turn.active)
+        for name, values in before.items():
+            states[name].keep(values, turn.active)
 
     def _train(self, states: Mapping[str, StackedState], turn: _Turn, first: int, last: int) -> None:
         """One step of SGD; what a client without a step would have moved is left where it was."""

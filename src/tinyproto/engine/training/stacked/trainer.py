@@ -72,8 +72,8 @@ class StackedTrainer:
         """What it costs that clients are of unequal size."""
         if stacks and not self.told:
             self.told = True
-            done, paid = sum(each.steps for each in results), sum(max(each.steps, each.steps_paid) for each in results)
-            self.notes.append(f"{len(results)} clients in {stacks} stack(s): {done} steps taken, {paid} computed")
+            done, computed = sum(each.steps for each in results), sum(each.steps_computed for each in results)
+            self.notes.append(f"{len(results)} clients in {stacks} stack(s): {done} steps taken, {computed} computed")
 
     def features(self, models: Sequence[FeatureModel], data: Sequence[TensorData]) -> list[Tensor]:
         """Eval-mode features (N_i, d) of every model on its data."""

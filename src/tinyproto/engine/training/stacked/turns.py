@@ -8,11 +8,9 @@ that concurrent graphs of cuDNN's convolutions were seen to run into. So only wo
 from __future__ import annotations
 
 from collections.abc import Generator, Hashable, Mapping
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from tinyproto.engine.training.stacked.capture import Place
-
-Result = TypeVar("Result")
 
 
 class Work(NamedTuple):
