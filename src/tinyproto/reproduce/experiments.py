@@ -16,6 +16,10 @@ FOLDER = Path("configs") / "paper"
 DATASETS = ("cifar10", "cifar100", "tiny_imagenet")
 NETWORKS = ["resnet8", "mobilenet_v2", "shufflenet_v2", "efficientnet_b0"]
 SEEDS = [0, 1, 2]
+ROUNDS = 300
+READING_ROUNDS = 60
+"""Rounds that tell one reading of the paper from another; the cells of table1 are read after as many."""
+
 DIM, CPS_DIM = 500, 50
 CPS_DIMS = (50, 150, 250, 350, 450)
 BASELINES = ["lg_fedavg", "fml", "fedkd", "feddistill", "fedproto", "fedtgp"]
@@ -51,26 +55,29 @@ class PaperConfig:
 
 def experiments() -> list[PaperConfig]:
     """All of them, table after table."""
-    return [*_table1(), *_table3(), *_appendix(), *_neurons(), *_compression()]
+    return [*_table1(), *_table3(), *_appendix(), *_neurons(), *_compression(), *_readings()]
 
 
 def _config(
     target: str, stem: str, words: str, dataset: str, algorithms: Algorithms, *, dim: int = DIM,
-    cps_dim: int = CPS_DIM, num_clients: int = 20, alpha: float = 0.1,
+    cps_dim: int = CPS_DIM, num_clients: int = 20, alpha: float = 0.1, preset: str = "reference",
+    rounds: int = ROUNDS, seeds: list[int] | None = None, changed: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> PaperConfig:  # fmt: skip
-    """The paper's setting; preset `reference` holds every other reading of it."""
-    values = {
+    """The paper's setting; a preset holds every other reading of it, save what is `changed`, section by section."""
+    values: dict[str, Any] = {
         "schema_version": 1,
         "name": stem,
-        "preset": "reference",
+        "preset": preset,
         "data": {"name": dataset},
         "partition": {"kind": "dirichlet", "alpha": alpha, "num_clients": num_clients},
         "models": NETWORKS,
         "prototypes": {"dim": dim, "cps_dim": min(cps_dim, dim)},
-        "train": {"rounds": 300, "local_epochs": 1, "batch_size": 32, "learning_rate": 0.01},
+        "train": {"rounds": rounds, "local_epochs": 1, "batch_size": 32, "learning_rate": 0.01},
         "algorithms": algorithms,
-        "seeds": SEEDS,
+        "seeds": SEEDS if seeds is None else seeds,
     }
+    for section, keys in (changed or {}).items():
+        values[section] = {**values[section], **keys}
     return PaperConfig(target, stem, words, values)
 
 
@@ -119,6 +126,38 @@ def _compression() -> Iterator[PaperConfig]:
                 f"The figure on compression, {dataset}: FedProto with only d={dim} neurons, against CPS in appendix."
             )
             yield _config("figure-compression", f"compression_{dataset}_{dim}", words, dataset, ["fedproto"], dim=dim)
+
+
+def _readings() -> Iterator[PaperConfig]:
+    """Against the cell of table1 with the same method: each differs from it in one open reading."""
+    methods: Algorithms = [
+        {"name": "fedproto", "label": "fedproto(running)", "prototype_source": "running"},
+        {"name": "fedproto", "label": "fedproto(weight=1)", "proto_weight": 1.0},
+        {"name": "fedtgp", "label": "fedtgp(stale)", "prototype_source": "stale"},
+        {"name": "tinyproto_fp", "label": "tinyproto_fp(mean)", "aggregation": "mean"},
+        {"name": "tinyproto_fp", "label": "tinyproto_fp(auto)", "global_scale": "auto"},
+        {"name": "tinyproto_ft", "label": "tinyproto_ft(printed)", "global_scale": 1.5e-3},
+        {"name": "tinyproto_ft", "label": "tinyproto_ft(auto)", "global_scale": "auto"},
+        {"name": "tinyproto_ft", "label": "tinyproto_ft(blocks)", "masks": "blocks"},
+    ]
+    both: Algorithms = ["fedproto", "tinyproto_ft"]
+    short: dict[str, Any] = {"rounds": READING_ROUNDS, "seeds": [0]}
+    yield _config(
+        "readings", "readings_methods", "Open readings on CIFAR-100: prototypes, weight, aggregation, μ, masks.",
+        "cifar100", methods, **short,
+    )  # fmt: skip
+    yield _config(
+        "readings", "readings_order", "The open reading of the order of batches: shuffled.",
+        "cifar100", both, changed={"train": {"shuffle": True}}, **short,
+    )  # fmt: skip
+    yield _config(
+        "readings", "readings_counts", "The open reading of n_ij: of training samples alone.",
+        "cifar100", ["tinyproto_ft"], changed={"prototypes": {"counted_samples": "train"}}, **short,
+    )  # fmt: skip
+    yield _config(
+        "readings", "readings_paper", "All open readings as the paper prints them.",
+        "cifar100", both, preset="paper", **short,
+    )  # fmt: skip
 
 
 def write(root: Path) -> None:
