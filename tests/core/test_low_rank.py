@@ -19,6 +19,7 @@ from tinyproto.core.low_rank import (
     largest_rank,
     multiply,
     restore_tensors,
+    too_flat,
 )
 
 
@@ -148,3 +149,35 @@ def test_the_threshold_starts_at_its_start_and_would_reach_its_end_after_the_las
     assert energy_threshold(300, 300, 0.95, 0.98) == pytest.approx(0.95 + 299 / 300 * 0.03)
     assert energy_threshold(301, 300, 0.95, 0.98) == pytest.approx(0.98)
     assert energy_threshold(1, 1, 0.5, 0.9) == 0.5
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.sampled_from([(6, 40), (40, 6), (12, 12), (5, 4, 3, 3), (8, 2, 7, 7), (3, 2, 5, 9)]),
+    decay=st.floats(0.2, 1.5),
+    energy=st.floats(0.3, 0.999),
+    seed=st.integers(0, 1_000),
+)
+def test_factors_are_the_truncated_singular_value_decomposition(
+    shape: tuple[int, ...], decay: float, energy: float, seed: int
+) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    tensor = torch.randn(shape, generator=draw)
+    left, values, right = torch.linalg.svd(tensor.double(), full_matrices=False)
+    falling = values * decay ** torch.arange(values.shape[-1]).double()
+    tensor = ((left * falling[..., None, :]) @ right).float()
+    left, values, right = torch.linalg.svd(tensor.double(), full_matrices=False)
+    many = values.reshape(-1, values.shape[-1])
+    rank, most = kept_rank(many, energy), largest_rank(tensor.shape)
+    shares = many.square().sum(0).cumsum(0) / many.square().sum()
+    if float((shares - energy).abs().min()) < 1e-9:
+        return  # too close to call in floating point
+    found = factorise(tensor, energy, "kernels")
+    assert (found is None) == (rank > most)
+    smaller = min(tensor.shape[-2:])
+    gram = tensor.double() @ tensor.double().mT if tensor.shape[-2] == smaller else tensor.double().mT @ tensor.double()
+    assert not (too_flat(gram, energy, most) and rank <= most)
+    if found is not None:
+        assert found.left.shape[-1] == rank
+        kept = (left[..., :rank] * values[..., None, :rank]) @ right[..., :rank, :]
+        assert torch.allclose(multiply(found, tensor.shape), kept.float(), atol=1e-5)

@@ -52,23 +52,40 @@ def largest_rank(shape: torch.Size | tuple[int, ...]) -> int:
     return (m * n - 1) // (m + n)
 
 
+def too_flat(gram: Tensor, energy: float, rank: int) -> bool:
+    """Whether `rank` components surely hold no more than `energy`, told without a decomposition.
+
+    A matrix's energies σ² are the eigenvalues λ of its Gram matrix G, and r of them are at most √r·‖λ‖ = √r·‖G‖.
+    """
+    bound = rank**0.5 * gram.flatten(-2).norm(dim=-1).sum()
+    return bool(bound <= energy * gram.diagonal(dim1=-2, dim2=-1).sum())
+
+
 def factorise(tensor: Tensor, energy: float, view: MatrixView) -> Factors | None:
     """Factors that hold `energy` of the tensor; None where the tensor itself is no larger than they are.
 
     None too where training diverged: such a tensor has no factors, and whoever receives it says what is wrong.
+    The singular vectors of a matrix's shorter side are the eigenvectors of its small Gram matrix; those of the r
+    greatest, and the matrix seen from them, are the truncated decomposition.
     """
     if tensor.dim() < 2 or tensor.shape[0] == 1 or not bool(tensor.isfinite().all()):
         return None
-    matrices = as_matrices(tensor, view)
+    matrices = as_matrices(tensor, view).double()
     most = largest_rank(matrices.shape)
     if most == 0:
         return None
-    left, values, right = torch.linalg.svd(matrices.double(), full_matrices=False)
+    is_wide = matrices.shape[-2] <= matrices.shape[-1]
+    gram = matrices @ matrices.mT if is_wide else matrices.mT @ matrices
+    if too_flat(gram, energy, most):
+        return None
+    energies, directions = torch.linalg.eigh(gram)  # the smallest first
+    values = energies.clamp(min=0.0).sqrt().flip(-1)
     rank = kept_rank(values.unsqueeze(0) if values.dim() == 1 else values, energy)
     if rank > most:
         return None
-    scaled = left[..., :rank] * values[..., None, :rank]
-    return Factors(scaled.float().contiguous(), right[..., :rank, :].float().contiguous())
+    basis = directions.flip(-1)[..., :rank]
+    left, right = (basis, basis.mT @ matrices) if is_wide else (matrices @ basis, basis.mT)
+    return Factors(left.float().contiguous(), right.float().contiguous())
 
 
 def multiply(factors: Factors, shape: torch.Size | tuple[int, ...]) -> Tensor:
