@@ -6,9 +6,10 @@ from tinyproto.algorithms.base import Algorithm
 from tinyproto.core.cps import mask_digest
 from tinyproto.wire.frame import federation_digest
 from tinyproto.wire.validate import Expectation
+from tinyproto.wire.values import EXACT, WireSettings
 
 
-def expected_frames(algorithm: Algorithm, num_classes: int, proto_dim: int) -> Expectation:
+def expected_frames(algorithm: Algorithm, num_classes: int, proto_dim: int, wire: WireSettings = EXACT) -> Expectation:
     """What every frame of this federation has to match; the digest stands for all that both sides agree on."""
     facts = {
         "algorithm": algorithm.name,
@@ -18,8 +19,9 @@ def expected_frames(algorithm: Algorithm, num_classes: int, proto_dim: int) -> E
         "masks": None if algorithm.masks is None else mask_digest(algorithm.masks),
         "tensors": {name: list(shape) for name, shape in algorithm.tensor_shapes.items()},
         "agreed": dict(algorithm.agreed),
-        "dtype": "float32",
+        "values": {"up": wire.up, "down": wire.down},  # how they are rounded is the sender's own
     }
     return Expectation(
-        federation_digest(facts), num_classes, algorithm.row_width, algorithm.tensor_shapes, algorithm.tensor_parts
-    )
+        federation_digest(facts), num_classes, algorithm.row_width, algorithm.tensor_shapes, algorithm.tensor_parts,
+        wire,
+    )  # fmt: skip

@@ -22,6 +22,7 @@ from tinyproto.errors import WireError
 from tinyproto.wire.codec import Decoded, encode
 from tinyproto.wire.frame import Header, Kind
 from tinyproto.wire.validate import Expectation, open_frame
+from tinyproto.wire.values import Coding
 
 PrototypeSamples = Literal["all", "seen"]
 """Local prototypes are means over all training samples, or over those in the last epoch's batches."""
@@ -99,7 +100,14 @@ class ClientRuntime:
         return replies
 
     def _answer(self, asked: Header, message: Message) -> bytes:
-        return encode(Header(asked.kind.answer, asked.round_number, asked.client, self.expectation.digest), message)
+        header = Header(asked.kind.answer, asked.round_number, asked.client, self.expectation.digest)
+        return encode(header, message, self._coding(asked))
+
+    def _coding(self, asked: Header) -> Coding:
+        if self.expectation.wire.rounding == "nearest":
+            return Coding(self.expectation.up)
+        draws = self.streams.generator("rounding", client=asked.client, round_number=asked.round_number)
+        return Coding(self.expectation.up, draws)
 
     def _open(self, client: int, frame: bytes) -> Decoded:
         kinds = (Kind.HELLO, Kind.TRAIN, Kind.EVALUATE)

@@ -13,10 +13,11 @@ from tinyproto.core.task import State, Trainer
 from tinyproto.engine.intake import InTurn, inspect_answer
 from tinyproto.engine.stopwatch import Stopwatch
 from tinyproto.errors import WireError
-from tinyproto.wire.codec import encode
+from tinyproto.wire.codec import encode, payload_bytes
 from tinyproto.wire.frame import Header, Kind
-from tinyproto.wire.meter import Meter, Purpose
+from tinyproto.wire.meter import Cost, Meter, Purpose
 from tinyproto.wire.validate import Expectation
+from tinyproto.wire.values import Coding
 
 
 class Reply(NamedTuple):
@@ -120,10 +121,11 @@ class ServerRuntime:
             kind = asked[client]
             message = Message() if kind is Kind.HELLO else self.side.broadcast(self.state, self.infos[client])
             header = Header(kind, round_number, client, self.expectation.digest, evaluate=client in evaluated)
-            frame = encode(header, message)
+            frame = encode(header, message, self._coding(client, round_number))
             if client not in counted:
                 counted.add(client)
-                meter.count(purposes[client], "down", client, message, frame)
+                cost = Cost(message.parameters, payload_bytes(message, self.expectation.down), len(frame))
+                meter.count(purposes[client], "down", client, cost)
             return frame
 
         clients = sorted(asked)
@@ -145,7 +147,8 @@ class ServerRuntime:
                 if turn is not None:
                     turn.arrived(client, None)
                 continue
-            meter.count(purposes[client], "up", client, sections, frame)
+            cost = Cost(sections.parameters, sections.payload_bytes, len(frame))
+            meter.count(purposes[client], "up", client, cost)
             if turn is None:
                 messages[client] = sections.message()
                 continue
@@ -153,6 +156,12 @@ class ServerRuntime:
             with self.stopwatch.phase("server"):
                 turn.arrived(client, sections.rows)
         return Answers(dict(sorted(messages.items())), refused, None if turns is None else turns.close())
+
+    def _coding(self, client: int, round_number: int) -> Coding:
+        """How a download is written; made anew for a frame that is made twice, so that both are equal."""
+        if self.expectation.wire.rounding == "nearest":
+            return Coding(self.expectation.down)
+        return Coding(self.expectation.down, self.streams.generator(f"rounding/{client}", round_number=round_number))
 
     def _turns(self, trained: Iterable[int]) -> InTurn | None:
         """Where uploads of this exchange are gathered as they arrive."""

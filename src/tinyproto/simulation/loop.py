@@ -28,6 +28,7 @@ from tinyproto.simulation.participation import draw_participants
 from tinyproto.simulation.shelf import UNBOUNDED, ClientShelf
 from tinyproto.simulation.threads import one_thread
 from tinyproto.wire.meter import Meter
+from tinyproto.wire.values import EXACT, WireSettings
 
 EvaluatedClients = Literal["auto", "all", "participants"]
 
@@ -46,6 +47,7 @@ class SimulationSettings:
     trainer: Known = "eager"
     precision: Precision = "float32"
     device: str = "cpu"
+    wire: WireSettings = EXACT
     client_memory: float = UNBOUNDED  # bytes that clients may take before some of them go to disk
 
 
@@ -72,7 +74,7 @@ def make_loopback(
     ids = range(data.num_clients) if only is None else only
     shelf = ClientShelf(ids, builder, files or ClientFiles(), settings.client_memory, stopwatch)
     trainer = make_trainer(settings.trainer, device, settings.precision)
-    expectation = expected_frames(algorithm, images.num_classes, settings.proto_dim)
+    expectation = expected_frames(algorithm, images.num_classes, settings.proto_dim, settings.wire)
     return Loopback(ClientRuntime(shelf, algorithm, trainer, settings.training, streams, expectation, stopwatch), shelf)
 
 
@@ -95,7 +97,7 @@ class Simulation:
         device = torch.device(settings.device)
         self.stopwatch = _stopwatch(clock, device)
         self.peak_memory = PeakMemory(device)
-        expectation = expected_frames(algorithm, data.images.num_classes, settings.proto_dim)
+        expectation = expected_frames(algorithm, data.images.num_classes, settings.proto_dim, settings.wire)
         trainer = make_trainer(settings.trainer, device, settings.precision)
         self.server = ServerRuntime(algorithm, trainer, self.streams, expectation, self.stopwatch)
 

@@ -5,16 +5,18 @@ everyone else the `Message` made of them.
 
 | section | layout |
 |---|---|
-| rows | tag, value type, K as u16, w as u32, bitmap of the classes present, their values |
-| tensors | tag, count as u16; per tensor: name, value type, number of axes, sizes as u32, values |
+| rows | tag, value type, K as u16, w as u32, bitmap of the classes present, their scales, their values |
+| tensors | tag, count as u16; per tensor: name, value type, number of axes, sizes as u32, scales, values |
 | metrics | tag, count as u8; per metric: code (0: a name follows), wide bit, the value as f32 or f64 |
+
+Value types, and the scales of those that have any, are those of `wire/values.py`; for them a tensor's rows are its
+first axis, and a vector or a scalar is one row. A section says itself which type it has.
 
 Anything a malformed body can get wrong ends in a WireError that names the field; nothing is read past the end.
 """
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,9 +31,9 @@ from tinyproto.core.messages import Message
 from tinyproto.core.prototypes import PackedRows, Prototypes
 from tinyproto.errors import WireError
 from tinyproto.wire.frame import Header, pack, unpack
+from tinyproto.wire.values import BY_CODE, FLOAT32, Coding, ValueType, as_matrix
 
 _ROWS, _TENSORS, _METRICS = _SECTIONS = 1, 2, 3
-_FLOAT32 = 1
 _FLOATS, _BYTES = np.dtype("<f4"), np.dtype("u1")
 _ROWS_HEAD = struct.Struct("<BBHI")
 _TENSORS_HEAD = struct.Struct("<BH")
@@ -41,6 +43,7 @@ _WIDE = 0x80
 _METRIC_LAYOUTS = {0: struct.Struct("<f"), _WIDE: struct.Struct("<d")}
 _MOST_CLASSES = 0xFFFF
 _LARGEST = 1 << 28
+_AS_IT_IS = Coding()
 
 METRIC_CODES: Mapping[str, int] = {
     name: code
@@ -84,6 +87,7 @@ class Sections(NamedTuple):
     rows: PackedRows | None
     tensors: Mapping[str, Tensor]
     metrics: Mapping[str, float]
+    payload_bytes: int = 0  # of values and scales
 
     @property
     def parameters(self) -> int:
@@ -96,27 +100,21 @@ class Sections(NamedTuple):
         return Message(None if self.rows is None else self.rows.unpacked(), self.tensors, self.metrics)
 
 
-class Payload(Protocol):
-    """What travels, whole or taken apart."""
-
-    @property
-    def parameters(self) -> int:
-        """How many numbers."""
-        ...
-
-
-def payload_bytes(message: Payload) -> int:
-    """Bytes of values in a message: what a paper would count, in float32."""
-    return 4 * message.parameters
+def payload_bytes(message: Message, values: ValueType = FLOAT32) -> int:
+    """Bytes of values and scales that a message has on the wire."""
+    size = 0
+    if message.rows is not None:
+        size += values.payload(int(message.rows.present.sum()), message.rows.width)
+    return size + sum(values.payload(*as_matrix(tuple(tensor.shape))) for tensor in message.tensors.values())
 
 
-def encode(header: Header, message: Message) -> bytes:
+def encode(header: Header, message: Message, coding: Coding = _AS_IT_IS) -> bytes:
     """A message as one frame; sections with nothing in them are left out."""
     sections = []
     if message.rows is not None:
-        sections.append(_encode_rows(message.rows))
+        sections.append(_encode_rows(message.rows, coding))
     if message.tensors:
-        sections.append(_encode_tensors(message.tensors))
+        sections.append(_encode_tensors(message.tensors, coding))
     if message.metrics:
         sections.append(_encode_metrics(message.metrics))
     return pack(header, b"".join(sections))
@@ -137,13 +135,13 @@ class Shapes(Protocol):
 def decode(frame: bytes) -> Decoded:
     """The frame's header and message, whatever its federation, or a WireError."""
     header, body = unpack(frame)
-    message = decode_body(body).message()
-    return Decoded(header, message, payload_bytes(message), len(frame))
+    sections = decode_body(body)
+    return Decoded(header, sections.message(), sections.payload_bytes, len(frame))
 
 
-def decode_body(body: memoryview, shapes: Shapes | None = None) -> Sections:
-    """The sections of a frame; `shapes` is asked before any value is read."""
-    reader = _Reader(body)
+def decode_body(body: memoryview, shapes: Shapes | None = None, agreed: ValueType | None = None) -> Sections:
+    """The sections of a frame; `shapes` is asked before any value is read, and no type passes but the one agreed on."""
+    reader = _Reader(body, agreed)
     rows: PackedRows | None = None
     tensors: dict[str, Tensor] = {}
     metrics: dict[str, float] = {}
@@ -161,16 +159,18 @@ def decode_body(body: memoryview, shapes: Shapes | None = None) -> Sections:
             tensors = _decode_tensors(reader, shapes)
         else:
             metrics = _decode_metrics(reader)
-    return Sections(rows, tensors, metrics)
+    return Sections(rows, tensors, metrics, reader.payload)
 
 
 class _Reader:
     """A cursor over the body that refuses to run past its end."""
 
-    __slots__ = ("at", "body", "end")
+    __slots__ = ("agreed", "at", "body", "end", "payload")
 
-    def __init__(self, body: memoryview) -> None:
+    def __init__(self, body: memoryview, agreed: ValueType | None) -> None:
         self.body = body
+        self.agreed = agreed
+        self.payload = 0  # bytes of values and scales read so far
         self.at = 0
         self.end = len(body)
 
@@ -196,6 +196,30 @@ class _Reader:
             raise self._short(start, what)
         return np.ndarray(shape, dtype, self.body, start)
 
+    def value_type(self, code: int, what: str) -> ValueType:
+        """The type that a section says it has."""
+        known = BY_CODE.get(code)
+        if known is None:
+            names = ", ".join(f"{other.code} ({other.name})" for other in BY_CODE.values())
+            raise WireError(f"dtype: {what} have type {code}, this side knows {names}")
+        if known is not self.agreed and self.agreed is not None:
+            raise WireError(f"dtype: {what} are {known.name}, where {self.agreed.name} was agreed on")
+        return known
+
+    def values(self, known: ValueType, shape: tuple[int, int], what: str) -> NDArray[np.float32]:
+        """A matrix of values; float32 as a view of the body."""
+        start = self.at
+        if known is FLOAT32:
+            values = self.array(_FLOATS, shape, what)
+        else:
+            data = self.array(_BYTES, (1, known.payload(*shape)), what)[0]
+            try:
+                values = known.decode(data, *shape)
+            except WireError as error:
+                raise WireError(f"{what}: {error}") from error
+        self.payload += self.at - start
+        return values
+
     def text(self, size: int, what: str) -> str:
         start = self.at
         self.at = start + size
@@ -219,29 +243,25 @@ def _check_size(shape: tuple[int, ...], what: str) -> None:
         raise WireError(f"{what}: {' × '.join(map(str, shape))} values are more than any federation has")
 
 
-def _float_bytes(values: Tensor) -> bytes:
+def _value_bytes(values: Tensor, shape: tuple[int, int], coding: Coding) -> bytes:
     if values.dtype != torch.float32:
-        raise ValueError(f"only float32 travels, not {values.dtype}")
-    return values.detach().cpu().contiguous().numpy().astype("<f4", copy=False).tobytes()
+        raise ValueError(f"only float32 travels, as it is or rounded, not {values.dtype}")
+    return coding.values.encode(values.detach().cpu().contiguous().numpy().reshape(shape), coding.rounding)
 
 
-def _check_float32(value_type: int, what: str) -> None:
-    if value_type != _FLOAT32:
-        raise WireError(f"dtype: {what} have type {value_type}, this side knows {_FLOAT32} (float32)")
-
-
-def _encode_rows(rows: Prototypes) -> bytes:
+def _encode_rows(rows: Prototypes, coding: Coding) -> bytes:
     if rows.num_classes > _MOST_CLASSES:
         raise ValueError(f"a frame holds at most {_MOST_CLASSES} classes, not {rows.num_classes}")
     present = rows.present.cpu()
     bitmap = np.packbits(present.numpy(), bitorder="little").tobytes()
-    head = _ROWS_HEAD.pack(_ROWS, _FLOAT32, rows.num_classes, rows.width)
-    return b"".join((head, bitmap, _float_bytes(rows.values.cpu()[present])))
+    head = _ROWS_HEAD.pack(_ROWS, coding.values.code, rows.num_classes, rows.width)
+    sent = rows.values.cpu()[present]
+    return b"".join((head, bitmap, _value_bytes(sent, (len(sent), rows.width), coding)))
 
 
 def _decode_rows(reader: _Reader, shapes: Shapes | None) -> PackedRows:
-    _, value_type, num_classes, width = reader.fields(_ROWS_HEAD, "rows")
-    _check_float32(value_type, "rows")
+    _, code, num_classes, width = reader.fields(_ROWS_HEAD, "rows")
+    known = reader.value_type(code, "rows")
     if shapes is None:
         _check_size((num_classes, width), "rows")
     else:
@@ -251,17 +271,18 @@ def _decode_rows(reader: _Reader, shapes: Shapes | None) -> PackedRows:
     count = len(classes)
     if count and classes[-1] >= num_classes:
         raise WireError(f"rows bitmap: names a class beyond the {num_classes} there are")
-    return PackedRows(num_classes, classes, reader.array(_FLOATS, (count, width), "rows values"))
+    return PackedRows(num_classes, classes, reader.values(known, (count, width), "rows values"))
 
 
-def _encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:
+def _encode_tensors(tensors: Mapping[str, Tensor], coding: Coding) -> bytes:
     pieces = [_TENSORS_HEAD.pack(_TENSORS, len(tensors))]
     for name, tensor in tensors.items():
         encoded = name.encode()
         if len(encoded) > 255:
             raise ValueError(f"a tensor's name has at most 255 bytes, {name[:40]!r}… has {len(encoded)}")
-        pieces.append(bytes((len(encoded),)) + encoded + bytes((_FLOAT32, tensor.dim())))
-        pieces.append(struct.pack(f"<{tensor.dim()}I", *tensor.shape) + _float_bytes(tensor))
+        pieces.append(bytes((len(encoded),)) + encoded + bytes((coding.values.code, tensor.dim())))
+        pieces.append(struct.pack(f"<{tensor.dim()}I", *tensor.shape))
+        pieces.append(_value_bytes(tensor, as_matrix(tuple(tensor.shape)), coding))
     return b"".join(pieces)
 
 
@@ -270,16 +291,17 @@ def _decode_tensors(reader: _Reader, shapes: Shapes | None) -> dict[str, Tensor]
     tensors: dict[str, Tensor] = {}
     for _ in range(count):
         name = reader.text(reader.byte("tensor name"), "tensor name")
-        value_type, axes = reader.fields(_TENSOR_HEAD, f"tensor {name!r}")
-        _check_float32(value_type, f"values of tensor {name!r}")
+        code, axes = reader.fields(_TENSOR_HEAD, f"tensor {name!r}")
+        known = reader.value_type(code, f"values of tensor {name!r}")
         shape = reader.fields(struct.Struct(f"<{axes}I"), f"tensor {name!r} shape")
         if name in tensors:
             raise WireError(f"tensor {name!r}: appears twice")
         if shapes is not None:
             shapes.check_tensor(name, shape)
         _check_size(shape, f"tensor {name!r}")
-        values = reader.array(_FLOATS, (1, math.prod(shape)), f"tensor {name!r} values")
-        tensors[name] = torch.from_numpy(values.astype(np.float32)).view(shape)  # astype copies: the frame may go
+        values = reader.values(known, as_matrix(shape), f"tensor {name!r} values")
+        owned = values.astype(np.float32, copy=known is FLOAT32)  # a copy: the frame may go
+        tensors[name] = torch.from_numpy(owned).view(shape)
     return tensors
 
 

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from tinyproto.wire.codec import Payload, payload_bytes
-
 Direction = Literal["up", "down"]
 WAYS: tuple[Direction, Direction] = ("up", "down")
 Purpose = Literal["hello", "training", "evaluation", "closing"]
@@ -18,7 +16,7 @@ class Cost(NamedTuple):
     """What one or many frames cost."""
 
     parameters: int = 0  # numbers, as the paper counts
-    payload: int = 0  # bytes of values
+    payload: int = 0  # bytes of values and scales
     wire: int = 0  # bytes of frames
 
     def plus(self, other: Cost) -> Cost:
@@ -36,10 +34,9 @@ class Meter:
         """A frame that will cost something once it is made; what is announced first stands first."""
         self.costs.setdefault((purpose, direction, client), Cost())
 
-    def count(self, purpose: Purpose, direction: Direction, client: int, message: Payload, frame: bytes) -> None:
-        """Add one frame."""
+    def count(self, purpose: Purpose, direction: Direction, client: int, cost: Cost) -> None:
+        """Add what one frame costs."""
         key = (purpose, direction, client)
-        cost = Cost(message.parameters, payload_bytes(message), len(frame))
         self.costs[key] = self.costs.get(key, Cost()).plus(cost)
 
     def total(self, purpose: Purpose, direction: Direction) -> Cost:

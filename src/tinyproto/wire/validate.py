@@ -14,14 +14,16 @@ from torch import Tensor
 
 from tinyproto.core.messages import AtMost, Shape
 from tinyproto.errors import WireError
-from tinyproto.wire.codec import Decoded, Sections, decode_body, payload_bytes
+from tinyproto.wire.codec import Decoded, Sections, decode_body
 from tinyproto.wire.frame import HEADER_BYTES, Header, Kind, unpack
+from tinyproto.wire.values import EXACT, FLOAT32, VALUE_TYPES, ValueType, WireSettings, as_matrix
 
 ABSURD_NORM = 1e9
 """No honest row or tensor is longer: count-scaled prototypes of a million samples stay far below."""
 
 
 _METRICS_ROOM = 4096  # bytes
+_DOWN, _UP = (Kind.TRAIN, Kind.EVALUATE), (Kind.UPDATE, Kind.EVALUATION)
 _MOST_AT_ONCE = 1 << 20
 _SURELY_BELOW = ABSURD_NORM**2 / 4
 _FIRST = np.zeros(1, np.intp)
@@ -36,14 +38,30 @@ class Expectation:
     row_width: int | None  # None where no rows travel
     tensor_shapes: Mapping[str, Shape] = field(default_factory=dict)
     tensor_parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # tensors that may travel in one's place
+    wire: WireSettings = EXACT
+
+    @cached_property
+    def up(self) -> ValueType:
+        """What clients write their values in."""
+        return VALUE_TYPES[self.wire.up]
+
+    @cached_property
+    def down(self) -> ValueType:
+        """What the server writes its values in."""
+        return VALUE_TYPES[self.wire.down]
+
+    def agreed(self, kind: Kind) -> ValueType:
+        """What the values of such a frame are written in; a hello has metrics alone."""
+        return self.up if kind in _UP else self.down if kind in _DOWN else FLOAT32
 
     @cached_property
     def largest_frame(self) -> int:
-        """No frame can be longer, in bytes."""
-        values = self.num_classes * (self.row_width or 0)
-        values += sum(math.prod(map(_limit, shape)) for shape in self.tensor_shapes.values())
+        """No frame can be longer, in bytes, whichever way it goes."""
+        shapes = [tuple(map(_limit, shape)) for shape in self.tensor_shapes.values()]
+        matrices = [(self.num_classes, self.row_width or 0), *map(as_matrix, shapes)]
+        payload = max(sum(values.payload(*matrix) for matrix in matrices) for values in (self.up, self.down))
         names = sum(len(name.encode()) + 4 * len(shape) + 3 for name, shape in self.tensor_shapes.items())
-        return 4 * values + names + self.num_classes + HEADER_BYTES + _METRICS_ROOM
+        return payload + names + self.num_classes + HEADER_BYTES + _METRICS_ROOM
 
     def check_rows(self, num_classes: int, width: int) -> None:
         """Rows have one shape, or are none of this algorithm's."""
@@ -101,7 +119,7 @@ def open_frame(
 ) -> Decoded:
     """The message of a frame that is what was expected; `inspect_frame` says how that is held."""
     header, sections = inspect_frame(frame, expected, client, round_number, kinds)
-    return Decoded(header, sections.message(), payload_bytes(sections), len(frame))
+    return Decoded(header, sections.message(), sections.payload_bytes, len(frame))
 
 
 def inspect_frame(
@@ -119,7 +137,7 @@ def inspect_frame(
             raise WireError(f"length: {len(frame)} bytes, where no frame has more than {expected.largest_frame}")
         header, body = unpack(frame)
         _check_header(header, expected, client, round_number, kinds)
-        sections = decode_body(body, expected)
+        sections = decode_body(body, expected, expected.agreed(header.kind))
         if sections.tensors:
             expected.check_all_there(sections.tensors)
             expected.check_parts(sections.tensors)
@@ -136,7 +154,7 @@ def _check_header(
     if header.digest != expected.digest:
         raise WireError(
             "digest: the other side runs another federation; compare algorithm, classes, prototype and CPS "
-            "dimension, scaling, masks and mask seed on both ends"
+            "dimension, scaling, masks, mask seed and value types on both ends"
         )
     if header.kind not in kinds:
         raise WireError(f"kind: {header.kind.name.lower()} where {_names(kinds)} was due")
@@ -151,7 +169,7 @@ def _names(kinds: Iterable[Kind]) -> str:
 
 
 def _check_values_of(sections: Sections) -> None:
-    rows, tensors, metrics = sections
+    rows, tensors, metrics, _ = sections
     if rows is not None and not surely_good(rows.values):
         check_row_by_row("rows", rows.values, rows.classes)
     for name, tensor in tensors.items():

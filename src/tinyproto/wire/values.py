@@ -1,0 +1,253 @@
+"""Values on the wire: how a matrix of float32 (n rows, w values each) becomes bytes, and what comes back.
+
+| type | bytes of n rows of w | error, rounding to nearest | error, stochastic |
+|---|---|---|---|
+| float32 | 4·n·w | none | none |
+| float16 | 2·n·w + 2·n | 2⁻¹¹·abs(x) + 2⁻³⁹·max | 2⁻¹⁰·abs(x) + 2⁻³⁹·max |
+| bfloat16 | 2·n·w | 2⁻⁸·abs(x) | 2⁻⁷·abs(x) |
+| int8 | n·w + 2·n | scale / 2 | scale |
+| int4 | ⌈n·w / 2⌉ + 2·n | scale / 2 | scale |
+
+`max` is the largest magnitude of x's row. The types with a scale have one for each row, a bfloat16, written before the
+values: what comes back is what travelled times the scale, which is exact. float16's is a power of two that brings `max`
+to 2¹⁴ … 2¹⁵, since rows scaled by count may pass float16's range. The integers' is max / 127 or max / 7, rounded up, so
+that nothing is clipped: at most (1 + 2⁻⁷) of that, and no scale but 0 is below 2⁻¹²⁶. Integers lie in −127 … 127 and in
+−7 … 7; of these two share a byte, the first in its low bits, and an odd number of values in the whole matrix leaves the
+last four bits 0. A row of zeros has scale 0. The bounds of the integers hold up to float32's own rounding, 2⁻¹⁶ of
+a step, and all bounds for magnitudes up to 2¹²⁶, far beyond what `wire/validate.py` lets pass. bfloat16 has no step
+below 2⁻¹³³.
+
+Stochastic rounding goes up or down by chance, so that the mean over draws is x: to 2⁻¹⁷ of a step for the integers and
+exactly for the others, but for values of float16 that are below 2⁻²⁸ of `max`, which are rounded to nearest.
+
+A value that is no number, or infinite, makes its whole row so (in bfloat16 itself alone): it never arrives as a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tinyproto.errors import WireError
+
+ValueName = Literal["float32", "float16", "bfloat16", "int8", "int4"]
+Rounding = Literal["nearest", "stochastic"]
+Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+
+SCALE_BYTES = 2
+BLOCK = 1 << 15
+"""Values encoded at a time: 128 kB of float32 and what is made of them stay in a core's cache."""
+
+_SMALLEST_SCALE = np.float32(2.0**-126)  # the smallest normal number, so that no machine takes it for 0
+_MAGNITUDE, _EXPONENT = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
+_INFINITY = 0x7F800000
+_QUIET_NAN = np.uint16(0x7FC0)
+
+
+@dataclass(frozen=True)
+class ValueType:
+    """One way to write values; `code` is its number in a frame."""
+
+    name: ValueName
+    code: int
+    bits: int
+    scaled: bool
+
+    def payload(self, rows: int, width: int) -> int:
+        """Bytes of values and scales."""
+        values = (rows * width * self.bits + 7) // 8
+        return values + SCALE_BYTES * rows if self.scaled and width else values
+
+    def encode(self, values: Floats, rounding: torch.Generator | None = None) -> bytes:
+        """Values (n, w) as bytes; rounded to nearest, half to even, unless there is a generator to draw from."""
+        if self is FLOAT32:
+            return values.astype("<f4", copy=False).tobytes()
+        rows, width = values.shape
+        out = np.empty(self.payload(rows, width), np.uint8)
+        if out.size == 0:
+            return b""
+        values = np.ascontiguousarray(values, np.float32)
+        scales, body = self._split(out, rows)
+        step = max(BLOCK // width, 1)
+        step += step % 2  # even, so that no byte of int4 belongs to two blocks
+        scratch = np.empty((min(step, rows), width), np.float32)
+        with np.errstate(invalid="ignore"):  # a NaN: for the validator to refuse
+            for start in range(0, rows, step):
+                block = values[start : start + step]
+                draws = None if rounding is None else _draws(block.shape, rounding)
+                end = start + len(block)
+                place = body[start * width * self.bits // 8 : (end * width * self.bits + 7) // 8]
+                if self.scaled:
+                    self._write_scaled(block, scales[start:end], place, scratch[: len(block)], draws)
+                else:
+                    _write_bfloat16(block, place, scratch[: len(block)], draws)
+        return out.tobytes()
+
+    def decode(self, data: Bytes, rows: int, width: int) -> Floats:
+        """The values (n, w) of `payload(n, w)` bytes; float32 as a view of them. Raises a WireError."""
+        if self is FLOAT32:
+            return data.view("<f4").reshape(rows, width)
+        scales, body = self._split(data, rows if width else 0)
+        if self is BFLOAT16:
+            return _from_bfloat16(body.view("<u2")).reshape(rows, width)
+        if self is FLOAT16:
+            values = body.view("<f2").astype(np.float32).reshape(rows, width)
+        elif self is INT8:
+            values = body.view(np.int8).astype(np.float32).reshape(rows, width)
+        else:
+            values = np.take(_NIBBLES, body, mode="clip").view(np.float32)[: rows * width].reshape(rows, width)
+        if width:
+            if len(scales) and int(scales.max()) >> 15:
+                raise WireError("a scale is negative")
+            with np.errstate(invalid="ignore", over="ignore"):  # an infinite scale: for the validator to refuse
+                values *= _from_bfloat16(scales)[:, None]
+        return values
+
+    def _split(self, data: Bytes, rows: int) -> tuple[NDArray[np.uint16], Bytes]:
+        """Scales, one for each row or none, and values."""
+        size = SCALE_BYTES * rows if self.scaled else 0
+        return data[:size].view("<u2"), data[size:]
+
+    def _write_scaled(
+        self, block: Floats, scales: NDArray[np.uint16], place: Bytes, scratch: Floats, draws: NDArray[Any] | None
+    ) -> None:
+        magnitudes = np.bitwise_and(block.view(np.uint32), _MAGNITUDE, out=scratch.view(np.uint32)).max(1)  # (n,) bits
+        unbounded = magnitudes >= _INFINITY
+        scale = _power_of_two(magnitudes) if self is FLOAT16 else _step(magnitudes, _LARGEST[self.name])
+        scales[:] = scale.view(np.uint32) >> 16
+        divisor = np.where(unbounded | (magnitudes == 0), np.float32(1), scale)
+        np.divide(block, divisor[:, None], out=scratch)
+        if unbounded.any():  # an infinite scale or one that is no number, times 1
+            scales[unbounded] = np.where(magnitudes[unbounded] == _INFINITY, _INFINITY >> 16, _QUIET_NAN)
+            scratch[unbounded] = 1
+        if self is FLOAT16:
+            _write_float16(scratch, place, draws)
+        else:
+            _round(scratch, _LARGEST[self.name], draws)
+            integers = scratch.astype(np.int8).reshape(-1)
+            place[:] = integers.view(np.uint8) if self is INT8 else _in_pairs(integers)
+
+
+FLOAT32 = ValueType("float32", 1, 32, scaled=False)
+FLOAT16 = ValueType("float16", 2, 16, scaled=True)
+BFLOAT16 = ValueType("bfloat16", 3, 16, scaled=False)
+INT8 = ValueType("int8", 4, 8, scaled=True)
+INT4 = ValueType("int4", 5, 4, scaled=True)
+VALUE_TYPES: Mapping[ValueName, ValueType] = {known.name: known for known in (FLOAT32, FLOAT16, BFLOAT16, INT8, INT4)}
+BY_CODE: Mapping[int, ValueType] = {known.code: known for known in VALUE_TYPES.values()}
+
+_LARGEST = {"int8": 127, "int4": 7}
+_NIBBLES = np.array(
+    [[(byte & 15 ^ 8) - 8, (byte >> 4 ^ 8) - 8] for byte in range(256)], np.float32
+).view(np.uint64)[:, 0]  # fmt: skip
+"""Both numbers of a byte, as the eight bytes of two float32."""
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How the values of one message are written."""
+
+    values: ValueType = FLOAT32
+    rounding: torch.Generator | None = None  # to draw from; None rounds to nearest
+
+
+@dataclass(frozen=True)
+class WireSettings:
+    """What a federation writes its values in, each way, and how they are rounded."""
+
+    up: ValueName = "float32"
+    down: ValueName = "float32"
+    rounding: Rounding = "nearest"
+
+
+EXACT = WireSettings()
+
+
+def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Rows and width of a tensor on the wire: its first axis and all others; a vector or a scalar is one row."""
+    if len(shape) < 2:
+        return 1, shape[0] if shape else 1
+    width = 1
+    for size in shape[1:]:
+        width *= size
+    return shape[0], width
+
+
+def _power_of_two(magnitudes: NDArray[np.uint32]) -> Floats:
+    """Of every row: what brings its largest magnitude, given as bits, to 2¹⁴ … 2¹⁵."""
+    floor = np.bitwise_and(magnitudes, _EXPONENT).view(np.float32)  # the power of two below; 0 below all normal ones
+    scale: Floats = np.maximum(floor * np.float32(2.0**-14), _SMALLEST_SCALE)
+    scale[magnitudes == 0] = 0
+    return scale
+
+
+def _step(magnitudes: NDArray[np.uint32], largest: int) -> Floats:
+    """Of every row: its largest magnitude over the largest integer, rounded up to a bfloat16."""
+    exact = np.maximum(magnitudes.view(np.float32) / np.float32(largest), _SMALLEST_SCALE)
+    scale: Floats = ((exact.view(np.uint32) + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)).view(np.float32)
+    scale[magnitudes == 0] = 0
+    return scale
+
+
+def _draws(shape: tuple[int, ...], generator: torch.Generator) -> NDArray[np.uint16]:
+    """Uniform in 0 … 65 535, one for each value."""
+    count = shape[0] * shape[1]
+    words = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None, generator=generator)
+    return words.numpy().view(np.uint16)[:count].reshape(shape)
+
+
+def _round(values: Floats, largest: int, draws: NDArray[np.uint16] | None) -> None:
+    """To whole numbers, in place."""
+    if draws is None:
+        np.rint(values, out=values)
+        return
+    chance = draws.astype(np.float32)
+    chance += np.float32(0.5)
+    chance *= np.float32(2.0**-16)  # 2⁻¹⁷ … 1 − 2⁻¹⁷: no more bits than a sum with ±127 keeps
+    values += chance
+    np.floor(values, out=values)
+    np.minimum(values, np.float32(largest), out=values)  # a quotient may be off by its last bit
+
+
+def _in_pairs(integers: NDArray[np.int8]) -> Bytes:
+    """Two to a byte, the first in the low bits."""
+    if len(integers) % 2:
+        integers = np.append(integers, np.int8(0))
+    pairs = integers.view("<u2")
+    return ((pairs & 0x0F) | ((pairs >> 4) & 0xF0)).astype(np.uint8)
+
+
+def _write_float16(values: Floats, place: Bytes, draws: NDArray[np.uint16] | None) -> None:
+    if draws is not None:  # chance in the 13 bits that float16 lacks, which are then cut off
+        bits = values.view(np.uint32)
+        bits += draws >> 3
+        bits &= np.uint32(0xFFFFE000)
+    halves = torch.from_numpy(place.view(np.float16))
+    halves.copy_(torch.from_numpy(values).view(-1))  # numpy would convert one number at a time
+
+
+def _write_bfloat16(block: Floats, place: Bytes, scratch: Floats, draws: NDArray[np.uint16] | None) -> None:
+    bits, rounded = block.view(np.uint32), scratch.view(np.uint32)
+    if draws is None:  # half of what is cut off, a little less where the last bit that stays is even
+        np.right_shift(bits, 16, out=rounded)
+        np.bitwise_and(rounded, 1, out=rounded)
+        rounded += np.uint32(0x7FFF)
+        rounded += bits
+    else:
+        np.add(bits, draws, out=rounded)
+    np.right_shift(rounded, 16, out=rounded)
+    place.view("<u2").reshape(block.shape)[:] = rounded
+    if not np.isfinite(np.vdot(block, block)):  # or there are only large numbers: a carry may have left a NaN finite
+        place.view("<u2").reshape(block.shape)[np.isnan(block)] = _QUIET_NAN
+
+
+def _from_bfloat16(bits: NDArray[np.uint16]) -> Floats:
+    wide = bits.astype(np.uint32)
+    wide <<= 16
+    return wide.view(np.float32)
