@@ -18,7 +18,7 @@ from tinyproto.report.figures.rounds import accuracy_over_rounds
 from tinyproto.report.figures.traffic import accuracy_over_bytes
 from tinyproto.report.paper.section import Paper, as_html, repeat_paper
 from tinyproto.report.repeat import FEW_RUNS, to_repeat
-from tinyproto.report.runs import Run
+from tinyproto.report.runs import PROTOTYPES, Run
 from tinyproto.report.studies import Series, Setting, Study, arrange
 from tinyproto.report.words import counted
 
@@ -26,8 +26,8 @@ MOST_BYTES = 2_900_000
 """Of the whole page; prototypes that would not fit are left out, and the page says so."""
 
 
-MOST_FIGURES_BYTES = 2_000_000
-"""Of which figures on accuracy may take so much with their data; beyond it they come without."""
+MOST_FIGURES_BYTES, MOST_DATA_BYTES = 2_600_000, 1_700_000
+"""Up to where figures on accuracy are drawn, and up to where they bring their data."""
 
 FEW_SETTINGS = 4
 """So many stand side by side in a table."""
@@ -56,9 +56,11 @@ def make_report(runs: Sequence[Run], shown: Shown = ANY, passed_over: Sequence[s
     for study, prefix in zip(studies, prefixes, strict=True):
         drawn = list(_overview(study, prefix))
         figures += drawn
-        room = MOST_FIGURES_BYTES - len((body + end).encode())
-        body += "".join(_study(study, drawn, room, titled=several or paper is not None))
+        taken = len((body + end).encode())
+        body += "".join(_study(study, drawn, taken, titled=several or paper is not None))
     for study, prefix in zip(studies, prefixes, strict=True):
+        if several and not any((run.folder / PROTOTYPES).is_file() for run in study.runs):
+            continue
         body += html.element("h2", escape(f"Prototypes: {_title(study)}" if several else "Prototypes"))
         body += _prototypes(study, prefix, shown, figures, room=MOST_BYTES - len((body + end).encode()))
     return Report(_page(f"tinyproto report: {_named(runs)}", body + end), studies, figures, paper)
@@ -87,10 +89,11 @@ def _asset(name: str) -> str:
 
 
 def _named(runs: Sequence[Run]) -> str:
-    """By their names while they are few, else by those of the groups they are in."""
-    if len(runs) <= FEW_RUNS:
-        return ", ".join(run.name for run in runs)
-    return f"{len(runs)} runs: {', '.join(dict.fromkeys(run.group for run in runs))}"
+    """By name, cells of one experiment by that; many are counted."""
+    groups = dict.fromkeys(run.group for run in runs)
+    if len(groups) > FEW_RUNS:
+        return f"{len(runs)} runs of {len(groups)} experiments"
+    return ", ".join(groups) if len(runs) <= FEW_RUNS else f"{', '.join(groups)} ({len(runs)} runs)"
 
 
 def _head(runs: Sequence[Run], studies: Sequence[Study], passed_over: Sequence[str]) -> Iterator[str]:
@@ -137,7 +140,7 @@ def _accuracy_figures(study: Study, prefix: str) -> Iterator[Figure]:
     yield from (figure for figure in found if figure is not None)
 
 
-def _study(study: Study, figures: Sequence[Figure], room: int, *, titled: bool) -> Iterator[str]:
+def _study(study: Study, figures: Sequence[Figure], taken: int, *, titled: bool) -> Iterator[str]:
     several = len(study.settings) > 1
     if titled:
         yield html.element("h2", escape(_title(study)))
@@ -152,7 +155,7 @@ def _study(study: Study, figures: Sequence[Figure], room: int, *, titled: bool) 
             yield html.element("h3", escape(setting.name))
         yield _table(setting)
     yield html.element("h2", "Figures")
-    yield from _figures_with_data(figures, room)
+    yield from _drawn(figures, taken)
     if not any(run.federation for run in study.runs):
         yield html.paragraph("Who holds what was not recorded by this run (no federation.json).", "quiet")
 
@@ -171,17 +174,23 @@ def _differences(study: Study) -> str:
     return html.table(["setting", *found], rows)
 
 
-def _figures_with_data(figures: Sequence[Figure], room: int) -> Iterator[str]:
-    """All pictures; the data of those that have room."""
-    written, bare = "", []
+def _drawn(figures: Sequence[Figure], taken: int) -> Iterator[str]:
+    """As many pictures as have room on a page of which so much is taken, and the data of as many of them."""
+    written: list[str] = []
+    left_out, bare = [], []
     for figure in figures:
-        content = html.figure(figure)
-        if len((written + content).encode()) > room:
-            content = html.figure(figure, with_data=False)
+        whole, picture = (html.figure(figure, with_data=with_data) for with_data in (True, False))
+        if taken + len(whole.encode()) <= MOST_DATA_BYTES:
+            written.append(whole)
+        elif taken + len(picture.encode()) <= MOST_FIGURES_BYTES:
+            written.append(picture)
             bare.append(figure.title)
-        written += content
-    yield html.element("div", written, class_="figures")
-    yield from _shortened([], bare)
+        else:
+            left_out.append(figure.title)
+            continue
+        taken += len(written[-1].encode())
+    yield html.element("div", "".join(written), class_="figures")
+    yield from _shortened(left_out, bare)
 
 
 def _verdict(setting: Setting, *, titled: bool) -> Iterator[str]:

@@ -16,6 +16,7 @@ from safetensors import safe_open
 
 from tinyproto.errors import RunFolderError, one_line
 
+PROTOTYPES = "prototypes.safetensors"
 CONFIG_KEYS = ("name", "models", "partition", "train", "evaluate", "algorithms", "seeds")
 RESULT_KEYS = (
     "algorithm", "label", "seed", "dataset", "rounds", "num_clients", "preset", "accuracy", "params_per_round",
@@ -48,8 +49,9 @@ class Run:
 
     @property
     def group(self) -> str:
-        """Its name, or, where others have the same and it is called by its folder, what that folder lies in."""
-        return self.folder.resolve().parent.name if self.name == str(self.folder) else self.name
+        """The experiment that a record of one of its cells lies in the folder of; else the run's own name."""
+        inside = self.folder.resolve().parent.name
+        return inside if inside.partition("@")[0] == self.config["name"] else self.name
 
     @property
     def unfinished(self) -> int:
@@ -67,7 +69,7 @@ class Run:
 
     def prototypes(self, label: str, seed: int) -> PrototypeValues | None:
         """From prototypes.safetensors; None where the file is not there (records under results/ leave it out)."""
-        file = self.folder / "prototypes.safetensors"
+        file = self.folder / PROTOTYPES
         if not file.is_file():
             return None
         names = [f"{label}/{seed}/{of}/{what}" for of in ("local", "global") for what in ("values", "present")]

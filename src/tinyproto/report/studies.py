@@ -20,7 +20,6 @@ INKS = 10
 DASHES = ("", " again", " thrice")
 """What a stylesheet knows: colours, and how a colour's second and third line are told from its first."""
 
-FEW_NAMES = 3
 NOT_THE_TRAINING = ("parallel_cells", "workers", "device")
 
 
@@ -256,9 +255,7 @@ def _names(cells: Mapping[tuple[str, str], Sequence[Cell]]) -> dict[tuple[str, s
 
 
 def _joined(runs: Sequence[Run]) -> str:
-    """Their names while they are few, else those of the groups they are in."""
-    names = dict.fromkeys(run.name for run in runs)
-    return " + ".join(names if len(names) <= FEW_NAMES else dict.fromkeys(run.group for run in runs))
+    return " + ".join(dict.fromkeys(run.group for run in runs))
 
 
 def _federation(run: Run) -> Any:

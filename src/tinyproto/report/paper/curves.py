@@ -74,7 +74,8 @@ def draw(slug: str, title: str, caption: str, curves: Sequence[Curve], x: Axis, 
         parts += _draw(curve, x.scale, y.scale)
     entries = [LegendEntry(curve.name, _mark(curve)) for curve in drawn if curve.points]
     if any(curve.printed for curve in drawn):
-        entries.append(LegendEntry("dotted: the paper", stroke("curve printed axis")))
+        single = all(len(curve.printed) < 2 for curve in drawn) and not any(curve.level for curve in drawn)
+        entries.append(LegendEntry("the paper", _hollow if single else stroke("curve printed axis")))
     explained, bottom = legend(entries)
     return Figure(
         slug=slug,
@@ -105,7 +106,9 @@ def _draw(curve: Curve, x: Scale, y: Scale) -> list[str]:
         ends = [svg.line(LEFT, y(point.y), RIGHT, y(point.y), f"curve dashed {curve.ink}") for point in curve.points]
         return ends + [svg.line(LEFT, y(v), RIGHT, y(v), f"curve printed {curve.ink}") for _, v in curve.printed]
     parts = []
-    if curve.printed:
+    if len(curve.printed) == 1:
+        parts += [svg.marker(x(place), y(v), f"hollow {curve.ink}", "as printed") for place, v in curve.printed]
+    elif curve.printed:
         parts.append(svg.path([(x(place), y(value)) for place, value in curve.printed], f"curve printed {curve.ink}"))
     places = [(x(point.x), y(point.y)) for point in curve.points]
     if len(places) > 1:
@@ -123,6 +126,10 @@ def _mark(curve: Curve) -> Callable[[float, float], str]:
     if len(curve.points) > 1:
         return stroke(f"curve {curve.ink}")
     return lambda left, middle: svg.marker(left + 10, middle, f"dot {curve.ink}", curve.name)
+
+
+def _hollow(left: float, middle: float) -> str:
+    return svg.marker(left + 10, middle, "hollow axis", "as printed")
 
 
 def _in_words(title: str, curves: Sequence[Curve], x: Axis, y: Axis) -> str:

@@ -129,12 +129,12 @@ def readings(records: Records) -> list[Reading]:
 
 
 def rule_rows(records: Records) -> list[RuleRow]:
-    """The evaluation rule needs no run of its own: every record has all three."""
+    """The evaluation rule needs no run of its own: every record has all three, and it counts when it is whole."""
     (table,) = [table for table in printed_tables() if table.stem == STEM]
     return [
         RuleRow(method_name(outcome.paper.entry), row.accuracy, outcome.row.accuracy)
         for row in table.rows
-        if row.address.label in METHODS and (outcome := records.find(row.address)) is not None
+        if row.address.label in METHODS and (outcome := records.find(row.address)) is not None and not outcome.shortened
     ]
 
 
@@ -147,13 +147,13 @@ def reading_rows(found: Sequence[Reading]) -> Iterator[list[str]]:
             yield [f"{method} as in Table 1", _counted(rounds), *map(_cell, first.compared().values())]
         for reading in own:
             if reading.variant is None:
-                yield [f"  {reading.name}", NOT_RUN, *[NOTHING] * len(RULES)]
+                yield [f"↳ {reading.name}", NOT_RUN, *[NOTHING] * len(RULES)]
                 continue
             cells = [
                 _cell(spread) + (f" ({signed(change)})" if (change := reading.difference(rule)) is not None else "")
                 for rule, spread in reading.accuracies().items()
             ]
-            yield [f"  {reading.name}", _counted(reading.rounds or reading.variant.rounds), *cells]
+            yield [f"↳ {reading.name}", _counted(reading.rounds or reading.variant.rounds), *cells]
 
 
 def _read_after(own: Sequence[Reading]) -> Sequence[int | None]:

@@ -85,6 +85,11 @@ class Table:
         return sum(row.outcome is not None for row in self.rows)
 
     @property
+    def own(self) -> int:
+        """How many of these are of its own experiment, not shared with Table 1."""
+        return sum(row.outcome is not None and row.address.stem == self.printed.stem for row in self.rows)
+
+    @property
     def caption(self) -> str:
         """How our number is read."""
         evaluate = paper_cell(self.rows[0].address, self.preset).config["evaluate"]
@@ -100,10 +105,10 @@ class Table:
 
 
 def paper_tables(records: Records) -> list[Table]:
-    """All tables with the preset that made them, and those of other presets of which a cell was run."""
+    """All tables with the preset that made them, and with `sound` those of which a cell was run."""
     found = [_table(records, printed, REFERENCE) for printed in printed_tables()]
-    others = [_table(records, printed, preset) for preset in ("sound", "paper") for printed in printed_tables()]
-    return [*found, *(table for table in others if table.done)]
+    sound = [_table(records, printed, "sound") for printed in printed_tables()]
+    return [*found, *(table for table in sound if table.own)]
 
 
 def two_digits(fraction: float, deviation: float | None = None) -> str:
