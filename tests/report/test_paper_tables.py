@@ -9,6 +9,7 @@ import pytest
 
 from support_paper import PaperRecord
 from tinyproto.report.paper.records import Outcome, Records
+from tinyproto.report.paper.section import repeat_paper
 from tinyproto.report.paper.tables import HEADER, Table, paper_tables, signed
 from tinyproto.report.runs import find_runs, read_runs
 from tinyproto.reproduce.printed import Address
@@ -135,3 +136,20 @@ def test_a_run_of_something_else_is_no_cell_of_the_paper(tmp_path: Path) -> None
 @pytest.mark.parametrize(("value", "words"), [(0.00004, "0.00"), (-0.0123, "−1.23"), (0.5, "+50.00"), (None, "–")])
 def test_a_difference_has_a_sign_unless_it_is_none(value: float | None, words: str) -> None:
     assert signed(value) == words
+
+
+def test_the_verdict_counts_what_was_repeated_and_how_near_it_came(tmp_path: Path) -> None:
+    for record in (
+        fedproto(63),  # 31.5 %, 1.53 points above print
+        PaperRecord("table1_cifar100", "fedtgp", 74),  # 37.0 %, 0.08 above
+        PaperRecord("table1_cifar100", "tinyproto_ft", 92, rounds=5),
+        PaperRecord("table1_cifar100", "local", 84),  # not printed
+    ):
+        record.write(tmp_path)
+    paper = repeat_paper(read_runs(find_runs([tmp_path])))
+    assert paper is not None
+    assert paper.verdict() == [
+        "Of 108 numbers that the paper's tables print, 2 were repeated with all rounds and 1 with fewer; 1 of the 2 "
+        "lie within 1.5 points of print.",
+        "Of its 9 claims: 8 cannot be told yet, 1 hold.",
+    ]

@@ -48,8 +48,9 @@ def report_runs(
 
 def _claims(page: Report) -> Iterator[str]:
     """The paper's, where it is repeated."""
-    for claim in page.paper.claims if page.paper is not None else []:
-        yield f"{claim.words}: {claim.tally}"
+    if page.paper is not None:
+        yield from page.paper.verdict()
+        yield from (f"{claim.words}: {claim.tally}" for claim in page.paper.claims)
 
 
 def _verdicts(settings: Sequence[Setting]) -> Iterator[str]:

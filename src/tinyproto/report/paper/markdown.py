@@ -36,6 +36,7 @@ def renewed(page: str, made: str) -> str:
 
 
 def _blocks(paper: Paper) -> Iterator[str]:
+    yield " ".join(paper.verdict())
     yield "## The paper's claims"
     yield _table(("claim", "verdict", "numbers"), [[c.words, c.tally, c.evidence] for c in paper.claims])
     yield "## The paper's tables"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -20,10 +21,15 @@ from tinyproto.report.paper.readings import (
     readings,
     rule_rows,
 )
-from tinyproto.report.paper.records import Records
+from tinyproto.report.paper.records import REFERENCE, Records
 from tinyproto.report.paper.tables import HEADER, NOT_RUN, Table, paper_tables
 from tinyproto.report.runs import Run
 
+NEAR = 0.015
+VERDICT_WORDS = {
+    "holds": "hold", "holds in part": "hold in part", "does not hold": "do not hold",
+    "cannot be told yet": "cannot be told yet",
+}  # fmt: skip
 TABLE_WORDS = (
     "Accuracy in %, ± standard deviation over seeds. Δ: ours less the printed value, in points. “head” and “local”: "
     "the same runs read by their head and by the nearest local prototype. “Comm.” is the paper's column in millions "
@@ -56,9 +62,27 @@ class Paper:
         """Those that could be drawn."""
         return [figure for drawn in self.drawn for figure in drawn.figures]
 
+    def verdict(self) -> list[str]:
+        """How much of the paper was repeated, how near it came, and what of its claims holds."""
+        rows = {row.address: row for table in self.tables if table.preset == REFERENCE for row in table.rows}
+        printed = [row for row in rows.values() if row.printed is not None]
+        whole = [row for row in printed if row.outcome is not None and not row.outcome.shortened]
+        short = sum(row.outcome is not None for row in printed) - len(whole)
+        near = sum(row.difference is not None and abs(row.difference) <= NEAR for row in whole)
+        verdicts = Counter(claim.verdict for claim in self.claims)
+        return [
+            f"Of {len(printed)} numbers that the paper's tables print, {len(whole)} were repeated with all rounds"
+            f"{f' and {short} with fewer' if short else ''}; {near} of the {len(whole)} lie within "
+            f"{100 * NEAR:g} points of print.",
+            f"Of its {len(self.claims)} claims: "
+            + ", ".join(f"{count} {VERDICT_WORDS[verdict]}" for verdict, count in verdicts.items())
+            + ".",
+        ]
+
     def plain(self) -> dict[str, Any]:
         """As JSON can hold it."""
         return {
+            "verdict": self.verdict(),
             "tables": [table.plain() for table in self.tables],
             "readings": [reading.plain() for reading in self.readings],
             "rules": [row.plain() for row in self.rules],
@@ -82,6 +106,7 @@ def repeat_paper(runs: Sequence[Run]) -> Paper | None:
 def as_html(paper: Paper) -> Iterator[str]:
     """The checklist first, since it is the verdict; then tables, figures, readings."""
     yield html.element("h2", "The paper, repeated")
+    yield html.element("section", html.bullets(paper.verdict()), class_="verdict", aria_label="The paper, repeated")
     yield html.element("h3", "Its claims")
     rows = [[claim.words, claim.tally, claim.evidence] for claim in paper.claims]
     yield html.element("div", html.table(["claim", "verdict", "numbers"], rows), class_="told")
