@@ -92,7 +92,7 @@ def _named(runs: Sequence[Run]) -> str:
     """By name, cells of one experiment by that; many are counted."""
     groups = dict.fromkeys(run.group for run in runs)
     if len(groups) > FEW_RUNS:
-        return f"{len(runs)} runs of {len(groups)} experiments"
+        return f"{len(runs)} runs" if len(groups) == len(runs) else f"{len(runs)} runs of {len(groups)} experiments"
     return ", ".join(groups) if len(runs) <= FEW_RUNS else f"{', '.join(groups)} ({len(runs)} runs)"
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from tinyproto.report.figures.prototypes import dead_units
 from tinyproto.report.paper.records import Outcome, Records, method_name
 from tinyproto.report.paper.tables import signed, two_digits
+from tinyproto.report.runs import PROTOTYPES, PrototypeValues
 from tinyproto.report.words import counted, percent, size, times
 from tinyproto.reproduce.experiments import BASELINES, CPS_DIM, CPS_DIMS, DATASETS, OURS
 from tinyproto.reproduce.printed import DATASET_NAMES, SETTINGS, Address, ablation
@@ -224,10 +225,19 @@ def _dead_units(records: Records) -> Claim:
         for cell in outcome.cells if outcome is not None else []:
             values = cell.run.prototypes(cell.result["label"], cell.result["seed"])
             share = None if values is None else dead_units(values).local
-            if share is not None:
-                words = f"{DATASET_NAMES[dataset]}, seed {cell.result['seed']}: {percent(share)} of FedProto's entries"
+            if values is not None and share is not None:
+                networks = ", ".join(_by_network(values, cell.run.config["models"]))
+                place = f"{DATASET_NAMES[dataset]}, seed {cell.result['seed']}"
+                words = f"{place}: {percent(share)} of FedProto's local prototypes is zero ({networks})"
                 facts.append(Fact(0.4 <= share <= 0.6, -abs(share - 0.5), words))
-    needs = (
-        [] if facts else ["the run folder of a FedProto cell with its prototypes.safetensors, which records leave out"]
-    )
+    needs = [] if facts else [f"the run folder of a FedProto cell with its {PROTOTYPES}, which records leave out"]
     return Claim("About half of the units are dead for a class", facts, needs)
+
+
+def _by_network(values: PrototypeValues, networks: Sequence[Any]) -> Iterator[str]:
+    """The share of each, since some activations are never zero; client i has network i modulo their number."""
+    for index, network in enumerate(networks):
+        own = slice(index, None, len(networks))
+        share = dead_units(replace(values, local=values.local[own], local_present=values.local_present[own])).local
+        if share is not None:
+            yield f"{network} {percent(share)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -97,8 +98,10 @@ def short_number(value: float) -> str:
 
 
 def _logarithmic(values: Sequence[float], start: float, stop: float) -> Logarithmic:
-    low, high = min(values), max(values)
-    return Logarithmic(low / 1.3, max(high, 2 * low) * 1.2, start, stop)
+    """At least a decade, so that its ticks are few round numbers."""
+    low, high = min(values) / 1.3, max(values) * 1.2
+    air = max(1.0, math.sqrt(10 * low / high))
+    return Logarithmic(low / air, high * air, start, stop)
 
 
 def _draw(curve: Curve, x: Scale, y: Scale) -> list[str]:

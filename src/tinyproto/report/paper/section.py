@@ -26,10 +26,6 @@ from tinyproto.report.paper.tables import HEADER, NOT_RUN, Table, paper_tables
 from tinyproto.report.runs import Run
 
 NEAR = 0.015
-VERDICT_WORDS = {
-    "holds": "hold", "holds in part": "hold in part", "does not hold": "do not hold",
-    "cannot be told yet": "cannot be told yet",
-}  # fmt: skip
 TABLE_WORDS = (
     "Accuracy in %, ± standard deviation over seeds. Δ: ours less the printed value, in points. “head” and “local”: "
     "the same runs read by their head and by the nearest local prototype. “Comm.” is the paper's column in millions "
@@ -69,14 +65,12 @@ class Paper:
         whole = [row for row in printed if row.outcome is not None and not row.outcome.shortened]
         short = sum(row.outcome is not None for row in printed) - len(whole)
         near = sum(row.difference is not None and abs(row.difference) <= NEAR for row in whole)
-        verdicts = Counter(claim.verdict for claim in self.claims)
+        told = [f"{words}: {count}" for words, count in Counter(claim.verdict for claim in self.claims).items()]
         return [
             f"Of {len(printed)} numbers that the paper's tables print, {len(whole)} were repeated with all rounds"
             f"{f' and {short} with fewer' if short else ''}; {near} of the {len(whole)} lie within "
             f"{100 * NEAR:g} points of print.",
-            f"Of its {len(self.claims)} claims: "
-            + ", ".join(f"{count} {VERDICT_WORDS[verdict]}" for verdict, count in verdicts.items())
-            + ".",
+            f"Its {len(self.claims)} claims. {'; '.join(told).capitalize()}.",
         ]
 
     def plain(self) -> dict[str, Any]:
@@ -113,9 +107,7 @@ def as_html(paper: Paper) -> Iterator[str]:
     yield html.element("h3", "Its tables")
     yield html.paragraph(TABLE_WORDS, "quiet")
     for table in paper.tables:
-        yield html.element("h4", escape(table.title))
-        yield html.table(HEADER, [row.words() for row in table.rows], [2] * len(table.rows))
-        yield html.paragraph(_progress(table), "quiet")
+        yield from _table(table)
     yield html.element("h3", "Its figures")
     yield html.element("div", "".join(map(html.figure, paper.figures)), class_="figures")
     yield html.bullets(f"{drawn.title}: not drawn, {drawn.missing}." for drawn in paper.drawn if drawn.missing)
@@ -127,6 +119,16 @@ def as_html(paper: Paper) -> Iterator[str]:
         yield html.table(RULE_HEADER, [row.words() for row in paper.rules])
 
 
-def _progress(table: Table) -> str:
+def _table(table: Table) -> Iterator[str]:
+    """With its heading; one of which nothing was run is folded."""
+    strong = [None if row.outcome is None else HEADER.index("ours") for row in table.rows]
+    shown = html.table(HEADER, [row.words() for row in table.rows], strong)
     left = len(table.rows) - table.done
-    return f"{table.caption} {f'{left} of {len(table.rows)} rows: {NOT_RUN}.' if left else ''}".strip()
+    if not table.done:
+        summary = html.element("summary", escape(f"{table.title}: {NOT_RUN}"))
+        yield html.element("details", summary + shown, class_="empty")
+        return
+    yield html.element("h4", escape(table.title))
+    yield shown
+    rest = f" {left} of {len(table.rows)} rows: {NOT_RUN}." if left else ""
+    yield html.paragraph(table.caption + rest, "quiet")
