@@ -18,7 +18,7 @@ from tinyproto.report.figures.rounds import accuracy_over_rounds
 from tinyproto.report.figures.traffic import accuracy_over_bytes
 from tinyproto.report.paper.section import Paper, as_html, repeat_paper
 from tinyproto.report.repeat import FEW_RUNS, to_repeat
-from tinyproto.report.runs import PROTOTYPES, Run
+from tinyproto.report.runs import Run
 from tinyproto.report.studies import Series, Setting, Study, arrange
 from tinyproto.report.words import counted
 
@@ -58,11 +58,16 @@ def make_report(runs: Sequence[Run], shown: Shown = ANY, passed_over: Sequence[s
         figures += drawn
         taken = len((body + end).encode())
         body += "".join(_study(study, drawn, taken, titled=several or paper is not None))
+    without = body
     for study, prefix in zip(studies, prefixes, strict=True):
-        if several and not any((run.folder / PROTOTYPES).is_file() for run in study.runs):
-            continue
-        body += html.element("h2", escape(f"Prototypes: {_title(study)}" if several else "Prototypes"))
-        body += _prototypes(study, prefix, shown, figures, room=MOST_BYTES - len((body + end).encode()))
+        heading = html.element("h2", escape(f"Prototypes: {_title(study)}" if several else "Prototypes"))
+        room = MOST_BYTES - len((body + heading + end).encode())
+        content = _prototypes(study, prefix, shown, figures, room)
+        body += heading + content if content else ""
+    if body == without:
+        body += html.element("h2", "Prototypes") + html.paragraph(
+            "There is no prototypes.safetensors beside these runs, so prototypes cannot be drawn.", "quiet"
+        )
     return Report(_page(f"tinyproto report: {_named(runs)}", body + end), studies, figures, paper)
 
 
@@ -225,7 +230,7 @@ def _table(setting: Setting) -> str:
 
 
 def _prototypes(study: Study, prefix: str, shown: Shown, figures: list[Figure], room: int) -> str:
-    """Shares of zeros over all seeds, and heatmaps of every method's first."""
+    """Shares of zeros over all seeds, and heatmaps of every method's first; nothing where no run kept prototypes."""
     dead: list[tuple[Series, list[DeadUnits]]] = []
     drawn: list[tuple[str, list[Figure]]] = []
     for number, (_, series) in enumerate(study.series):
@@ -237,9 +242,7 @@ def _prototypes(study: Study, prefix: str, shown: Shown, figures: list[Figure], 
         figures += own
         drawn.append((f"{series.title}, seed {series.seeds[0]}", own))
     if not dead:
-        return html.paragraph(
-            "There is no prototypes.safetensors beside these runs, so prototypes cannot be drawn.", "quiet"
-        )
+        return ""
     heatmaps = _that_fit(drawn, room)
     left_out = [title for index, (title, _) in enumerate(drawn) if index not in heatmaps]
     bare = [drawn[index][0] for index, content in heatmaps.items() if "download=" not in content]

@@ -16,7 +16,6 @@ from safetensors import safe_open
 
 from tinyproto.errors import RunFolderError, one_line
 
-PROTOTYPES = "prototypes.safetensors"
 CONFIG_KEYS = ("name", "models", "partition", "train", "evaluate", "algorithms", "seeds")
 RESULT_KEYS = (
     "algorithm", "label", "seed", "dataset", "rounds", "num_clients", "preset", "accuracy", "params_per_round",
@@ -69,7 +68,7 @@ class Run:
 
     def prototypes(self, label: str, seed: int) -> PrototypeValues | None:
         """From prototypes.safetensors; None where the file is not there (records under results/ leave it out)."""
-        file = self.folder / PROTOTYPES
+        file = self.folder / "prototypes.safetensors"
         if not file.is_file():
             return None
         names = [f"{label}/{seed}/{of}/{what}" for of in ("local", "global") for what in ("values", "present")]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from tinyproto.report.figures.prototypes import dead_units
 from tinyproto.report.paper.records import Outcome, Records, method_name
 from tinyproto.report.paper.tables import signed, two_digits
-from tinyproto.report.runs import PROTOTYPES, PrototypeValues
+from tinyproto.report.runs import PrototypeValues
 from tinyproto.report.words import counted, percent, size, times
 from tinyproto.reproduce.experiments import BASELINES, CPS_DIM, CPS_DIMS, DATASETS, OURS
 from tinyproto.reproduce.printed import DATASET_NAMES, SETTINGS, Address, ablation
@@ -230,7 +230,11 @@ def _dead_units(records: Records) -> Claim:
                 place = f"{DATASET_NAMES[dataset]}, seed {cell.result['seed']}"
                 words = f"{place}: {percent(share)} of FedProto's local prototypes is zero ({networks})"
                 facts.append(Fact(0.4 <= share <= 0.6, -abs(share - 0.5), words))
-    needs = [] if facts else [f"the run folder of a FedProto cell with its {PROTOTYPES}, which records leave out"]
+    needs = (
+        []
+        if facts
+        else ["the run folder of a FedProto cell with its prototypes.safetensors, which most records leave out"]
+    )
     return Claim("About half of the units are dead for a class", facts, needs)
 
 
