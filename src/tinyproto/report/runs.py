@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,6 +47,12 @@ class Run:
     federation: Mapping[str, Any] | None  # federation.json, which older runs do not have
 
     @property
+    def group(self) -> str:
+        """The experiment that a record of one of its cells lies in the folder of; else the run's own name."""
+        inside = self.folder.resolve().parent.name
+        return inside if inside.partition("@")[0] == self.config["name"] else self.name
+
+    @property
     def unfinished(self) -> int:
         """How many cells of its grid are not there yet."""
         return len(self.config["algorithms"]) * len(self.config["seeds"]) - len(self.results)
@@ -78,22 +85,44 @@ class Run:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """The run folders meant: each path itself, or those directly inside it."""
+    """The run folders meant: each path itself, or all inside it, however deep."""
     found: list[Path] = []
     for path in paths:
-        inside = sorted(config.parent for config in path.glob("*/config.yaml")) if path.is_dir() else []
-        if (path / "config.yaml").is_file():
-            found.append(path)
-        elif inside:
-            found += inside
-        else:
+        inside = sorted(_inside(path)) if path.is_dir() else []
+        if not inside:
             raise RunFolderError(f"{path} is not a run folder: there is no config.yaml in it")
+        found += inside
     return list({path.resolve(): path for path in found}.values())
+
+
+def _inside(path: Path) -> Iterator[Path]:
+    """Run folders, inside which there are no others to look for; what is hidden stays so."""
+    for folder, inner, files in os.walk(path):
+        inner[:] = [] if "config.yaml" in files else [name for name in inner if not name.startswith(".")]
+        if "config.yaml" in files:
+            yield Path(folder)
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
     """All of them; where several have one name, each is called by its folder."""
-    runs = [read_run(folder) for folder in folders]
+    return _told_apart([read_run(folder) for folder in folders])
+
+
+def read_readable_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """Those that can be read, and a sentence about each that cannot; an error where there is nothing to show."""
+    runs: list[Run] = []
+    problems: list[RunFolderError] = []
+    for folder in folders:
+        try:
+            runs.append(read_run(folder))
+        except RunFolderError as error:
+            problems.append(error)
+    if problems and not runs:
+        raise problems[0]
+    return _told_apart(runs), [str(problem) for problem in problems]
+
+
+def _told_apart(runs: Sequence[Run]) -> list[Run]:
     count = Counter(run.name for run in runs)
     return [replace(run, name=str(run.folder)) if count[run.name] > 1 else run for run in runs]
 
