@@ -51,6 +51,7 @@ def _play(request: Parcel, teller: Teller) -> None:
     folder = RunFolder(Path(request.head["folder"]))
     if (at_once := request.head["described_at_once"]) is not None:
         folder.make()
+        folder.write_config(experiment.config.resolved())
         describe(experiment, folder, at_once)
     result = play_cell(experiment, cell, folder, teller, experiment.host)
     teller.finished(cell, result)
