@@ -12,6 +12,7 @@ from tinyproto.reproduce import adopt, plan
 from tinyproto.reproduce.experiments import PaperConfig
 
 ROUNDS = 3
+SPARSE = {"name": "tinyproto_fp", "cps_dim": 4, "global_scale": "auto"}
 
 
 def paper(target: str, stem: str, algorithms: list[Any], **changed: Mapping[str, Any] | list[Any]) -> PaperConfig:
@@ -39,7 +40,7 @@ def miniature() -> list[PaperConfig]:
     return [
         paper("table1", "table1_small", ["local", "fedproto"]),
         paper("table1", "table1_other", ["fedproto"], partition={"alpha": 2.0}),
-        paper("appendix", "appendix_small", [{"name": "tinyproto_fp", "cps_dim": 4}], prototypes={"dim": 8}, seeds=[0]),
+        paper("appendix", "appendix_small", [SPARSE], prototypes={"dim": 8}, seeds=[0]),
     ]
 
 

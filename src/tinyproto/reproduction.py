@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -90,6 +91,12 @@ class Reproduction:
         if not left:
             return outcome
         RunFolder(self.records).make()
+        RunFolder(self.work).make()
+        with _only_one(self.work):
+            self._play(left, observer, outcome)
+        return outcome
+
+    def _play(self, left: Sequence[Standing], observer: Observer, outcome: Outcome) -> None:
         train = left[0].cell.config.model.train
         device = resolve_device(train.device)
         asked = train.parallel_cells
@@ -99,7 +106,6 @@ class Reproduction:
         datasets = _Datasets(observer)
         jobs = [job for index, one in enumerate(left) if (job := foreman.job(index, one, datasets)) is not None]
         outcome.stopped = not play_jobs(jobs, at_once, device, foreman, observer)
-        return outcome
 
     def record(self, cell: PlannedCell, folder: RunFolder) -> None:
         """Make a record of a cell that is done, and remove what it was made from."""
@@ -177,6 +183,26 @@ class _Recorder:
         self._outcome.failed.append((self._cells[job.cell.index], reason))
         self._observer.failed(job.cell, reason)
         return False
+
+
+@contextmanager
+def _only_one(work: Path) -> Iterator[None]:
+    """While open, no other process plays cells in the folder; one that is killed lets go of it."""
+    try:
+        import fcntl
+    except ImportError:  # a system without such locks
+        yield
+        return
+    with RunFolder(work).writing("lock"):
+        file = (work / "lock").open("w")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunFolderError(
+                f"another tinyproto reproduce is playing cells in {work}; wait for it, or name other --runs and cells"
+            ) from None
+        yield
 
 
 class _Datasets:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -51,7 +52,8 @@ class Asked:
 
 
 def _items(given: Sequence[str] | None) -> list[str]:
-    return [item.strip() for text in given or () for item in text.split(",") if item.strip()]
+    parts = [part for text in given or () for part in re.split(r",(?![^()]*\))", text)]  # a label may have its own
+    return [part.strip() for part in parts if part.strip()]
 
 
 def _seed(text: str) -> int:
