@@ -85,16 +85,18 @@ def reproduce_target(asked: Asked, results: Path, runs: Path, minutes: float | N
         output.say(f"{asked.target}: {TARGETS[asked.target].words}; `tinyproto report {results}` draws it")
         output.result({"target": asked.target, "cells": [], "failed": [], "tables": []})
         return
-    left = [one for one in reproduction.standing() if one.state != "done"]
-    output.say(f"{asked.target}: {_counts(reproduction.standing())}")
+    standing = reproduction.standing()
+    left = [one for one in standing if one.state != "done"]
+    output.say(f"{asked.target}: {_counts(standing)}")
     with StopOnInterrupt() as interrupt:
         try:
             outcome = _play(reproduction, left, UntilTimeIsUp(interrupt, minutes), output)
         except KeyboardInterrupt:
             raise Interrupted(AGAIN) from None
-        if outcome.stopped and interrupt.wanted:
-            raise Interrupted(f"{_counts(reproduction.standing())}; {AGAIN}")
-    _conclude(asked, reproduction.standing(), outcome, results, output)
+    standing = reproduction.standing()
+    if interrupt.wanted and any(one.state != "done" for one in standing):
+        raise Interrupted(f"{_counts(standing)}; {AGAIN}")
+    _conclude(asked, standing, outcome, results, output)
 
 
 def _play(reproduction: Reproduction, left: Sequence[Standing], stop: UntilTimeIsUp, output: Output) -> Outcome:
