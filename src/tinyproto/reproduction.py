@@ -110,11 +110,8 @@ class Reproduction:
     def record(self, cell: PlannedCell, folder: RunFolder) -> None:
         """Make a record of a cell that is done, and remove what it was made from."""
         (finished,) = finished_cells(folder.path)
-        entry = finished.entry
-        write_record(
-            self.records / cell.place, finished, cell.paper.stem,
-            drawn_of(cell.paper.target, cell.dataset, entry, cell.seed),
-        )  # fmt: skip
+        drawn = drawn_of(cell.paper.target, cell.dataset, finished.entry, cell.seed, any_seed=self.drawn)
+        write_record(self.records / cell.place, finished, cell.paper.stem, drawn)
         folder.remove()
 
 

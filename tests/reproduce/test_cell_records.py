@@ -84,6 +84,24 @@ def test_a_record_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Pat
         write_record(tmp_path / "file" / "cell", finished_cells(whole)[0], "table1_small", None)
 
 
+@pytest.mark.parametrize("missing", ["timings.jsonl", "environment.json"])
+def test_a_run_that_lacks_a_file_makes_no_record(tmp_path: Path, whole: Path, missing: str) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run" / missing).unlink()
+    with pytest.raises(RunFolderError, match=f"{missing} cannot be read"):
+        adopt(tmp_path / "run", tmp_path / "results")
+    assert find_finished(tmp_path / "results") == []
+
+
+@pytest.mark.parametrize("text", ["[", "[]", '{"results": [{}]}', '{"results": [3]}'])
+def test_a_summary_that_no_run_writes_is_nobody_s_record(tmp_path: Path, whole: Path, text: str) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run" / "summary.json").write_text(text)
+    with pytest.raises(RunFolderError, match=r"summary\.json"):
+        finished_cells(tmp_path / "run")
+    assert find_finished(tmp_path) == []
+
+
 def test_a_whole_run_folder_anywhere_below_counts_as_done(tmp_path: Path, whole: Path) -> None:
     shutil.copytree(whole, tmp_path / "results" / "deep" / "mine")
     (tmp_path / "results" / "deep" / ".hidden").mkdir()
@@ -174,6 +192,7 @@ def test_which_cells_are_drawn() -> None:
     assert drawn_of("table1", "cifar10", {"name": "fedproto"}, 0) == Drawn((2, 4), 10)
     assert drawn_of("appendix", "cifar100", sparse, 0) == Drawn((22,), 8)
     assert drawn_of("appendix", "cifar100", sparse, 1) is None
+    assert drawn_of("appendix", "cifar100", sparse, 1, any_seed=True) == Drawn((22,), 8)
     assert drawn_of("appendix", "cifar100", {**sparse, "cps_dim": 150}, 0) is None
     assert drawn_of("appendix", "tiny_imagenet", sparse, 0) is None
     assert drawn_of("figure-compression", "cifar10", {"name": "fedproto"}, 0) is None

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from support_cli import environment, in_process
@@ -22,6 +23,9 @@ from tinyproto.config import parse_config
 from tinyproto.errors import RunFolderError
 from tinyproto.experiment import Cell, Experiment
 from tinyproto.grid.cell import play_cell
+from tinyproto.report.runs import read_run
+from tinyproto.reproduce import heatmaps
+from tinyproto.reproduce.heatmaps import Drawn
 from tinyproto.reproduce.plan import Part, PlannedCell, plan
 from tinyproto.reproduce.records import finished_cells
 from tinyproto.reproduction import Reproduction, Standing
@@ -207,6 +211,22 @@ def test_a_cell_under_way_goes_on_with_what_it_was_begun_with(tmp_path: Path, mo
     outcome = again.play(left(again), told)
     assert [one.title for one in outcome.recorded] == ["Local"]
     assert "table1_small: Local, seed 0: goes on with checkpoint.every_seconds=0.0, as it was begun" in told.words
+
+
+def test_cells_played_to_be_drawn_keep_their_prototypes_whatever_their_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, miniature())
+    monkeypatch.setattr(heatmaps, "DRAWN", {"digits": Drawn((3,), 1)})
+    cells = plan("table1", Part(seeds=[1], algorithms=["fedproto"]))[:1]
+    reproduction = Reproduction(cells, tmp_path / "results", tmp_path / "runs", drawn=True)
+    reproduction.play(left(reproduction), Observed())
+    (done,) = reproduction.standing()
+    assert done.state == "done"
+    values = read_run(done.folder).prototypes("fedproto", 1)
+    assert values is not None
+    assert values.local_present[1].any()
+    assert not np.delete(values.local_present, 3, axis=1)[[0, 2]].any()
 
 
 def test_no_second_one_plays_cells_in_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

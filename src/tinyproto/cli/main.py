@@ -247,10 +247,13 @@ def reproduce(
         raise ConfigError("name a TARGET, such as table1; tinyproto reproduce --list names them all")
     else:
         asked = Asked.parse(target, dataset, algorithms, seeds, rounds, preset, data_root, overrides)
-        if list_:
-            list_cells(asked, results, runs, output)
-        else:
-            reproduce_target(asked, results, runs, max_minutes, output)
+        try:
+            if list_:
+                list_cells(asked, results, runs, output)
+            else:
+                reproduce_target(asked, results, runs, max_minutes, output)
+        except KeyboardInterrupt:
+            raise Interrupted("nothing was changed") from None
 
 
 @app.command()

@@ -154,7 +154,7 @@ def _counts(standing: Sequence[Standing]) -> str:
 
 
 def list_cells(asked: Asked, results: Path, runs: Path, output: Output) -> None:
-    """One line per cell of a target: how far it is, and where."""
+    """One line per cell of a target and how far it is; as JSON also where."""
     standing = asked.reproduction(results, runs).standing()
     if output.wants_json:
         output.result([_plain(one) for one in standing])
@@ -164,8 +164,7 @@ def list_cells(asked: Asked, results: Path, runs: Path, output: Output) -> None:
         table.add_column(name, no_wrap=True, justify="right" if name in ("seed", "rounds") else "left")
     for one in standing:
         state = f"begun: {one.rounds} of {one.cell.rounds}" if one.state == "begun" else one.state
-        where = f": {one.folder}" if one.state == "done" else ""
-        table.add_row(one.cell.stem, one.cell.label, str(one.cell.seed), str(one.cell.rounds), f"{state}{where}")
+        table.add_row(one.cell.stem, one.cell.label, str(one.cell.seed), str(one.cell.rounds), state)
     table.caption = f"{asked.target}: {TARGETS[asked.target].words}. {_counts(standing)}."
     output.console.print(table)
 

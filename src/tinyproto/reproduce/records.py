@@ -64,11 +64,15 @@ class Finished:
         """Of one of the folder's files, the lines that are this cell's, as they are."""
         wanted = (self.result["label"], self.result["seed"])
         kept = []
-        for line in (self.folder / name).read_bytes().splitlines(keepends=True):
+        for line in _bytes(self.folder / name).splitlines(keepends=True):
             values = json.loads(line)
             if (values["label"], values["seed"]) == wanted:
                 kept.append(line)
         return b"".join(kept)
+
+    def environment(self) -> bytes:
+        """What it ran on, as the run says it."""
+        return _bytes(self.run / "environment.json")
 
 
 def find_finished(root: Path) -> list[Finished]:
@@ -109,6 +113,8 @@ def rounds_played(folder: Path) -> int:
 
 def write_record(target: Path, finished: Finished, name: str, drawn: Drawn | None) -> None:
     """A cell as a run folder of its own, small enough to commit; it is there whole or not at all."""
+    files = {name: finished.lines(name) for name in ("rounds.jsonl", "timings.jsonl")}
+    files["environment.json"] = finished.environment()
     partial = RunFolder(target.with_name(f".{target.name}.partial"))
     partial.remove()
     partial.make()
@@ -116,9 +122,8 @@ def write_record(target: Path, finished: Finished, name: str, drawn: Drawn | Non
     data = {**finished.config["data"], "root": "data", "cache": None}
     partial.write_config({**finished.config, "name": name, "data": data, **one})
     with partial.writing():
-        for file in ("rounds.jsonl", "timings.jsonl"):
-            (partial.path / file).write_bytes(finished.lines(file))
-        shutil.copyfile(finished.run / "environment.json", partial.path / "environment.json")
+        for file, content in files.items():
+            (partial.path / file).write_bytes(content)
     if drawn is not None and finished.has_prototypes:
         prefix = f"{finished.result['label']}/{finished.seed}"
         partial.write_prototypes(drawn_only(RunFolder(finished.folder).read_prototypes(), prefix, drawn))
@@ -153,10 +158,22 @@ def _resolved(file: Path) -> dict[str, Any]:
 
 
 def _results(folder: Path) -> Sequence[dict[str, Any]]:
+    file = folder / "summary.json"
     try:
-        return RunFolder(folder).read_results()
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(f"{folder / 'summary.json'} cannot be read: {one_line(error)}") from error
+        results = RunFolder(folder).read_results()
+        known = all({"label", "seed", "rounds"} <= result.keys() for result in results)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunFolderError(f"{file} cannot be read: {one_line(error)}") from error
+    if not known:
+        raise RunFolderError(f"{file} is not what a run writes: a result has no label, seed or rounds")
+    return results
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise RunFolderError(f"{file} cannot be read: {error.strerror or error}") from error
 
 
 def by_cell(found: Sequence[Finished]) -> dict[tuple[str, int, int], Finished]:
