@@ -30,6 +30,7 @@ RANKS = {
     "grid": 10,
     "api": 11,
     "bench": 11,
+    "reproduction": 11,
     "cli": 12,
 }
 LIGHT = ("core", "models", "data", "wire", "algorithms", "engine")

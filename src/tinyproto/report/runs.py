@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors
 import yaml
 from safetensors import safe_open
@@ -67,18 +68,22 @@ class Run:
         return next((one for one in self.results if (one["label"], one["seed"]) == (label, seed)), None)
 
     def prototypes(self, label: str, seed: int) -> PrototypeValues | None:
-        """From prototypes.safetensors; None where the file is not there (records under results/ leave it out)."""
+        """From prototypes.safetensors; None where the file is not there (most records under results/ leave it out)."""
         file = self.folder / "prototypes.safetensors"
         if not file.is_file():
             return None
-        names = [f"{label}/{seed}/{of}/{what}" for of in ("local", "global") for what in ("values", "present")]
+        whats = ("local/values", "local/present", "global/values", "global/present", "local/rows")
         try:
             with safe_open(file, framework="numpy") as tensors:  # reads this cell's alone
+                names = {what: f"{label}/{seed}/{what}" for what in whats}
                 known = set(tensors.keys())
-                found = [tensors.get_tensor(name) if name in known else None for name in names]
+                found = [tensors.get_tensor(names[what]) if names[what] in known else None for what in whats]
         except (OSError, safetensors.SafetensorError) as error:
             raise RunFolderError(f"{file} cannot be read: {one_line(error)}") from error
-        local, local_present, global_, global_present = found
+        local, local_present, global_, global_present, rows = found
+        if rows is not None and local_present is not None:  # a record keeps those alone that are drawn
+            local = np.zeros((*local_present.shape, rows.shape[-1]), rows.dtype)
+            local[local_present.astype(bool)] = rows
         if local is None or local_present is None:
             return None
         return PrototypeValues(local, local_present.astype(bool), global_, _as_bool(global_present))

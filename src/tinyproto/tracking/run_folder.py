@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -191,6 +192,12 @@ class RunFolder:
             raise RunFolderError(
                 f"cannot write {self.path / name}: {getattr(error, 'strerror', None) or error}"
             ) from error
+
+
+def cell_name(label: str, seed: int) -> str:
+    """The name of a cell's folder: its label without what a file system might not take, and its seed."""
+    plain = re.sub(r"[^\w.,=()-]+", "_", label, flags=re.ASCII)
+    return f"{plain[:80]}-{seed}"
 
 
 def write_whole(file: Path, text: str) -> None:
