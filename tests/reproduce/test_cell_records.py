@@ -25,8 +25,9 @@ from tinyproto.reproduce.heatmaps import Drawn, drawn_of, drawn_only
 from tinyproto.reproduce.plan import Part, plan
 from tinyproto.reproduce.records import find_finished, finished_cells, write_record
 from tinyproto.reproduction import Reproduction
+from tinyproto.tracking.run_folder import lines_kept
 
-FILES = ["config.yaml", "environment.json", "rounds.jsonl", "summary.json", "timings.jsonl"]
+FILES = ["config.yaml", "environment.json", "rounds.jsonl.gz", "summary.json", "timings.jsonl.gz"]
 
 
 def play(runs: Path, **changed: Any) -> Path:
@@ -61,11 +62,24 @@ def test_a_finished_cell_becomes_a_run_folder_of_its_own(tmp_path: Path, whole: 
     assert (record.config["seeds"], record.config["data"]["root"]) == ([1], "data")
     assert parse_config(record.config).resolved() == record.config
     for name in ("rounds.jsonl", "timings.jsonl"):
-        kept = (target / name).read_bytes()
+        kept = lines_kept(target / name)
         assert kept in (whole / name).read_bytes()
         assert all(json.loads(line)["seed"] == 1 for line in kept.splitlines())
     (again,) = find_finished(tmp_path)
     assert (again.key, again.seed, again.rounds) == (cells[3].key, 1, ROUNDS)
+
+
+def test_the_same_lines_are_packed_into_the_same_bytes_and_damaged_ones_are_named(tmp_path: Path, whole: Path) -> None:
+    cell = finished_cells(whole)[1]
+    for name in ("once", "again"):
+        write_record(tmp_path / name, cell, "table1_small", None)
+    once, again = (tmp_path / name / "rounds.jsonl.gz" for name in ("once", "again"))
+    assert once.read_bytes() == again.read_bytes()
+    again.write_bytes(once.read_bytes()[:-20])
+    with pytest.raises(RunFolderError, match=r"rounds\.jsonl cannot be read"):
+        read_run(again.parent)
+    with pytest.raises(RunFolderError, match=r"rounds\.jsonl cannot be read"):
+        finished_cells(again.parent)[0].lines("rounds.jsonl")
 
 
 def test_a_record_takes_the_place_of_another_whole(tmp_path: Path, whole: Path) -> None:
@@ -172,7 +186,7 @@ def test_cells_of_a_run_under_way_that_wait_to_be_added_are_adopted(tmp_path: Pa
     found = told(adopt(run, tmp_path / "results"), tmp_path / "results")
     assert [one[2] for one in found] == [f"table1_small/{name}" for name in ("local-0", "fedproto-0", "fedproto-1")]
     kept = tmp_path / "results" / "reproduction" / "table1_small" / "fedproto-1"
-    assert (kept / "rounds.jsonl").read_bytes() == (own / "rounds.jsonl").read_bytes()
+    assert lines_kept(kept / "rounds.jsonl") == lines_kept(own / "rounds.jsonl")
     assert (kept / "environment.json").read_bytes() == (whole / "environment.json").read_bytes()
 
 

@@ -29,7 +29,7 @@ from tinyproto.reproduce.heatmaps import Drawn
 from tinyproto.reproduce.plan import Part, PlannedCell, plan
 from tinyproto.reproduce.records import finished_cells
 from tinyproto.reproduction import Reproduction, Standing
-from tinyproto.tracking.run_folder import RunFolder
+from tinyproto.tracking.run_folder import RunFolder, lines_kept
 
 NETS = """\
 from pathlib import Path
@@ -76,8 +76,8 @@ def recorded(cwd: Path, rounds: int | None = None) -> dict[str, bytes]:
     """The rounds of every record, by its place; without the mark of another number of rounds."""
     mark = "" if rounds is None else f"@{rounds}rounds"
     return {
-        str(file.parent.relative_to(cwd / RECORDS)).replace(mark, ""): file.read_bytes()
-        for file in (cwd / RECORDS).glob("*/*/rounds.jsonl")
+        str(file.parent.relative_to(cwd / RECORDS)).replace(mark, ""): lines_kept(file.with_suffix(""))
+        for file in (cwd / RECORDS).glob("*/*/rounds.jsonl.gz")
     }
 
 
@@ -102,9 +102,10 @@ def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
 
 
 def rounds_played(cwd: Path) -> int:
-    files = [file for folder in ("runs", "results") for file in (cwd / folder).rglob("rounds.jsonl")]
+    under_way = list((cwd / "runs").rglob("rounds.jsonl"))
+    done = [file.with_suffix("") for file in (cwd / "results").rglob("rounds.jsonl.gz")]
     with suppress(FileNotFoundError):  # a cell's folder goes when its record is there
-        return sum(file.read_bytes().count(b"\n") for file in files)
+        return sum(lines_kept(file).count(b"\n") for file in (*under_way, *done))
     return 0
 
 

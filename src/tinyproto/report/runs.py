@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ import yaml
 from safetensors import safe_open
 
 from tinyproto.errors import RunFolderError, one_line
+from tinyproto.tracking.run_folder import lines_kept
 
 CONFIG_KEYS = ("name", "models", "partition", "train", "evaluate", "algorithms", "seeds")
 RESULT_KEYS = (
@@ -204,8 +206,8 @@ def _check(value: dict[str, Any], keys: Sequence[str], what: str) -> dict[str, A
 def _json_lines(file: Path) -> Iterator[dict[str, Any]]:
     """Whole lines; the rest of a line that a killed run was writing is passed over."""
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+        text = lines_kept(file).decode("utf-8")
+    except (OSError, ValueError, EOFError, zlib.error) as error:
         raise RunFolderError(f"{file} cannot be read: {one_line(error)}") from error
     *lines, _rest = text.split("\n")
     for number, line in enumerate(lines, 1):

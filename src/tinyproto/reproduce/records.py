@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import yaml
 from tinyproto.errors import RunFolderError, one_line
 from tinyproto.reproduce.heatmaps import Drawn, drawn_only
 from tinyproto.reproduce.matching import cell_key
-from tinyproto.tracking.run_folder import RunFolder
+from tinyproto.tracking.run_folder import PACKED, RunFolder, lines_kept
 
 FOLDER = "reproduction"
 """Of our own records, inside the folder of all records, and of the cells under way, inside that of all runs."""
@@ -64,7 +66,7 @@ class Finished:
         """Of one of the folder's files, the lines that are this cell's, as they are."""
         wanted = (self.result["label"], self.result["seed"])
         kept = []
-        for line in _bytes(self.folder / name).splitlines(keepends=True):
+        for line in _read(self.folder / name, lines_kept).splitlines(keepends=True):
             values = json.loads(line)
             if (values["label"], values["seed"]) == wanted:
                 kept.append(line)
@@ -72,7 +74,7 @@ class Finished:
 
     def environment(self) -> bytes:
         """What it ran on, as the run says it."""
-        return _bytes(self.run / "environment.json")
+        return _read(self.run / "environment.json", Path.read_bytes)
 
 
 def find_finished(root: Path) -> list[Finished]:
@@ -113,7 +115,8 @@ def rounds_played(folder: Path) -> int:
 
 def write_record(target: Path, finished: Finished, name: str, drawn: Drawn | None) -> None:
     """A cell as a run folder of its own, small enough to commit; it is there whole or not at all."""
-    files = {name: finished.lines(name) for name in ("rounds.jsonl", "timings.jsonl")}
+    lines = {name: finished.lines(name) for name in ("rounds.jsonl", "timings.jsonl")}
+    files = {f"{name}{PACKED}": gzip.compress(content, 9, mtime=0) for name, content in lines.items()}
     files["environment.json"] = finished.environment()
     partial = RunFolder(target.with_name(f".{target.name}.partial"))
     partial.remove()
@@ -169,11 +172,11 @@ def _results(folder: Path) -> Sequence[dict[str, Any]]:
     return results
 
 
-def _bytes(file: Path) -> bytes:
+def _read(file: Path, read: Callable[[Path], bytes]) -> bytes:
     try:
-        return file.read_bytes()
-    except OSError as error:
-        raise RunFolderError(f"{file} cannot be read: {error.strerror or error}") from error
+        return read(file)
+    except (OSError, EOFError, zlib.error) as error:
+        raise RunFolderError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def by_cell(found: Sequence[Finished]) -> dict[tuple[str, int, int], Finished]:
