@@ -105,7 +105,7 @@ class Reproduction:
         foreman = _Recorder(self, [one.cell for one in left], observer, outcome)
         datasets = _Datasets(observer)
         jobs = [job for index, one in enumerate(left) if (job := foreman.job(index, one, datasets)) is not None]
-        outcome.stopped = not play_jobs(jobs, at_once, device, foreman, observer)
+        outcome.stopped = bool(jobs) and not play_jobs(jobs, at_once, device, foreman, observer)
 
     def record(self, cell: PlannedCell, folder: RunFolder) -> None:
         """Make a record of a cell that is done, and remove what it was made from."""
