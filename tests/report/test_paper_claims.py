@@ -103,7 +103,8 @@ def test_dead_units_are_counted_where_a_run_folder_keeps_its_prototypes(tmp_path
     assert one(tmp_path / "record", "About half", fedproto).verdict == "cannot be told yet"
     claim = one(tmp_path / "folder", "About half", replace(fedproto, prototypes=True))
     assert claim.verdict == "holds"  # noise of which the negative half was set to zero
-    assert re.search(r"% of FedProto's local prototypes is zero \(resnet8 [\d.]+ %, mobilenet_v2 ", claim.evidence)
+    words = r"% of the entries of FedProto's \d+ local prototypes kept are zero \(resnet8 [\d.]+ %, mobilenet_v2 "
+    assert re.search(words, claim.evidence)
 
 
 def test_of_many_comparisons_the_extremes_are_told_and_json_has_all(tmp_path: Path) -> None:

@@ -228,7 +228,8 @@ def _dead_units(records: Records) -> Claim:
             if values is not None and share is not None:
                 networks = ", ".join(_by_network(values, cell.run.config["models"]))
                 place = f"{DATASET_NAMES[dataset]}, seed {cell.result['seed']}"
-                words = f"{place}: {percent(share)} of FedProto's local prototypes is zero ({networks})"
+                many = counted(int(values.local_present.sum()), "local prototype")
+                words = f"{place}: {percent(share)} of the entries of FedProto's {many} kept are zero ({networks})"
                 facts.append(Fact(0.4 <= share <= 0.6, -abs(share - 0.5), words))
     needs = (
         []

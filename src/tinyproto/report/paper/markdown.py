@@ -38,7 +38,7 @@ def renewed(page: str, made: str) -> str:
 def _blocks(paper: Paper) -> Iterator[str]:
     yield " ".join(paper.verdict())
     yield "## The paper's claims"
-    yield _table(("claim", "verdict", "numbers"), [[c.words, c.tally, c.evidence] for c in paper.claims])
+    yield _table(("claim", "verdict", "numbers"), [[c.words, c.tally, c.evidence] for c in paper.claims], align="---")
     yield "## The paper's tables"
     yield TABLE_WORDS
     for table in paper.tables:
@@ -63,8 +63,8 @@ def _paper_table(table: Table) -> Iterator[str]:
     yield table.caption
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], align: str = "---:") -> str:
+    lines = [header, ["---", *[align] * (len(header) - 1)], *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', '¦') for cell in line)} |" for line in lines)
 
 
