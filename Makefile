@@ -24,6 +24,7 @@ docs: .venv/.dev
 	$(BIN)/python docs/pictures/draw.py
 	$(BIN)/python docs/pictures/flow.py
 	$(BIN)/python -m tinyproto.reproduce.experiments
+	$(BIN)/python -X utf8 -m tinyproto.report.paper.markdown
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix .

@@ -50,6 +50,8 @@ class Made:
     done: int | None = None  # cells that are finished; all where not told
     prototypes: bool = True
     federation: bool = True
+    formula: int | None = 7  # parameters a round by the paper's formula
+    whole: Mapping[str, Any] | None = None  # a resolved config to take as it is
 
     def write(self, folder: Path) -> Path:
         """All files of a run folder."""
@@ -67,8 +69,13 @@ class Made:
             records = [self._record(entry["label"], seed, number) for number in range(1, self.rounds + 2)]
             lines += [json.dumps({**identity, **record}) for record in records]
             played = [PlayedRound(record_from(record), {"total": 0.5}) for record in records]
-            known = {"dataset": self.dataset, "rounds": self.rounds, "num_clients": self.clients, "preset": "sound"}
-            results.append(summarise(played, {**identity, **known}, 7, 1000))
+            known = {
+                "dataset": self.dataset,
+                "rounds": self.rounds,
+                "num_clients": self.clients,
+                "preset": config["preset"],
+            }
+            results.append(summarise(played, {**identity, **known}, self.formula, 1000))
             tensors |= self._tensors(entry["label"], seed)
         (folder / "rounds.jsonl").write_text("".join(line + "\n" for line in lines))
         (folder / "summary.json").write_text(json.dumps({"schema_version": 1, "results": results}))
@@ -85,6 +92,8 @@ class Made:
 
     def resolved(self) -> dict[str, Any]:
         """A config with everything decided, as far as a report looks."""
+        if self.whole is not None:
+            return dict(self.whole)
         entries: list[dict[str, Any]] = [
             {"name": one, "label": one} if isinstance(one, str) else dict(one) for one in self.algorithms
         ]

@@ -24,12 +24,13 @@ RANKS = {
     "fetch": 7,
     "tracking": 7,
     "experiment": 8,
-    "report": 8,
     "reproduce": 8,
+    "report": 9,
     "workers": 9,
     "grid": 10,
     "api": 11,
     "bench": 11,
+    "reproduction": 11,
     "cli": 12,
 }
 LIGHT = ("core", "models", "data", "wire", "algorithms", "engine")

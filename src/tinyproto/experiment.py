@@ -47,11 +47,12 @@ class Cell:
     index: int  # its place in the grid
     entry: AlgorithmEntry
     seed: int
+    of: str = ""  # the experiment, where cells of several are played
 
     @property
     def title(self) -> str:
         """For people."""
-        return f"{self.entry.title}, seed {self.seed}"
+        return f"{f'{self.of}: ' if self.of else ''}{self.entry.title}, seed {self.seed}"
 
 
 class Experiment:
@@ -117,9 +118,10 @@ class Experiment:
             return 1
         if asked != "auto":
             return min(asked, cells)
+        most = most_at_once(self.device)
         if self.device != "cpu":
-            return min(MOST_ON_A_GPU, cells)
-        return _cores() if cells >= _cores() and self.config.model.train.rounds >= WORTH_A_PROCESS else 1
+            return min(most, cells)
+        return most if cells >= most and self.config.model.train.rounds >= WORTH_A_PROCESS else 1
 
     @cached_property
     def steps_per_round(self) -> int:
@@ -208,6 +210,11 @@ class Experiment:
         classes_held = (self.data.counts > 0).sum(1).tolist()
         formula = simulation.algorithm.table2_parameters(classes_held)
         return summarise(played, identity, formula, simulation.peak_memory.read() + simulation.host.other_memory())
+
+
+def most_at_once(device: str) -> int:
+    """Cells that `parallel_cells: auto` lets run at once, at most."""
+    return MOST_ON_A_GPU if device != "cpu" else _cores()
 
 
 def _cores() -> int:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tinyproto.cli.interrupt import StopOnInterrupt
 from tinyproto.cli.pace import RECENT, Pace, clock_words
-from tinyproto.cli.progress import LINE_SECONDS, Progress
+from tinyproto.cli.progress import LINE_SECONDS, Expected, Progress
 from tinyproto.cli.terminal import Output
 from tinyproto.config import parse_config
 from tinyproto.engine.round import RoundRecord
@@ -36,12 +36,13 @@ class Screen:
 
     def __init__(self, *, terminal: bool = False, verbose: bool = False, height: int = 30) -> None:
         self.clock = Clock()
+        self.stop = StopOnInterrupt()
         self.file = io.StringIO()
         output = Output(verbose=verbose)
         output.console = Console(
             file=self.file, force_terminal=terminal, width=120, height=height, color_system=None, highlight=False
         )
-        self.progress = Progress(output, len(CELLS), ROUNDS, "global", StopOnInterrupt(), self.clock)
+        self.progress = Progress(output, [Expected(ROUNDS, "global")] * len(CELLS), self.stop, self.clock)
 
     @property
     def lines(self) -> list[str]:
@@ -176,5 +177,31 @@ def test_bars_of_finished_cells_go_where_the_screen_is_too_small_for_all() -> No
 def test_the_first_interrupt_is_passed_on() -> None:
     screen = Screen()
     assert not screen.progress.stop_wanted()
-    screen.progress.stop.wanted = True
+    screen.stop.wanted = True
     assert screen.progress.stop_wanted()
+
+
+def test_a_cell_that_failed_is_a_line_and_its_rounds_are_no_longer_waited_for() -> None:
+    screen = Screen()
+    progress = screen.progress
+    progress.opens(4)
+    progress.started(CELLS[1], 0)
+    progress.played(CELLS[1], played(1))
+    progress.failed(CELLS[1], "its process ended with status 7")
+    assert screen.lines == ["[2/4] FedProto, seed 0: failed: its process ended with status 7"]
+    assert progress.rounds_left == 30
+    progress.failed(CELLS[2], "no data")  # never began
+    assert progress.rounds_left == 20
+
+
+def test_cells_of_several_experiments_have_rounds_and_a_rule_of_their_own() -> None:
+    output = Output()
+    output.console = Console(file=io.StringIO(), width=120)
+    progress = Progress(output, [Expected(300, "global"), Expected(60, "local")], StopOnInterrupt())
+    progress.opens(2)
+    assert progress.total == 360
+    cell = Cell(1, ENTRIES[1], 0, of="readings_paper")
+    progress.started(cell, 10)
+    progress.played(cell, played(11))
+    (task,) = [task for task in progress.bars.tasks if task.description == "[2/2] readings_paper: FedProto, seed 0"]
+    assert (task.total, task.completed, task.fields["accuracy"]) == (60, 11, "local 50.0 %")

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from support_cli import CLASSES, CLIENTS, GoodRun, in_process, tree
+from support_paper import PaperRecord
 from support_report import Made
 
 Captured = pytest.CaptureFixture[str]
@@ -80,6 +81,62 @@ def test_a_folder_of_runs_stands_for_all_of_them(made: Path, monkeypatch: Patch,
     assert in_process(monkeypatch, made, "report", "runs", "--out", "new/folder/both.html") == 0
     assert "first, second" in (made / "new" / "folder" / "both.html").read_text()
     assert not (made / "report.html").exists()
+
+
+def test_runs_are_found_however_deep_and_what_is_no_run_is_passed_over(
+    made: Path, monkeypatch: Patch, capsys: Captured
+) -> None:
+    Made(name="deep").write(made / "runs" / "some" / "where" / "deep")
+    Made(name="hidden").write(made / "runs" / ".old" / "hidden")
+    Made(name="inner").write(made / "runs" / "first" / "cells" / "inner")  # a run folder's own business
+    (made / "runs" / "bench").mkdir()
+    (made / "runs" / "bench" / "scale.json").write_text("{}")
+    assert in_process(monkeypatch, made, "report", "runs", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [setting["name"] for setting in found["settings"]] == ["first + second + deep"]
+    assert found["passed_over"] == []
+
+
+def test_one_run_that_is_unfinished_or_broken_is_named_and_the_others_are_shown(
+    made: Path, monkeypatch: Patch, capsys: Captured
+) -> None:
+    Made(name="begun", done=0).write(made / "runs" / "begun")
+    (Made(name="broken").write(made / "runs" / "broken") / "rounds.jsonl").write_text("{}\n")
+    assert in_process(monkeypatch, made, "report", "runs") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    page = (made / "report.html").read_text()
+    for words in ("runs/begun has no finished cell yet", "runs/broken/rounds.jsonl, line 1, is not what a run writes"):
+        assert f"Not in the report: {words}" in said
+        assert words in page
+    assert "first, second" in page
+
+
+def test_where_nothing_can_be_shown_the_first_problem_is_the_error(
+    made: Path, monkeypatch: Patch, capsys: Captured
+) -> None:
+    Made(name="begun", done=0).write(made / "begun")
+    assert in_process(monkeypatch, made, "report", "begun") == 2
+    assert "begun has no finished cell yet; `tinyproto resume begun` goes on with it" in capsys.readouterr().err
+
+
+def test_records_of_the_paper_bring_its_tables_readings_and_claims(
+    tmp_path: Path, monkeypatch: Patch, capsys: Captured
+) -> None:
+    for label in ("local", "fedproto", "tinyproto_fp", "tinyproto_ft"):
+        PaperRecord("table1_cifar100", label, rounds=4).write(tmp_path / "results")
+    assert in_process(monkeypatch, tmp_path, "report", "results", "--figures", "figures", "--json") == 0
+    captured = capsys.readouterr()
+    paper = json.loads(captured.out)["paper"]
+    assert [len(table["rows"]) for table in paper["tables"]] == [9] * 6 + [24] * 3
+    assert len(paper["readings"]) == 13
+    assert paper["rules"] == []  # four rounds say nothing of the paper's 300
+    assert {claim["verdict"] for claim in paper["claims"]} == {"holds", "does not hold", "cannot be told yet"}
+    assert "TinyProto sends 10× fewer parameters than FedProto: does not hold so far" in captured.err
+    assert (tmp_path / "figures" / "paper-figure1.svg").is_file()
+    assert (tmp_path / "figures" / "paper-neurons-bytes.csv").is_file()
+    page = (tmp_path / "report.html").read_text()
+    assert page.index("The paper, repeated") < page.index("Verdict") < page.index(">Numbers<")
+    assert "Ablation of TinyProto-FT, CIFAR-10: not drawn, no cell of it is among the runs" in page
 
 
 def test_settings_are_named_where_there_are_several(made: Path, monkeypatch: Patch, capsys: Captured) -> None:

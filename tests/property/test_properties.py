@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from torch import Tensor
 
 from tinyproto.core.aggregate import HolderSums, count_scaled_sum, simple_mean
-from tinyproto.core.cps import class_masks, compress, reconstruct, sparsify
+from tinyproto.core.cps import MaskKind, build_masks, class_masks, compress, reconstruct, sparsify
 from tinyproto.core.messages import AtMost, Message
 from tinyproto.core.prototypes import Prototypes, class_means, nearest
 from tinyproto.data.partition import dirichlet_shares
@@ -82,6 +82,34 @@ def test_sparsify_is_linear_idempotent_and_non_expansive(
     shorter = (sparsify(first, masks).values - sparsify(second, masks).values).double().norm(dim=1)
     longer = (first.values - second.values).double().norm(dim=1)
     assert bool((shorter <= longer).all())
+
+
+@given(masked(), st.sampled_from(["balanced", "blocks"]), st.integers(0, 3))
+def test_what_cps_sends_meets_the_assumption_of_the_convergence_proof(
+    case: tuple[Prototypes, Prototypes, Tensor], kind: MaskKind, seed: int
+) -> None:
+    # The support of every class lies in a set fixed by K, d, s and the seed, whatever the prototypes; what arrives
+    # stays as it is when it is sent again; no norm and no distance grows.
+    first, second, balanced = case
+    num_classes, dim = balanced.shape
+    cps_dim = int(balanced[0].sum())
+    try:
+        masks, again = (build_masks(kind, num_classes, dim, cps_dim, seed) for _ in range(2))
+    except ValueError:
+        assume(False)  # blocks of the published code do not fit every size
+    assert torch.equal(masks, again)
+
+    def sent(values: Prototypes) -> Prototypes:
+        return reconstruct(compress(values, masks), masks)
+
+    one, other = sent(first), sent(second)
+    for values, kept in ((first, one), (second, other)):
+        assert not bool(kept.values[~masks].any())
+        assert torch.equal(kept.values[masks], values.values[masks])
+        assert torch.equal(sent(kept).values, kept.values)
+        assert bool((kept.values.double().norm(dim=1) <= values.values.double().norm(dim=1)).all())
+    shorter = (one.values.double() - other.values.double()).norm(dim=1)
+    assert bool((shorter <= (first.values.double() - second.values.double()).norm(dim=1)).all())
 
 
 @st.composite

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from support_paper import PaperRecord
 from support_report import FIVE, Made
 from tinyproto.report.figures.prototypes import Shown
 from tinyproto.report.page import Report, make_report
-from tinyproto.report.runs import read_runs
+from tinyproto.report.runs import find_runs, read_runs
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>&\"'"
 
@@ -233,3 +234,44 @@ def test_a_class_and_a_client_can_be_chosen(tmp_path: Path) -> None:
     page = make_report([run], Shown(class_=2, client=1)).html
     assert "FedProto: class 2 over clients" in page
     assert "FedProto: client 1 over classes" in page
+
+
+def test_figures_beyond_their_room_come_without_data_and_then_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = read_runs([Made(algorithms=FIVE, rounds=40, prototypes=False).write(tmp_path / "run")])
+    whole = make_report(runs)
+    monkeypatch.setattr("tinyproto.report.page.MOST_DATA_BYTES", 20_000)
+    bare = make_report(runs)
+    assert bare.html.count("download=") < whole.html.count("download=")
+    assert bare.html.count("<figure") == whole.html.count("<figure")
+    assert "Drawn without their data: " in bare.html
+    monkeypatch.setattr("tinyproto.report.page.MOST_FIGURES_BYTES", 20_000)
+    few = make_report(runs)
+    assert 0 < few.html.count("<figure") < whole.html.count("<figure")
+    assert "Not drawn: " in few.html
+    assert few.figures == whole.figures
+
+
+def test_many_runs_are_counted_in_the_heading_and_alike_ones_repeated_once(tmp_path: Path) -> None:
+    for stem in ("table1_cifar100", "table1_cifar10"):
+        for label in ("local", "lg_fedavg", "fedproto", "fedtgp"):
+            PaperRecord(stem, label, rounds=2).write(tmp_path)
+    page = make_report(read_runs(find_runs([tmp_path]))).html
+    assert "<h1>table1_cifar10, table1_cifar100 (8 runs)</h1>" in page
+    assert page.count(">Config<") == 2
+    assert page.count("and 3 more, which differ from it in algorithm and seed") == 2
+
+
+def test_the_paper_comes_before_the_studies_and_a_page_without_it_has_none(tmp_path: Path) -> None:
+    PaperRecord("table1_cifar100", "fedproto", 60, rounds=4).write(tmp_path / "paper")
+    page = make_report(read_runs(find_runs([tmp_path / "paper"])))
+    Parsed(page.html)
+    assert page.paper is not None
+    assert page.html.index(">The paper, repeated<") < page.html.index(">Its figures<") < page.html.index("Verdict")
+    slugs = [figure["id"] for figure in Parsed(page.html).named("figure")]
+    assert slugs == [figure.slug for figure in page.figures]
+    assert slugs[0] == "paper-figure1"
+    other = report(tmp_path / "other", Made())
+    assert other.paper is None
+    assert "The paper, repeated" not in other.html

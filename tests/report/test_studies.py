@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from support_paper import PaperRecord
 from support_report import Made
-from tinyproto.report.runs import Run, read_runs
+from tinyproto.report.runs import Run, find_runs, read_runs
 from tinyproto.report.studies import Setting, arrange
 
 
@@ -122,3 +123,35 @@ def test_rounds_that_were_not_evaluated_cost_bytes_but_are_no_points(tmp_path: P
     made = Made(algorithms=("fedproto",), rounds=4, evaluated=lambda number: range(3) if number in (1, 4) else ())
     (cell,) = only_setting(runs(tmp_path, made)).series[0].cells
     assert [(point.rounds, point.payload_bytes) for point in cell.points] == [(0, 0), (3, 1800), (4, 2400)]
+
+
+def test_more_curves_than_colours_are_drawn_in_parts_and_told_apart_by_dashes(tmp_path: Path) -> None:
+    entries = [{"name": "fedproto", "label": f"variant {index}"} for index in range(23)]
+    first = Made(name="many", algorithms=entries).read(tmp_path / "many")
+    second = Made(name="few", rounds=3).read(tmp_path / "few")
+    third = Made(name="short", rounds=1).read(tmp_path / "short")
+    (study,) = arrange([first, second, third])
+    panels = study.panels()
+    assert [[series.title for _, series in panel.series] for panel in panels] == [
+        [f"variant {index}" for index in range(23)],
+        ["Local, few", "FedProto, few", "Local, short", "FedProto, short"],
+    ]
+    inks = [series.ink for _, series in panels[0].series]
+    assert len(set(inks)) == 23
+    assert (inks[0], inks[10], inks[20]) == ("c0", "c0 again", "c0 thrice")
+    assert [series.ink for _, series in panels[1].series] == ["c0", "c1", "c2", "c3"]
+    assert [setting.name for setting in panels[1].settings] == ["few", "short"]
+
+
+def test_few_curves_stay_in_one_figure(tmp_path: Path) -> None:
+    (study,) = arrange([Made(name="a").read(tmp_path / "a"), Made(name="b", rounds=3).read(tmp_path / "b")])
+    assert study.panels() == [study]
+
+
+def test_records_of_one_experiment_are_called_after_it(tmp_path: Path) -> None:
+    for label in ("fedproto", "fedtgp"):
+        for preset in ("reference", "sound"):
+            PaperRecord("table1_cifar100", label, rounds=2, preset=preset).write(tmp_path)
+    (study,) = arrange(read_runs(find_runs([tmp_path])))
+    assert [setting.name for setting in study.settings] == ["table1_cifar100", "table1_cifar100@sound"]
+    assert next(series.title for _, series in study.series) == "FedProto, table1_cifar100"

@@ -14,7 +14,7 @@ from tinyproto.cli.arguments import positive
 from tinyproto.cli.bench import bench
 from tinyproto.cli.data import data
 from tinyproto.cli.options import ConfigFile, Json, Overrides, Quiet, Verbose
-from tinyproto.errors import Interrupted, TinyProtoError
+from tinyproto.errors import ConfigError, Interrupted, TinyProtoError
 
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -169,20 +169,91 @@ def models(
 
 @app.command()
 def reproduce(
-    list_: Annotated[bool, typer.Option("--list", help="List the paper's tables and figures and their configs.")],
+    target: Annotated[
+        str | None, typer.Argument(metavar="TARGET", help="A table or a figure; --list names them.", show_default=False)
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            show_default=False,
+            help="Config keys that change no numbers: train.parallel_cells, train.device, train.trainer, ...",
+        ),
+    ] = None,
+    dataset: Annotated[
+        list[str] | None, typer.Option(metavar="NAMES", help="Only these datasets.", show_default="all it has")
+    ] = None,
+    algorithms: Annotated[
+        list[str] | None, typer.Option(metavar="NAMES", help="Only these algorithms.", show_default="all it has")
+    ] = None,
+    seeds: Annotated[
+        list[str] | None, typer.Option(metavar="NUMBERS", help="These seeds.", show_default="those of its configs")
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            parser=positive("--rounds"), metavar="T", help="So many rounds.", show_default="as in its configs"
+        ),
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Another reading.", show_default="as in its configs")
+    ] = None,
+    max_minutes: Annotated[
+        float | None, typer.Option(min=0, help="Stop after so many minutes, with checkpoints.", show_default="none")
+    ] = None,
+    data_root: Annotated[Path, typer.Option("--data", help="The folder that holds the datasets.")] = Path("data"),
+    results: Annotated[Path, typer.Option(help="Where records are, and go.")] = Path("results"),
+    runs: Annotated[Path, typer.Option(help="Where cells under way are kept.")] = Path("runs"),
+    list_: Annotated[
+        bool, typer.Option("--list", help="List the targets, or a target's cells and how far they are, and stop.")
+    ] = False,
+    adopt: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="RUN",
+            show_default=False,
+            help="Make records of a run folder's finished cells, as far as they are cells of the paper, and stop.",
+        ),
+    ] = None,
     json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
-    """The paper's experiments: which config gives which table or figure.
+    """Repeat the paper: play the cells of a table or a figure that are not done yet, each into a record.
 
-    Example:
+    A cell is an algorithm with a seed, 300 rounds. A cell is done where a run folder anywhere under **results** has it,
+    by its config; cells that were cut off go on from their checkpoints in **runs/reproduction**. As many run at once as
+    the GPU takes. Each record is written when its cell ends, to **results/reproduction/CONFIG/ALGORITHM-SEED**.
+
+    After Ctrl-C, --max-minutes or a kill, the same command goes on. Lists are separated by commas.
+
+    Examples:
 
     - tinyproto reproduce --list
+    - tinyproto reproduce table1 --dataset cifar100 --list
+    - tinyproto reproduce table1 --dataset cifar100 --seeds 0 --max-minutes 60
+    - tinyproto reproduce table1 --dataset cifar100 --algorithms fedproto,tinyproto_ft --preset sound
+    - tinyproto reproduce --adopt runs/table1_cifar100
     """
-    from tinyproto.cli.reproduce import list_experiments
+    from tinyproto.cli.reproduce import Asked, adopt_runs, list_cells, list_experiments, reproduce_target
     from tinyproto.cli.terminal import Output
 
-    if list_:
-        list_experiments(Output(json=json))
+    output = Output(json=json, quiet=quiet, verbose=verbose)
+    if adopt:
+        adopt_runs(adopt, results, output)
+    elif target is None and list_:
+        list_experiments(output)
+    elif target is None:
+        raise ConfigError("name a TARGET, such as table1; tinyproto reproduce --list names them all")
+    else:
+        asked = Asked.parse(target, dataset, algorithms, seeds, rounds, preset, data_root, overrides)
+        try:
+            if list_:
+                list_cells(asked, results, runs, output)
+            else:
+                reproduce_target(asked, results, runs, max_minutes, output)
+        except KeyboardInterrupt:
+            raise Interrupted("nothing was changed") from None
 
 
 @app.command()

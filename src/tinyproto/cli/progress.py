@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from rich import progress as bars
 from rich.text import Text
 
-from tinyproto.cli.interrupt import StopOnInterrupt
 from tinyproto.cli.pace import Pace, clock_words
 from tinyproto.cli.terminal import Output
 from tinyproto.experiment import Cell
@@ -35,19 +34,33 @@ class TimeLeft(bars.ProgressColumn):
         return Text(f"left {clock_words(seconds)}", style="progress.remaining")
 
 
+class Expected(NamedTuple):
+    """What is known of a cell beforehand: its rounds, and the rule that its accuracy is shown by."""
+
+    rounds: int
+    rule: str
+
+
+class Stop(Protocol):
+    """Says whether to stop after the rounds under way."""
+
+    @property
+    def wanted(self) -> bool:
+        """By Ctrl-C, or because time is up."""
+        ...
+
+
 class Progress:
     """An observer that shows algorithm, round, accuracy, bytes and time left, of every cell under way."""
 
     def __init__(
-        self, output: Output, cells: int, rounds: int, rule: str, stop: StopOnInterrupt,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+        self, output: Output, cells: Sequence[Expected], stop: Stop, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.output = output
         self.stop = stop
-        self.rule = rule
-        self.cells = cells
-        self.rounds = rounds
-        self.total = cells * rounds
+        self.expected = cells  # by the cells' index
+        self.cells = len(cells)
+        self.total = sum(cell.rounds for cell in cells)
         self.earlier = 0
         self.done: dict[int, int] = {}
         self.pace = Pace(clock)
@@ -64,7 +77,9 @@ class Progress:
             disable=not output.has_bars,
             speed_estimate_period=REMEMBERED_SECONDS,
         )
-        self.whole = self.bars.add_task("all", total=self.total, accuracy="", traffic="", left=None, visible=cells > 1)
+        self.whole = self.bars.add_task(
+            "all", total=self.total, accuracy="", traffic="", left=None, visible=self.cells > 1
+        )
         self.under_way: dict[int, bars.TaskID] = {}
 
     def __enter__(self) -> Progress:
@@ -78,7 +93,7 @@ class Progress:
 
     def opens(self, left: int) -> None:
         """What an earlier run has done counts as done."""
-        self.earlier = (self.cells - left) * self.rounds
+        self.earlier = sum(cell.rounds for cell in self.expected[: self.cells - left])
 
     def told(self, words: str) -> None:
         """A line."""
@@ -90,8 +105,9 @@ class Progress:
             self.bars.update(self.under_way[cell.index], completed=done)
         else:
             self.under_way[cell.index] = self.bars.add_task(
-                f"{self._number(cell)} {cell.title}", total=self.rounds, completed=done, accuracy="", traffic=""
-            )
+                f"{self._number(cell)} {cell.title}", total=self.expected[cell.index].rounds, completed=done,
+                accuracy="", traffic="",
+            )  # fmt: skip
         self.done[cell.index] = done
         self._show_whole()
 
@@ -102,7 +118,8 @@ class Progress:
         """Move the bar; the closing exchange brings the last accuracy, not another round."""
         bar = self.under_way[cell.index]
         record = played.record
-        rule = self.rule if record.accuracy[self.rule] is not None else "head"
+        wanted = self.expected[cell.index].rule
+        rule = wanted if record.accuracy[wanted] is not None else "head"
         accuracy = record.accuracy[rule]
         if accuracy is not None:
             self.bars.update(bar, accuracy=f"{rule} {percent(accuracy)}")
@@ -139,6 +156,15 @@ class Progress:
     def stop_wanted(self) -> bool:
         """After a first Ctrl-C."""
         return self.stop.wanted
+
+    def failed(self, cell: Cell, reason: str) -> None:
+        """A line; what it had left to play is no longer counted."""
+        bar = self.under_way.pop(cell.index, None)
+        if bar is not None:
+            self.bars.update(bar, visible=False)
+        self.done[cell.index] = self.expected[cell.index].rounds
+        self._show_whole()
+        self.output.say(f"{self._number(cell)} {cell.title}: failed: {reason}")
 
     def finished(self, cell: Cell, result: dict[str, Any]) -> None:
         """The bar stays where there is space for all; without a terminal one line takes its place."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tinyproto.cli.terminal import Output
 from tinyproto.errors import RunFolderError
 from tinyproto.report.draw.svg import with_style
 from tinyproto.report.figures.prototypes import Shown
-from tinyproto.report.page import Report, figure_style, make_report
-from tinyproto.report.runs import find_runs, read_runs
+from tinyproto.report.page import FEW_SETTINGS, Report, figure_style, make_report
+from tinyproto.report.runs import find_runs, read_readable_runs, read_runs
+from tinyproto.report.studies import Setting
 from tinyproto.report.words import size
 from tinyproto.tracking.run_folder import write_whole
 
@@ -20,17 +21,17 @@ def report_runs(
 ) -> None:  # fmt: skip
     """One page for all the runs meant; where nothing is said, beside the run, or here where there are several."""
     folders = find_runs(paths)
-    page = make_report(read_runs(folders), shown)
+    runs, passed_over = read_readable_runs(folders)
+    page = make_report(runs, shown, passed_over)
     target = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     _write(target, page.html)
     if figures is not None:
         write_figures(page, figures)
     settings = [setting for study in page.studies for setting in study.settings]
-    for setting in settings:
-        for sentence in setting.verdict():
-            output.console.print(
-                f"• {setting.name}: {sentence}" if len(settings) > 1 else f"• {sentence}", markup=False
-            )
+    for sentence in [*_claims(page), *_verdicts(settings)]:
+        output.console.print(f"• {sentence}", markup=False)
+    for sentence in passed_over:
+        output.say(f"Not in the report: {sentence}")
     output.say(f"Written to {target} ({size(len(page.html.encode()))})")
     if figures is not None:
         output.say(f"{len(page.figures)} figures, each as .svg and .csv, in {figures}")
@@ -39,8 +40,24 @@ def report_runs(
             "report": str(target),
             "figures": [figure.slug for figure in page.figures],
             "settings": [setting.plain() for setting in settings],
+            "passed_over": passed_over,
+            "paper": None if page.paper is None else page.paper.plain(),
         }
     )
+
+
+def _claims(page: Report) -> Iterator[str]:
+    """The paper's, where it is repeated."""
+    if page.paper is not None:
+        yield from page.paper.verdict()
+        yield from (f"{claim.words}: {claim.tally}" for claim in page.paper.claims)
+
+
+def _verdicts(settings: Sequence[Setting]) -> Iterator[str]:
+    """All sentences while settings are few, else the ranking of each."""
+    for setting in settings:
+        sentences = setting.verdict() if len(settings) <= FEW_SETTINGS else setting.verdict()[:1]
+        yield from (f"{setting.name}: {one}" if len(settings) > 1 else one for one in sentences)
 
 
 def write_report(folders: Sequence[Path], target: Path) -> Path:

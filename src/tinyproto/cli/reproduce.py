@@ -1,9 +1,202 @@
-"""`tinyproto reproduce --list`: the paper's experiments and the configs they are made of."""
+"""`tinyproto reproduce`: the paper's cells played with progress, then what they reached; or what there is to play."""
 
 from __future__ import annotations
 
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tinyproto.cli.interrupt import StopOnInterrupt
+from tinyproto.cli.progress import Expected, Progress
+from tinyproto.cli.table import comparison_table
 from tinyproto.cli.terminal import Output, plain_table
+from tinyproto.errors import ConfigError, Interrupted, WorkerError
+from tinyproto.report.compare import Comparison, compare
+from tinyproto.report.words import counted
+from tinyproto.reproduce.adopt import adopt
 from tinyproto.reproduce.experiments import experiments
+from tinyproto.reproduce.plan import Part, PlannedCell, plan
+from tinyproto.reproduce.targets import TARGETS
+from tinyproto.reproduction import Outcome, Reproduction, Standing
+
+AGAIN = "the same command goes on"
+NAMED = 4
+"""So many failed cells are named with their reason; of more, their number."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line names."""
+
+    target: str
+    part: Part
+    overrides: Sequence[str]
+
+    @classmethod
+    def parse(
+        cls, target: str, datasets: Sequence[str] | None, algorithms: Sequence[str] | None, seeds: Sequence[str] | None,
+        rounds: int | None, preset: str | None, data: Path, overrides: Sequence[str] | None,
+    ) -> Asked:  # fmt: skip
+        """Lists may come as several options, as one with commas, or both."""
+        numbers = [_seed(text) for text in _items(seeds)]
+        names = _items(datasets), _items(algorithms)
+        return cls(target, Part(*names, list(dict.fromkeys(numbers)), rounds, preset, str(data)), overrides or [])
+
+    def reproduction(self, results: Path, runs: Path) -> Reproduction:
+        """The cells meant, with their folders."""
+        cells = plan(self.target, self.part, self.overrides)
+        return Reproduction(cells, results, runs, drawn=self.target == "heatmaps")
+
+
+def _items(given: Sequence[str] | None) -> list[str]:
+    parts = [part for text in given or () for part in re.split(r",(?![^()]*\))", text)]  # a label may have its own
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _seed(text: str) -> int:
+    if not text.isascii() or not text.isdecimal():
+        raise ConfigError(f"--seeds: whole numbers from 0 on are needed, such as 0,1,2, not {text!r}")
+    return int(text)
+
+
+class UntilTimeIsUp:
+    """Wants a stop after a Ctrl-C, or so many minutes after it was made."""
+
+    def __init__(
+        self, interrupt: StopOnInterrupt, minutes: float | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._interrupt = interrupt
+        self._clock = clock
+        self._end = None if minutes is None else clock() + 60 * minutes
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it is time."""
+        return self._interrupt.wanted or (self._end is not None and self._clock() >= self._end)
+
+
+def reproduce_target(asked: Asked, results: Path, runs: Path, minutes: float | None, output: Output) -> None:
+    """Play what is left of a target, and show what its cells reached."""
+    reproduction = asked.reproduction(results, runs)
+    if not reproduction.cells:
+        output.say(f"{asked.target}: {TARGETS[asked.target].words}; `tinyproto report {results}` draws it")
+        output.result({"target": asked.target, "cells": [], "failed": [], "tables": []})
+        return
+    standing = reproduction.standing()
+    left = [one for one in standing if one.state != "done"]
+    output.say(f"{asked.target}: {_counts(standing)}")
+    with StopOnInterrupt() as interrupt:
+        try:
+            outcome = _play(reproduction, left, UntilTimeIsUp(interrupt, minutes), output)
+        except KeyboardInterrupt:
+            raise Interrupted(AGAIN) from None
+    standing = reproduction.standing()
+    if interrupt.wanted and any(one.state != "done" for one in standing):
+        raise Interrupted(f"{_counts(standing)}; {AGAIN}")
+    _conclude(asked, standing, outcome, results, output)
+
+
+def _play(reproduction: Reproduction, left: Sequence[Standing], stop: UntilTimeIsUp, output: Output) -> Outcome:
+    expected = [Expected(one.cell.rounds, one.cell.config.model.evaluate.rule) for one in left]
+    with Progress(output, expected, stop) as progress:
+        return reproduction.play(left, progress)
+
+
+def _conclude(asked: Asked, standing: Sequence[Standing], outcome: Outcome, results: Path, output: Output) -> None:
+    tables = dict(_tables(standing))
+    for stem, comparison in tables.items():
+        output.console.print(f"\n{stem}", markup=False)
+        output.console.print(comparison_table(comparison, output.console))
+    left = [one for one in standing if one.state != "done"]
+    if left:
+        output.say(f"{asked.target}: {_counts(standing)}; {AGAIN}")
+    output.say(f"The page with the paper's numbers beside these: tinyproto report {results}")
+    output.result(
+        {
+            "target": asked.target,
+            "cells": [_plain(one) for one in standing],
+            "failed": [{**_identity(cell), "reason": reason} for cell, reason in outcome.failed],
+            "tables": [{"config": stem, **comparison.plain()} for stem, comparison in tables.items()],
+        }
+    )
+    if outcome.failed:
+        raise WorkerError(_failures(outcome.failed))
+
+
+def _tables(standing: Sequence[Standing]) -> Iterator[tuple[str, Comparison]]:
+    """What the cells that are done reached, config after config."""
+    for stem in dict.fromkeys(one.cell.stem for one in standing):
+        own = [one for one in standing if one.cell.stem == stem and one.finished is not None]
+        found = [{**one.finished.result, "label": one.cell.label} for one in own if one.finished is not None]
+        if found:
+            evaluate = own[0].cell.config.model.evaluate
+            titles = {one.cell.label: one.cell.title for one in own}
+            yield stem, compare(found, titles, evaluate.rule, evaluate.statistic)
+
+
+def _failures(failed: Sequence[tuple[PlannedCell, str]]) -> str:
+    """One sentence, by reason."""
+    reasons = dict.fromkeys(reason for _, reason in failed)
+    told = []
+    for reason in reasons:
+        names = [f"{cell.stem}: {cell.title}, seed {cell.seed}" for cell, why in failed if why == reason]
+        told.append(f"{', '.join(names) if len(names) <= NAMED else counted(len(names), 'cell')}: {reason}")
+    return f"{counted(len(failed), 'cell')} failed ({'; '.join(told)}); the same command tries again"
+
+
+def _counts(standing: Sequence[Standing]) -> str:
+    states = [one.state for one in standing]
+    parts = [f"{states.count(state)} {state}" for state in ("done", "begun", "to do") if state in states]
+    return f"{counted(len(states), 'cell')}, {', '.join(parts)}"
+
+
+def list_cells(asked: Asked, results: Path, runs: Path, output: Output) -> None:
+    """One line per cell of a target and how far it is; as JSON also where."""
+    standing = asked.reproduction(results, runs).standing()
+    if output.wants_json:
+        output.result([_plain(one) for one in standing])
+        return
+    table = plain_table()
+    for name in ("config", "algorithm", "seed", "rounds", "state"):
+        table.add_column(name, no_wrap=True, justify="right" if name in ("seed", "rounds") else "left")
+    for one in standing:
+        state = f"begun: {one.rounds} of {one.cell.rounds}" if one.state == "begun" else one.state
+        table.add_row(one.cell.stem, one.cell.label, str(one.cell.seed), str(one.cell.rounds), state)
+    table.caption = f"{asked.target}: {TARGETS[asked.target].words}. {_counts(standing)}."
+    output.console.print(table)
+
+
+def _plain(one: Standing) -> dict[str, Any]:
+    folder = None if one.state == "to do" else one.folder.as_posix()
+    return {**_identity(one.cell), "state": one.state, "played": one.rounds, "folder": folder}
+
+
+def _identity(cell: PlannedCell) -> dict[str, Any]:
+    return {
+        "config": cell.stem, "dataset": cell.dataset, "algorithm": cell.config.algorithms[0].spec.name,
+        "label": cell.label, "seed": cell.seed, "rounds": cell.rounds,
+    }  # fmt: skip
+
+
+def adopt_runs(folders: Sequence[Path], results: Path, output: Output) -> None:
+    """Records of what `tinyproto run` has played."""
+    told = []
+    for folder in folders:
+        for one in adopt(folder, results):
+            name = f"{folder}: {one.finished.result['label']}, seed {one.finished.seed}"
+            if one.record is None:
+                output.say(f"{name}: is no cell of the paper")
+            else:
+                output.say(f"{name}: {'written to' if one.written else 'is there already:'} {one.record}")
+            record = None if one.record is None else one.record.as_posix()
+            identity = {key: one.finished.result[key] for key in ("label", "seed", "rounds")}
+            told.append({"run": str(folder), **identity, "record": record, "written": one.written})
+    if not told:
+        output.say("There is no finished cell yet.")
+    output.result(told)
 
 
 def list_experiments(output: Output) -> None:
@@ -31,6 +224,7 @@ def list_experiments(output: Output) -> None:
         table.add_row(config.target, config.path.as_posix(), config.values["data"]["name"], str(config.cells))
     table.caption = (
         f"{sum(config.cells for config in found)} cells (an algorithm, a seed, 300 rounds) in {len(found)} configs. "
-        "Run one with: tinyproto run CONFIG data.root=FOLDER"
+        f"tinyproto reproduce TARGET plays those that are not done. Targets made of cells of others: "
+        f"{', '.join(name for name in TARGETS if name not in {config.target for config in found})}."
     )
     output.console.print(table)

@@ -8,7 +8,7 @@ from pathlib import Path
 from tinyproto import grid
 from tinyproto.cli.interrupt import StopOnInterrupt
 from tinyproto.cli.loading import LoadingBar
-from tinyproto.cli.progress import Progress
+from tinyproto.cli.progress import Expected, Progress
 from tinyproto.cli.report import write_report
 from tinyproto.cli.table import comparison_table
 from tinyproto.cli.terminal import Output
@@ -45,7 +45,8 @@ def _watch(experiment: Experiment, folder: Path, output: Output, play: Callable[
     config = experiment.config
     _announce(output, experiment)
     with StopOnInterrupt() as stop:
-        progress = Progress(output, len(experiment.cells), config.model.train.rounds, config.model.evaluate.rule, stop)
+        expected = Expected(config.model.train.rounds, config.model.evaluate.rule)
+        progress = Progress(output, [expected] * len(experiment.cells), stop)
         try:
             with progress:
                 play(progress)

@@ -13,13 +13,12 @@ from pathlib import Path
 
 from tinyproto.errors import CheckpointError
 from tinyproto.experiment import Cell, Experiment
-from tinyproto.grid.cell import Host, play_cell
+from tinyproto.grid.cell import Host, describe, play_cell
 from tinyproto.grid.ledger import Ledger
 from tinyproto.grid.observer import Observer, Silent
 from tinyproto.grid.parallel import play_at_once
 from tinyproto.simulation.checkpoint import Position, load_newest
 from tinyproto.tracking.checkpoints import check_same_config
-from tinyproto.tracking.environment import environment
 from tinyproto.tracking.run_folder import RunFolder
 from tinyproto.workers.pool import WorkerPool
 
@@ -69,9 +68,7 @@ def _play(experiment: Experiment, folder: RunFolder, start: Position, observer: 
 
 def _describe(experiment: Experiment, folder: RunFolder) -> None:
     """What it runs on and who holds what, where a run killed at its start has not said so yet."""
-    if not folder.size("environment.json"):
-        facts = environment(experiment.device, experiment.workers, experiment.cells_at_once)
-        folder.write_json("environment.json", {**facts, **experiment.execution()})
+    describe(experiment, folder, experiment.cells_at_once)
     if not folder.size("federation.json"):
         folder.write_json("federation.json", experiment.holdings())
 

@@ -17,6 +17,7 @@ from tinyproto.simulation.clients import grouped
 from tinyproto.simulation.loop import PlayedRound, Simulation
 from tinyproto.simulation.loopback import ClientHost
 from tinyproto.tracking.checkpoints import Checkpoints, check_same_config
+from tinyproto.tracking.environment import environment
 from tinyproto.tracking.run_folder import RunFolder
 
 MOST_PROTOTYPES = 100
@@ -24,6 +25,13 @@ MOST_PROTOTYPES = 100
 
 Host = Callable[[Cell, Path], ClientHost]
 """Where the clients of a cell live; those that do not fit into memory, in a folder."""
+
+
+def describe(experiment: Experiment, folder: RunFolder, at_once: int) -> None:
+    """What it runs on, with at most so many cells at once, where a run killed at its start has not said so yet."""
+    if not folder.size("environment.json"):
+        facts = environment(experiment.device, experiment.workers, at_once)
+        folder.write_json("environment.json", {**facts, **experiment.execution()})
 
 
 def play_cell(experiment: Experiment, cell: Cell, folder: RunFolder, observer: Observer, host: Host) -> dict[str, Any]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 from tinyproto.experiment import Cell, Experiment
 from tinyproto.simulation.checkpoint import Position
 from tinyproto.tracking.checkpoints import Checkpoints
-from tinyproto.tracking.run_folder import RunFolder
+from tinyproto.tracking.run_folder import RunFolder, cell_name
 
 
 class Ledger:
@@ -32,9 +30,8 @@ class Ledger:
             self.folder_of(cell).remove()
 
     def folder_of(self, cell: Cell) -> RunFolder:
-        """Where a cell is played; its label without what a file system might not take."""
-        label = re.sub(r"[^\w.,=()-]+", "_", cell.entry.label, flags=re.ASCII)[:80]
-        return self.folder.inner("cells", f"{cell.index + 1:03}-{label}-{cell.seed}")
+        """Where a cell is played."""
+        return self.folder.inner("cells", f"{cell.index + 1:03}-{cell_name(cell.entry.label, cell.seed)}")
 
     def unfinished(self) -> list[Cell]:
         """The cells that still have rounds to play, in order."""

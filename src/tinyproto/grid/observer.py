@@ -31,6 +31,10 @@ class Observer(Protocol):
         """The cell is done."""
         ...
 
+    def failed(self, cell: Cell, reason: str) -> None:
+        """The cell cannot be finished, and the others go on."""
+        ...
+
     def stop_wanted(self) -> bool:
         """Whether to stop after the rounds under way."""
         ...
@@ -52,6 +56,9 @@ class Silent:
         """Nothing."""
 
     def finished(self, cell: Cell, result: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def failed(self, cell: Cell, reason: str) -> None:
         """Nothing."""
 
     def stop_wanted(self) -> bool:

@@ -14,7 +14,7 @@ import torch
 from tinyproto.config import parse_config
 from tinyproto.errors import ConfigError
 from tinyproto.experiment import Cell, Experiment
-from tinyproto.grid.cell import play_cell
+from tinyproto.grid.cell import describe, play_cell
 from tinyproto.grid.observer import Silent
 from tinyproto.grid.room import SHOWN_BY_ROUND, footprint
 from tinyproto.simulation.loop import PlayedRound
@@ -48,7 +48,12 @@ def _play(request: Parcel, teller: Teller) -> None:
         raise ConfigError(f"the run began on {request.head['device']}, but this process finds {experiment.device}")
     teller.device = torch.device(experiment.device)
     cell = experiment.cells[request.head["cell"]]
-    result = play_cell(experiment, cell, RunFolder(Path(request.head["folder"])), teller, experiment.host)
+    folder = RunFolder(Path(request.head["folder"]))
+    if (at_once := request.head["described_at_once"]) is not None:
+        folder.make()
+        folder.write_config(experiment.config.resolved())
+        describe(experiment, folder, at_once)
+    result = play_cell(experiment, cell, folder, teller, experiment.host)
     teller.finished(cell, result)
 
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from importlib import resources
 
-import yaml
-
-import tinyproto
 from tinyproto.report import html
 from tinyproto.report.columns import accuracy_cells, columns, cost_cells, share_cell
 from tinyproto.report.compare import RULE_NAMES, STATISTIC_NAMES, spread
@@ -20,6 +16,8 @@ from tinyproto.report.figures.holdings import who_holds_what
 from tinyproto.report.figures.prototypes import ANY, DeadUnits, Shown, dead_units, prototype_figures
 from tinyproto.report.figures.rounds import accuracy_over_rounds
 from tinyproto.report.figures.traffic import accuracy_over_bytes
+from tinyproto.report.paper.section import Paper, as_html, repeat_paper
+from tinyproto.report.repeat import FEW_RUNS, to_repeat
 from tinyproto.report.runs import Run
 from tinyproto.report.studies import Series, Setting, Study, arrange
 from tinyproto.report.words import counted
@@ -28,31 +26,49 @@ MOST_BYTES = 2_900_000
 """Of the whole page; prototypes that would not fit are left out, and the page says so."""
 
 
+MOST_FIGURES_BYTES, MOST_DATA_BYTES = 2_600_000, 1_700_000
+"""Up to where figures on accuracy are drawn, and up to where they bring their data."""
+
+FEW_SETTINGS = 4
+"""So many stand side by side in a table."""
+
+
 @dataclass(frozen=True)
 class Report:
-    """A page, the studies it is about and the figures on it."""
+    """A page, the studies it is about, the figures on it, and what it says of the paper where runs repeat it."""
 
     html: str
     studies: Sequence[Study]
     figures: Sequence[Figure]
+    paper: Paper | None = None
 
 
-def make_report(runs: Sequence[Run], shown: Shown = ANY) -> Report:
-    """All runs on one page."""
+def make_report(runs: Sequence[Run], shown: Shown = ANY, passed_over: Sequence[str] = ()) -> Report:
+    """All runs on one page, and a sentence about each that could not be read."""
     studies = arrange(runs)
+    paper = repeat_paper(runs)
     several = len(studies) > 1
     prefixes = [f"study{number}-" if several else "" for number in range(len(studies))]
-    figures: list[Figure] = []
-    body, end = "".join(_head(runs, studies)), "".join(_repeat(runs))
+    figures: list[Figure] = [] if paper is None else paper.figures
+    body, end = "".join(_head(runs, studies, passed_over)), "".join(to_repeat(runs))
+    if paper is not None:
+        body += "".join(as_html(paper))
     for study, prefix in zip(studies, prefixes, strict=True):
         drawn = list(_overview(study, prefix))
         figures += drawn
-        body += "".join(_study(study, drawn, titled=several))
+        taken = len((body + end).encode())
+        body += "".join(_study(study, drawn, taken, titled=several or paper is not None))
+    without = body
     for study, prefix in zip(studies, prefixes, strict=True):
-        body += html.element("h2", escape(f"Prototypes: {_title(study)}" if several else "Prototypes"))
-        body += _prototypes(study, prefix, shown, figures, room=MOST_BYTES - len((body + end).encode()))
-    names = ", ".join(run.name for run in runs)
-    return Report(_page(f"tinyproto report: {names}", body + end), studies, figures)
+        heading = html.element("h2", escape(f"Prototypes: {_title(study)}" if several else "Prototypes"))
+        room = MOST_BYTES - len((body + heading + end).encode())
+        content = _prototypes(study, prefix, shown, figures, room)
+        body += heading + content if content else ""
+    if body == without:
+        body += html.element("h2", "Prototypes") + html.paragraph(
+            "There is no prototypes.safetensors beside these runs, so prototypes cannot be drawn.", "quiet"
+        )
+    return Report(_page(f"tinyproto report: {_named(runs)}", body + end), studies, figures, paper)
 
 
 def figure_style() -> str:
@@ -77,8 +93,18 @@ def _asset(name: str) -> str:
     return (resources.files("tinyproto.report") / name).read_text(encoding="utf-8")
 
 
-def _head(runs: Sequence[Run], studies: Sequence[Study]) -> Iterator[str]:
-    yield html.element("h1", escape(", ".join(run.name for run in runs)))
+def _named(runs: Sequence[Run]) -> str:
+    """By name, cells of one experiment by that; many are counted."""
+    groups = dict.fromkeys(run.group for run in runs)
+    if len(groups) > FEW_RUNS:
+        return f"{len(runs)} runs" if len(groups) == len(runs) else f"{len(runs)} runs of {len(groups)} experiments"
+    return ", ".join(groups) if len(runs) <= FEW_RUNS else f"{', '.join(groups)} ({len(runs)} runs)"
+
+
+def _head(runs: Sequence[Run], studies: Sequence[Study], passed_over: Sequence[str]) -> Iterator[str]:
+    yield html.element("h1", escape(_named(runs)))
+    if passed_over:
+        yield html.paragraph("Not in this report:") + html.bullets(passed_over)
     if len(studies) > 1:
         datasets = ", ".join(dict.fromkeys(study.dataset for study in studies))
         yield html.paragraph(
@@ -95,7 +121,18 @@ def _head(runs: Sequence[Run], studies: Sequence[Study]) -> Iterator[str]:
 
 
 def _overview(study: Study, prefix: str) -> Iterator[Figure]:
-    """The figures on accuracy, bytes and clients; the headline rule's curves first."""
+    """The figures on accuracy, bytes and clients, part by part where there are more curves than colours."""
+    panels = study.panels()
+    for number, panel in enumerate(panels):
+        own = list(_accuracy_figures(panel, f"{prefix}part{number}-" if len(panels) > 1 else prefix))
+        yield from own if len(panels) == 1 else (replace(one, title=f"{one.title}: {panel.name}") for one in own)
+    held = who_holds_what(study, f"{prefix}holdings")
+    if held is not None:
+        yield held
+
+
+def _accuracy_figures(study: Study, prefix: str) -> Iterator[Figure]:
+    """The headline rule's curves first."""
     headline = study.settings[0].comparison.rule
     rules = [headline, *(rule for rule in RULE_NAMES if rule != headline)]
     over_rounds = {rule: accuracy_over_rounds(study, rule, f"{prefix}rounds-{rule}") for rule in rules}
@@ -104,12 +141,11 @@ def _overview(study: Study, prefix: str) -> Iterator[Figure]:
         accuracy_over_bytes(study, f"{prefix}bytes"),
         *(over_rounds[rule] for rule in rules[1:]),
         accuracy_per_client(study, f"{prefix}clients"),
-        who_holds_what(study, f"{prefix}holdings"),
     ]
     yield from (figure for figure in found if figure is not None)
 
 
-def _study(study: Study, figures: Sequence[Figure], *, titled: bool) -> Iterator[str]:
+def _study(study: Study, figures: Sequence[Figure], taken: int, *, titled: bool) -> Iterator[str]:
     several = len(study.settings) > 1
     if titled:
         yield html.element("h2", escape(_title(study)))
@@ -117,21 +153,49 @@ def _study(study: Study, figures: Sequence[Figure], *, titled: bool) -> Iterator
         yield from _verdict(setting, titled=several)
     if several:
         yield html.element("h3", "What differs between the settings")
-        rows = [[key, *map(str, values)] for key, values in study.differences().items()]
-        yield html.table(["key", *(setting.name for setting in study.settings)], rows)
+        yield _differences(study)
     yield html.element("h2", "Numbers")
     for setting in study.settings:
         if several:
             yield html.element("h3", escape(setting.name))
         yield _table(setting)
     yield html.element("h2", "Figures")
-    yield html.element("div", "".join(map(html.figure, figures)), class_="figures")
+    yield from _drawn(figures, taken)
     if not any(run.federation for run in study.runs):
         yield html.paragraph("Who holds what was not recorded by this run (no federation.json).", "quiet")
 
 
 def _title(study: Study) -> str:
-    return f"{study.dataset}: {', '.join(run.name for run in study.runs)}"
+    return f"{study.dataset}: {_named(study.runs)}"
+
+
+def _differences(study: Study) -> str:
+    """A row per key beside few settings, a row per setting where they are many."""
+    found = study.differences()
+    names = [setting.name for setting in study.settings]
+    if len(names) <= FEW_SETTINGS:
+        return html.table(["key", *names], [[key, *map(str, values)] for key, values in found.items()])
+    rows = [[name, *(str(values[index]) for values in found.values())] for index, name in enumerate(names)]
+    return html.table(["setting", *found], rows)
+
+
+def _drawn(figures: Sequence[Figure], taken: int) -> Iterator[str]:
+    """As many pictures as have room on a page of which so much is taken, and the data of as many of them."""
+    written: list[str] = []
+    left_out, bare = [], []
+    for figure in figures:
+        whole, picture = (html.figure(figure, with_data=with_data) for with_data in (True, False))
+        if taken + len(whole.encode()) <= MOST_DATA_BYTES:
+            written.append(whole)
+        elif taken + len(picture.encode()) <= MOST_FIGURES_BYTES:
+            written.append(picture)
+            bare.append(figure.title)
+        else:
+            left_out.append(figure.title)
+            continue
+        taken += len(written[-1].encode())
+    yield html.element("div", "".join(written), class_="figures")
+    yield from _shortened(left_out, bare)
 
 
 def _verdict(setting: Setting, *, titled: bool) -> Iterator[str]:
@@ -166,7 +230,7 @@ def _table(setting: Setting) -> str:
 
 
 def _prototypes(study: Study, prefix: str, shown: Shown, figures: list[Figure], room: int) -> str:
-    """Shares of zeros over all seeds, and heatmaps of every method's first."""
+    """Shares of zeros over all seeds, and heatmaps of every method's first; nothing where no run kept prototypes."""
     dead: list[tuple[Series, list[DeadUnits]]] = []
     drawn: list[tuple[str, list[Figure]]] = []
     for number, (_, series) in enumerate(study.series):
@@ -178,9 +242,7 @@ def _prototypes(study: Study, prefix: str, shown: Shown, figures: list[Figure], 
         figures += own
         drawn.append((f"{series.title}, seed {series.seeds[0]}", own))
     if not dead:
-        return html.paragraph(
-            "There is no prototypes.safetensors beside these runs, so prototypes cannot be drawn.", "quiet"
-        )
+        return ""
     heatmaps = _that_fit(drawn, room)
     left_out = [title for index, (title, _) in enumerate(drawn) if index not in heatmaps]
     bare = [drawn[index][0] for index, content in heatmaps.items() if "download=" not in content]
@@ -228,24 +290,3 @@ def _shortened(left_out: Sequence[str], bare: Sequence[str]) -> Iterator[str]:
         yield html.paragraph(
             f"To keep this page small, not all is on it. {said}. `tinyproto report RUN --figures DIR` writes it all."
         )
-
-
-def _repeat(runs: Sequence[Run]) -> Iterator[str]:
-    yield html.element("h2", "To repeat it")
-    for run in runs:
-        environment = run.environment
-        where = ", ".join(
-            str(environment[key]) for key in ("cpu", "device", "platform") if environment.get(key) is not None
-        )
-        version, commit = environment.get("tinyproto", "?"), environment.get("commit") or "unknown"
-        yield html.paragraph(
-            f"{run.name}: tinyproto {version}, commit {commit}, Python {environment.get('python', '?')}; {where}. "
-            "Save the config below and run: tinyproto run config.yaml"
-        )
-        config = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True)
-        shown = html.element("summary", "Config") + html.element("pre", escape(config))
-        versions = html.element("summary", "Environment") + html.element(
-            "pre", escape(json.dumps(environment, indent=1))
-        )
-        yield html.element("details", shown) + html.element("details", versions)
-    yield html.paragraph(f"Made by tinyproto {tinyproto.__version__}.", "quiet")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors
 import yaml
 from safetensors import safe_open
 
 from tinyproto.errors import RunFolderError, one_line
+from tinyproto.tracking.run_folder import lines_kept
 
 CONFIG_KEYS = ("name", "models", "partition", "train", "evaluate", "algorithms", "seeds")
 RESULT_KEYS = (
@@ -46,6 +50,12 @@ class Run:
     federation: Mapping[str, Any] | None  # federation.json, which older runs do not have
 
     @property
+    def group(self) -> str:
+        """The experiment that a record of one of its cells lies in the folder of; else the run's own name."""
+        inside = self.folder.resolve().parent.name
+        return inside if inside.partition("@")[0] == self.config["name"] else self.name
+
+    @property
     def unfinished(self) -> int:
         """How many cells of its grid are not there yet."""
         return len(self.config["algorithms"]) * len(self.config["seeds"]) - len(self.results)
@@ -60,40 +70,66 @@ class Run:
         return next((one for one in self.results if (one["label"], one["seed"]) == (label, seed)), None)
 
     def prototypes(self, label: str, seed: int) -> PrototypeValues | None:
-        """From prototypes.safetensors; None where the file is not there (records under results/ leave it out)."""
+        """From prototypes.safetensors; None where the file is not there (most records under results/ leave it out)."""
         file = self.folder / "prototypes.safetensors"
         if not file.is_file():
             return None
-        names = [f"{label}/{seed}/{of}/{what}" for of in ("local", "global") for what in ("values", "present")]
+        whats = ("local/values", "local/present", "global/values", "global/present", "local/rows")
         try:
             with safe_open(file, framework="numpy") as tensors:  # reads this cell's alone
+                names = {what: f"{label}/{seed}/{what}" for what in whats}
                 known = set(tensors.keys())
-                found = [tensors.get_tensor(name) if name in known else None for name in names]
+                found = [tensors.get_tensor(names[what]) if names[what] in known else None for what in whats]
         except (OSError, safetensors.SafetensorError) as error:
             raise RunFolderError(f"{file} cannot be read: {one_line(error)}") from error
-        local, local_present, global_, global_present = found
+        local, local_present, global_, global_present, rows = found
+        if rows is not None and local_present is not None:  # a record keeps those alone that are drawn
+            local = np.zeros((*local_present.shape, rows.shape[-1]), rows.dtype)
+            local[local_present.astype(bool)] = rows
         if local is None or local_present is None:
             return None
         return PrototypeValues(local, local_present.astype(bool), global_, _as_bool(global_present))
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """The run folders meant: each path itself, or those directly inside it."""
+    """The run folders meant: each path itself, or all inside it, however deep."""
     found: list[Path] = []
     for path in paths:
-        inside = sorted(config.parent for config in path.glob("*/config.yaml")) if path.is_dir() else []
-        if (path / "config.yaml").is_file():
-            found.append(path)
-        elif inside:
-            found += inside
-        else:
+        inside = sorted(_inside(path)) if path.is_dir() else []
+        if not inside:
             raise RunFolderError(f"{path} is not a run folder: there is no config.yaml in it")
+        found += inside
     return list({path.resolve(): path for path in found}.values())
+
+
+def _inside(path: Path) -> Iterator[Path]:
+    """Run folders, inside which there are no others to look for; what is hidden stays so."""
+    for folder, inner, files in os.walk(path):
+        inner[:] = [] if "config.yaml" in files else [name for name in inner if not name.startswith(".")]
+        if "config.yaml" in files:
+            yield Path(folder)
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
     """All of them; where several have one name, each is called by its folder."""
-    runs = [read_run(folder) for folder in folders]
+    return _told_apart([read_run(folder) for folder in folders])
+
+
+def read_readable_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """Those that can be read, and a sentence about each that cannot; an error where there is nothing to show."""
+    runs: list[Run] = []
+    problems: list[RunFolderError] = []
+    for folder in folders:
+        try:
+            runs.append(read_run(folder))
+        except RunFolderError as error:
+            problems.append(error)
+    if problems and not runs:
+        raise problems[0]
+    return _told_apart(runs), [str(problem) for problem in problems]
+
+
+def _told_apart(runs: Sequence[Run]) -> list[Run]:
     count = Counter(run.name for run in runs)
     return [replace(run, name=str(run.folder)) if count[run.name] > 1 else run for run in runs]
 
@@ -170,8 +206,8 @@ def _check(value: dict[str, Any], keys: Sequence[str], what: str) -> dict[str, A
 def _json_lines(file: Path) -> Iterator[dict[str, Any]]:
     """Whole lines; the rest of a line that a killed run was writing is passed over."""
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+        text = lines_kept(file).decode("utf-8")
+    except (OSError, ValueError, EOFError, zlib.error) as error:
         raise RunFolderError(f"{file} cannot be read: {one_line(error)}") from error
     *lines, _rest = text.split("\n")
     for number, line in enumerate(lines, 1):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,10 @@ from tinyproto.tracking.differences import differences
 from tinyproto.wire.meter import WAYS
 
 NOT_THE_SETTING = ("name", "seeds", "algorithms", "checkpoint")
+INKS = 10
+DASHES = ("", " again", " thrice")
+"""What a stylesheet knows: colours, and how a colour's second and third line are told from its first."""
+
 NOT_THE_TRAINING = ("parallel_cells", "workers", "device")
 
 
@@ -79,7 +83,7 @@ class Series:
     @property
     def ink(self) -> str:
         """The class that colours it in every figure."""
-        return f"c{self.colour % 10}"
+        return f"c{self.colour % INKS}{DASHES[self.colour // INKS % len(DASHES)]}"
 
     def evaluations(self, rule: str) -> Iterator[tuple[int, Point, float]]:
         """Every evaluation that the rule applies to: the seed, the point, and the accuracy by this rule."""
@@ -160,9 +164,44 @@ class Study:
         """What it was trained on."""
         return str(self.runs[0].results[0]["dataset"])
 
+    def panels(self) -> list[Study]:
+        """The study in parts that a figure has room for, unless a single group of runs is larger; coloured afresh."""
+        if len(self.series) <= INKS:
+            return [self]
+        groups: dict[tuple[int, str], list[tuple[Setting, Series]]] = {}
+        for setting, series in self.series:
+            groups.setdefault((id(setting), series.cells[0].run.group), []).append((setting, series))
+        packed: list[list[tuple[Setting, Series]]] = []
+        for group in groups.values():
+            if packed and len(packed[-1]) + len(group) <= INKS:
+                packed[-1] += group
+            else:
+                packed.append(list(group))
+        return [_panel(part) for part in packed]
+
+    @property
+    def name(self) -> str:
+        """The names of its settings."""
+        return " + ".join(dict.fromkeys(setting.name for setting in self.settings))
+
     def differences(self) -> dict[str, list[Any]]:
         """The config keys in which its settings differ, with the value in each."""
         return differences([_setting(setting.runs[0]) for setting in self.settings])
+
+
+def _panel(part: Sequence[tuple[Setting, Series]]) -> Study:
+    """A study of some series, each called after its group where there are several."""
+    groups = {series.cells[0].run.group for _, series in part}
+    found: dict[int, tuple[Setting, list[Series]]] = {}
+    for colour, (setting, series) in enumerate(part):
+        title = series.name if len(groups) == 1 else f"{series.name}, {series.cells[0].run.group}"
+        _, own = found.setdefault(id(setting), (setting, []))
+        own.append(replace(series, title=title, colour=colour))
+    return Study([replace(setting, runs=_runs(own), series=own) for setting, own in found.values()])
+
+
+def _runs(series: Sequence[Series]) -> list[Run]:
+    return list({id(cell.run): cell.run for one in series for cell in one.cells}.values())
 
 
 def arrange(runs: Sequence[Run]) -> list[Study]:
@@ -216,7 +255,7 @@ def _names(cells: Mapping[tuple[str, str], Sequence[Cell]]) -> dict[tuple[str, s
 
 
 def _joined(runs: Sequence[Run]) -> str:
-    return " + ".join(dict.fromkeys(run.name for run in runs))
+    return " + ".join(dict.fromkeys(run.group for run in runs))
 
 
 def _federation(run: Run) -> Any:

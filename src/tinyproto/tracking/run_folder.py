@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +28,10 @@ FILES = {
     "config.yaml", "environment.json", "federation.json", "rounds.jsonl", "timings.jsonl", "prototypes.safetensors",
     "summary.json", "report.html", "checkpoint", "clients", "cells",
 }  # fmt: skip
+
+
+PACKED = ".gz"
+"""Ends the name of a file of lines in a record, which are many and have to be small."""
 
 
 class RunFolder:
@@ -191,6 +197,18 @@ class RunFolder:
             raise RunFolderError(
                 f"cannot write {self.path / name}: {getattr(error, 'strerror', None) or error}"
             ) from error
+
+
+def cell_name(label: str, seed: int) -> str:
+    """The name of a cell's folder: its label without what a file system might not take, and its seed."""
+    plain = re.sub(r"[^\w.,=()-]+", "_", label, flags=re.ASCII)
+    return f"{plain[:80]}-{seed}"
+
+
+def lines_kept(file: Path) -> bytes:
+    """What is in a file of lines, or in the packed one that a record has in its place."""
+    packed = file.with_name(f"{file.name}{PACKED}")
+    return gzip.decompress(packed.read_bytes()) if packed.is_file() and not file.is_file() else file.read_bytes()
 
 
 def write_whole(file: Path, text: str) -> None:

@@ -22,13 +22,25 @@ class LegendEntry:
     mark: Callable[[float, float], str]  # drawn at a place
 
 
-def frame(x: Scale, y: Scale, x_name: str, y_name: str, x_words: Callable[[float], str]) -> list[str]:
+def in_percent(fraction: float) -> str:
+    """A tick of an axis that is in %."""
+    return f"{100 * fraction:.0f}"
+
+
+def frame(
+    x: Scale,
+    y: Scale,
+    x_name: str,
+    y_name: str,
+    x_words: Callable[[float], str],
+    y_words: Callable[[float], str] = in_percent,
+) -> list[str]:
     """Grid, ticks and names."""
     parts = [svg.text(LEFT - 36, TOP - 9, y_name, class_="label strong")]
     for value in y.ticks():
         parts += [
             svg.line(LEFT, y(value), RIGHT, y(value), "grid"),
-            svg.text(LEFT - 5, y(value) + 4, f"{100 * value:.0f}", "end"),
+            svg.text(LEFT - 5, y(value) + 4, y_words(value), "end"),
         ]
     for value in x.ticks():
         parts += [

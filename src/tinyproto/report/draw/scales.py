@@ -29,13 +29,16 @@ class Linear:
     stop: float
     wanted: int = 5
     finest: float = 0.0  # no tick is closer to the next than this
+    marked: tuple[float, ...] = ()  # the ticks, where only these values mean something
 
     def __call__(self, value: float) -> float:
         """Where a value goes."""
         return self.start + (self.stop - self.start) * (value - self.low) / (self.high - self.low)
 
     def ticks(self) -> list[float]:
-        """Multiples of 1, 2 or 5 times a power of ten."""
+        """Those given, or multiples of 1, 2 or 5 times a power of ten."""
+        if self.marked:
+            return list(self.marked)
         step = max(round_step((self.high - self.low) / self.wanted), self.finest)
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [index * step for index in range(first, last + 1)]

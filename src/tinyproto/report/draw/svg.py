@@ -8,9 +8,13 @@ from html import escape
 from typing import Literal
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+Point = tuple[float, float]
 Anchor = Literal["start", "middle", "end"]
 WIDTH = 440.0
 """Of every figure, in its own units: at this width its text is read on a phone without zooming."""
+
+MOST_POINTS = 160
+"""Of a line as wide as a figure."""
 
 
 def element(name: str, content: str = "", **attributes: str | float) -> str:
@@ -62,6 +66,12 @@ def path(points: Iterable[tuple[float, float]], class_: str, *, closed: bool = F
     """A line through points, or the area it encloses."""
     steps = "L".join(f"{number(x)},{number(y)}" for x, y in points)
     return element("path", d=f"M{steps}{'Z' if closed else ''}", class_=class_)
+
+
+def thinned(points: Sequence[Point]) -> list[Point]:
+    """Not more points than a screen tells apart; the first and the last are among them."""
+    step = -(-len(points) // MOST_POINTS)
+    return [*points[:-1:step], *points[-1:]] if step > 1 else list(points)
 
 
 def marker(x: float, y: float, class_: str, tip: str) -> str:

@@ -58,12 +58,12 @@ def _curve(series: Series, rule: str) -> _Curve:
 def _draw(curve: _Curve, x: Linear, y: Linear) -> list[str]:
     colour = curve.series.ink
     places = [(x(rounds), values) for rounds, values in sorted(curve.points.items())]
-    top = [(place, y(max(values))) for place, values in places]
-    bottom = [(place, y(min(values))) for place, values in places]
+    top = svg.thinned([(place, y(max(values))) for place, values in places])
+    bottom = svg.thinned([(place, y(min(values))) for place, values in places])
     band = [svg.path([*top, *reversed(bottom)], f"band {colour}", closed=True)] if len(curve.series.cells) > 1 else []
     means = [(place, y(statistics.fmean(values))) for place, values in places]
     dot = [svg.marker(*means[0], f"dot {colour}", curve.series.title)] if len(means) == 1 else []
-    return [*band, svg.path(means, f"curve {colour}"), *dot]
+    return [*band, svg.path(svg.thinned(means), f"curve {colour}"), *dot]
 
 
 def _in_words(curves: list[_Curve], rule: str) -> str:

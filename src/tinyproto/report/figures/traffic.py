@@ -97,7 +97,7 @@ def _draw(method: Bought, x: Logarithmic, y: Linear) -> list[str]:
     path = [(x(count), y(accuracy)) for count, accuracy in method.path if count]
     tip = f"{method.series.title}: {percent(method.accuracy)} for {size(method.payload_bytes)}"
     return [
-        svg.path(path, f"curve thin {colour}"),
+        svg.path(svg.thinned(path), f"curve thin {colour}"),
         svg.marker(x(method.payload_bytes), y(method.accuracy), f"dot {colour}", tip),
     ]
 

@@ -1,0 +1,200 @@
+"""The open readings: what each changes against the cell of Table 1, both read after as many rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tinyproto.engine.evaluate import RULES
+from tinyproto.report.compare import Spread
+from tinyproto.report.paper.records import Outcome, Records, method_name, paper_cell
+from tinyproto.report.paper.tables import NOT_RUN, NOTHING, signed, two_digits
+from tinyproto.report.words import counted
+from tinyproto.reproduce.experiments import experiments
+from tinyproto.reproduce.matching import PaperCell, paper_cells
+from tinyproto.reproduce.printed import Address, printed_tables
+from tinyproto.tracking.differences import differences
+
+STEM = "table1_cifar100"
+METHODS = ("fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft")
+QUESTIONS = {
+    "prototype_source": "where local prototypes come from",
+    "proto_weight": "λ",
+    "aggregation": "sum or mean",
+    "global_scale": "μ",
+    "masks": "masks",
+    "train.shuffle": "batches shuffled",
+    "prototypes.counted_samples": "samples that n_ij counts",
+}
+"""What a key decides, in the paper's words."""
+
+READING_HEADER = ("reading", "rounds", "head", "global", "local")
+RULE_HEADER = ("algorithm", "paper", "head", "global", "local", "nearest to print")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A variant of a method, held against that method as Table 1 has it."""
+
+    name: str
+    method: str
+    address: Address
+    variant: Outcome | None  # None where it was not run
+    reference: Outcome | None
+
+    @property
+    def rounds(self) -> int | None:
+        """After how many rounds both are read."""
+        if self.variant is None or self.reference is None:
+            return None
+        return min(self.variant.rounds, self.reference.rounds)
+
+    @property
+    def seeds(self) -> list[int]:
+        """Those that both have."""
+        if self.variant is None or self.reference is None:
+            return []
+        return [seed for seed in self.variant.seeds if seed in self.reference.seeds]
+
+    def accuracies(self) -> Mapping[str, Spread | None]:
+        """The variant's by every rule: of the seeds and rounds that both have, or its own where it stands alone."""
+        if self.variant is None:
+            return dict.fromkeys(RULES)
+        return self.variant.best_after(self.rounds or self.variant.rounds, self.seeds or None)
+
+    def compared(self) -> Mapping[str, Spread | None]:
+        """The reference's by every rule, after as many rounds."""
+        if self.reference is None or self.rounds is None or not self.seeds:
+            return dict.fromkeys(RULES)
+        return self.reference.best_after(self.rounds, self.seeds)
+
+    def difference(self, rule: str) -> float | None:
+        """What the reading changes, in fractions."""
+        own, other = self.accuracies()[rule], self.compared()[rule]
+        return None if own is None or other is None else own.mean - other.mean
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {
+            "reading": self.name,
+            "method": self.method,
+            "experiment": self.address.stem,
+            "label": self.address.label,
+            "rounds": self.rounds,
+            "seeds": self.seeds,
+            "accuracy": _means(self.accuracies()),
+            "reference": _means(self.compared()),
+            "difference": {rule: self.difference(rule) for rule in RULES},
+        }
+
+
+@dataclass(frozen=True)
+class RuleRow:
+    """One prototype method of Table 1: the printed value beside ours by each rule of the same record."""
+
+    name: str
+    printed: float
+    accuracy: Mapping[str, Spread | None]
+
+    @property
+    def nearest(self) -> str | None:
+        """The rule whose number lies nearest to the printed one."""
+        known = {rule: abs(found.mean - self.printed) for rule, found in self.accuracy.items() if found is not None}
+        return min(known, key=lambda rule: known[rule], default=None)
+
+    def words(self) -> list[str]:
+        """Under `RULE_HEADER`."""
+        found = [self.accuracy[rule] for rule in RULES]
+        cells = [
+            NOTHING if one is None else f"{two_digits(one.mean)} ({signed(one.mean - self.printed)})" for one in found
+        ]
+        return [self.name, two_digits(self.printed), *cells, self.nearest or NOTHING]
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {
+            "name": self.name,
+            "printed": self.printed,
+            "accuracy": _means(self.accuracy),
+            "nearest": self.nearest,
+        }
+
+
+def readings(records: Records) -> list[Reading]:
+    """Every variant of the paper's experiments, method after method."""
+    cells = [cell for config in experiments() if config.target == "readings" for cell in paper_cells(config)]
+    ordered = sorted(cells, key=lambda cell: METHODS.index(cell.entry["name"]))
+    return [_reading(records, cell) for cell in ordered]
+
+
+def rule_rows(records: Records) -> list[RuleRow]:
+    """The evaluation rule needs no run of its own: every record has all three, and it counts when it is whole."""
+    (table,) = [table for table in printed_tables() if table.stem == STEM]
+    return [
+        RuleRow(method_name(outcome.paper.entry), row.accuracy, outcome.row.accuracy)
+        for row in table.rows
+        if row.address.label in METHODS and (outcome := records.find(row.address)) is not None and not outcome.shortened
+    ]
+
+
+def reading_rows(found: Sequence[Reading]) -> Iterator[list[str]]:
+    """Under `READING_HEADER`: each method as Table 1 has it, then its variants with the difference in parentheses."""
+    for method in dict.fromkeys(reading.method for reading in found):
+        own = [reading for reading in found if reading.method == method]
+        for rounds in _read_after(own):
+            first = next((reading for reading in own if reading.rounds == rounds), own[0])
+            yield [f"{method} as in Table 1", _counted(rounds), *map(_cell, first.compared().values())]
+        for reading in own:
+            if reading.variant is None:
+                yield [f"↳ {reading.name}", NOT_RUN, *[NOTHING] * len(RULES)]
+                continue
+            cells = [
+                _cell(spread) + (f" ({signed(change)})" if (change := reading.difference(rule)) is not None else "")
+                for rule, spread in reading.accuracies().items()
+            ]
+            yield [f"↳ {reading.name}", _counted(reading.rounds or reading.variant.rounds), *cells]
+
+
+def _read_after(own: Sequence[Reading]) -> Sequence[int | None]:
+    """The numbers of rounds at which a method is held against its variants; None where it cannot be."""
+    return sorted({reading.rounds for reading in own if reading.rounds is not None}) or [None]
+
+
+def reading_name(cell: PaperCell) -> str:
+    """The keys in which a variant differs from Table 1, with their values."""
+    if cell.config["preset"] != "reference":
+        return "all as printed (preset paper)"
+    reference = paper_cell(Address(STEM, cell.entry["name"]))
+    changed = differences([_decided(reference), _decided(cell)])
+    return ", ".join(
+        f"{QUESTIONS.get(key, key)}: {_value(new)} instead of {_value(old)}" for key, (old, new) in changed.items()
+    )
+
+
+def _reading(records: Records, cell: PaperCell) -> Reading:
+    address, reference = Address(cell.stem, cell.label), Address(STEM, cell.entry["name"])
+    name = method_name(paper_cell(reference).entry)
+    return Reading(reading_name(cell), name, address, records.find(address), records.find(reference))
+
+
+def _decided(cell: PaperCell) -> dict[str, Any]:
+    sections = {key: cell.config[key] for key in ("prototypes", "evaluate")}
+    train = {key: value for key, value in cell.config["train"].items() if key != "rounds"}
+    return {**{key: value for key, value in cell.entry.items() if key != "label"}, **sections, "train": train}
+
+
+def _value(value: Any) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def _cell(spread: Spread | None) -> str:
+    return NOTHING if spread is None else two_digits(spread.mean, spread.deviation if spread.count > 1 else None)
+
+
+def _counted(rounds: int | None) -> str:
+    return NOT_RUN if rounds is None else counted(rounds, "round")
+
+
+def _means(accuracy: Mapping[str, Spread | None]) -> dict[str, float | None]:
+    return {rule: None if found is None else found.mean for rule, found in accuracy.items()}

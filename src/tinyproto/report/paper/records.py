@@ -1,0 +1,132 @@
+"""The cells of the paper that are among the runs, and what each came to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+from tinyproto.algorithms import ALGORITHMS
+from tinyproto.engine.evaluate import RULES
+from tinyproto.report.compare import Comparison, Row, Spread, compare, spread
+from tinyproto.report.runs import Run
+from tinyproto.report.studies import Cell
+from tinyproto.reproduce.experiments import experiments
+from tinyproto.reproduce.matching import PaperCell, cell_key, paper_cells
+from tinyproto.reproduce.printed import Address
+
+REFERENCE = "reference"
+"""The preset that the paper's tables are repeated with."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One cell of the paper over its seeds, all played for as many rounds."""
+
+    paper: PaperCell
+    cells: Sequence[Cell]
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        """Its one row, read by the rule and the statistic of its preset."""
+        evaluate = self.paper.config["evaluate"]
+        results = [{**cell.result, "label": self.paper.label} for cell in self.cells]
+        return compare(results, {}, evaluate["rule"], evaluate["statistic"])
+
+    @property
+    def row(self) -> Row:
+        """Accuracy by every rule, parameters and bytes."""
+        return self.comparison.rows[0]
+
+    @property
+    def rule(self) -> str:
+        """The one it is read by."""
+        return self.comparison.headline_rule(self.row)
+
+    @property
+    def accuracy(self) -> Spread | None:
+        """By that rule; None where no client has test samples."""
+        return self.row.accuracy[self.rule]
+
+    @property
+    def rounds(self) -> int:
+        """Of every seed."""
+        return int(self.cells[0].result["rounds"])
+
+    @property
+    def shortened(self) -> bool:
+        """Whether it was not played for as many rounds as the experiment asks for."""
+        return self.rounds != self.paper.rounds
+
+    @property
+    def seeds(self) -> list[int]:
+        """In order."""
+        return [cell.result["seed"] for cell in self.cells]
+
+    def best_after(self, rounds: int, seeds: Sequence[int] | None = None) -> dict[str, Spread | None]:
+        """By each rule the best evaluation of the first so many rounds; over some seeds only, where they are named."""
+        cells = [cell for cell in self.cells if seeds is None or cell.result["seed"] in seeds]
+        return {rule: spread([_best(cell, rule, rounds) for cell in cells]) for rule in RULES}
+
+
+class Records:
+    """Finished cells by what decides their numbers."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._cells: dict[str, list[Cell]] = {}
+        for run in runs:
+            keys = {entry["label"]: cell_key(run.config, entry) for entry in run.config["algorithms"]}
+            for result in run.results:
+                self._cells.setdefault(keys[result["label"]], []).append(Cell(run, result))
+
+    def find(self, address: Address, preset: str = REFERENCE) -> Outcome | None:
+        """What a cell of the paper came to; None where it was not run."""
+        paper = paper_cell(address, preset)
+        found = self._cells.get(paper.key, [])
+        if not found:
+            return None
+        rounds = max((cell.result["rounds"] for cell in found), key=lambda count: _fit(count, paper.rounds))
+        by_seed: dict[int, Cell] = {}
+        for cell in found:
+            if cell.result["rounds"] == rounds:
+                by_seed.setdefault(cell.result["seed"], cell)
+        return Outcome(paper, [by_seed[seed] for seed in sorted(by_seed)])
+
+    @property
+    def any_of_the_paper(self) -> bool:
+        """Whether there is a cell of the paper at all."""
+        known = {cell.key for preset in (None, "sound", "paper") for cell in _resolved(preset).values()}
+        return bool(known & self._cells.keys())
+
+
+def paper_cell(address: Address, preset: str = REFERENCE) -> PaperCell:
+    """The definition of a cell; `reference` leaves every experiment the preset it has."""
+    return _resolved(None if preset == REFERENCE else preset)[address]
+
+
+def method_name(entry: Mapping[str, Any], *, ablation: bool = False) -> str:
+    """As the paper's tables name it, with CPS dimensions; in an ablation also whether prototypes are scaled."""
+    title = ALGORITHMS[entry["name"]].title
+    if "cps_dim" not in entry:
+        return title
+    width = "no CPS" if entry["cps_dim"] is None else entry["cps_dim"]
+    scaled = ", scaled" if entry["scaling"] == "count" else ", not scaled"
+    return f"{title} ({width}){scaled if ablation else ''}"
+
+
+@cache
+def _resolved(preset: str | None) -> dict[Address, PaperCell]:
+    return {
+        Address(cell.stem, cell.label): cell for config in experiments() for cell in paper_cells(config, preset)
+    }  # fmt: skip
+
+
+def _fit(rounds: int, wanted: int) -> tuple[bool, int]:
+    """As many as wanted are best, then nearly as many, then more."""
+    return rounds <= wanted, rounds if rounds <= wanted else -rounds
+
+
+def _best(cell: Cell, rule: str, rounds: int) -> float | None:
+    known = [point.accuracy[rule] for point in cell.points if point.rounds <= rounds]
+    return max((value for value in known if value is not None), default=None)

@@ -1,0 +1,184 @@
+"""Records: finished cells, wherever they lie under a folder, and how a cell of the paper becomes one."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tinyproto.errors import RunFolderError, one_line
+from tinyproto.reproduce.heatmaps import Drawn, drawn_only
+from tinyproto.reproduce.matching import cell_key
+from tinyproto.tracking.run_folder import PACKED, RunFolder, lines_kept
+
+FOLDER = "reproduction"
+"""Of our own records, inside the folder of all records, and of the cells under way, inside that of all runs."""
+
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A cell that is done, in a run folder or in a cell's folder inside one."""
+
+    run: Path
+    folder: Path  # where its rounds are
+    config: Mapping[str, Any]  # resolved, of the run
+    result: Mapping[str, Any]
+
+    @property
+    def entry(self) -> Mapping[str, Any]:
+        """Its algorithm, with all hyper-parameters."""
+        found: Mapping[str, Any] = next(
+            entry for entry in self.config["algorithms"] if entry["label"] == self.result["label"]
+        )
+        return found
+
+    @property
+    def key(self) -> str:
+        """What decides its numbers, seed and rounds aside."""
+        return cell_key(self.config, self.entry)
+
+    @property
+    def seed(self) -> int:
+        """Its seed."""
+        return int(self.result["seed"])
+
+    @property
+    def rounds(self) -> int:
+        """How many it was played for."""
+        return int(self.result["rounds"])
+
+    @property
+    def has_prototypes(self) -> bool:
+        """Whether there are prototypes to draw."""
+        return (self.folder / "prototypes.safetensors").is_file()
+
+    def lines(self, name: str) -> bytes:
+        """Of one of the folder's files, the lines that are this cell's, as they are."""
+        wanted = (self.result["label"], self.result["seed"])
+        kept = []
+        for line in _read(self.folder / name, lines_kept).splitlines(keepends=True):
+            values = json.loads(line)
+            if (values["label"], values["seed"]) == wanted:
+                kept.append(line)
+        return b"".join(kept)
+
+    def environment(self) -> bytes:
+        """What it ran on, as the run says it."""
+        return _read(self.run / "environment.json", Path.read_bytes)
+
+
+def find_finished(root: Path) -> list[Finished]:
+    """The finished cells of every run folder under a folder; what cannot be read is nobody's record."""
+    found: list[Finished] = []
+    for folder, inner, files in os.walk(root):
+        inner[:] = sorted(name for name in inner if not name.startswith(".") and "config.yaml" not in files)
+        if "config.yaml" in files:
+            try:
+                found += finished_cells(Path(folder))
+            except RunFolderError:
+                continue
+    return found
+
+
+def finished_cells(run: Path) -> list[Finished]:
+    """Of one run folder, be the run done or not: those in its own files, and those that wait to be added to them."""
+    config = _resolved(RunFolder.open(run).path / "config.yaml")
+    labels = {entry["label"] for entry in config["algorithms"]}
+    return [
+        Finished(run, folder, config, result)
+        for folder in (run, *sorted((run / "cells").glob("*")))
+        for result in _results(folder)
+        if result["label"] in labels
+    ]
+
+
+def begun_config(folder: Path) -> dict[str, Any] | None:
+    """The config that a cell under way was begun with; None where it was not begun."""
+    return _resolved(folder / "config.yaml") if (folder / "config.yaml").is_file() else None
+
+
+def rounds_played(folder: Path) -> int:
+    """By a cell under way, as far as its file says; it goes on from its newest checkpoint."""
+    file = folder / "rounds.jsonl"
+    return file.read_bytes().count(b"\n") if file.is_file() else 0
+
+
+def write_record(target: Path, finished: Finished, name: str, drawn: Drawn | None) -> None:
+    """A cell as a run folder of its own, small enough to commit; it is there whole or not at all."""
+    lines = {name: finished.lines(name) for name in ("rounds.jsonl", "timings.jsonl")}
+    files = {f"{name}{PACKED}": gzip.compress(content, 9, mtime=0) for name, content in lines.items()}
+    files["environment.json"] = finished.environment()
+    partial = RunFolder(target.with_name(f".{target.name}.partial"))
+    partial.remove()
+    partial.make()
+    one = {"algorithms": [dict(finished.entry)], "seeds": [finished.seed]}
+    data = {**finished.config["data"], "root": "data", "cache": None}
+    partial.write_config({**finished.config, "name": name, "data": data, **one})
+    with partial.writing():
+        for file, content in files.items():
+            (partial.path / file).write_bytes(content)
+    if drawn is not None and finished.has_prototypes:
+        prefix = f"{finished.result['label']}/{finished.seed}"
+        partial.write_prototypes(drawn_only(RunFolder(finished.folder).read_prototypes(), prefix, drawn))
+    partial.write_results([dict(finished.result)])
+    with partial.writing():
+        _put_in_place(partial.path, target)
+
+
+def _put_in_place(partial: Path, target: Path) -> None:
+    """A record that was there before goes only once the new one is whole."""
+    if target.exists():
+        old = target.with_name(f".{target.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        target.rename(old)
+        partial.rename(target)
+        shutil.rmtree(old)
+    else:
+        partial.rename(target)
+
+
+def _resolved(file: Path) -> dict[str, Any]:
+    try:
+        config = yaml.load(file.read_text(encoding="utf-8"), _Loader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise RunFolderError(f"{file} cannot be read: {one_line(error)}") from error
+    entries = config.get("algorithms") if isinstance(config, dict) else None
+    sections = isinstance(config, dict) and all(isinstance(config.get(key), dict) for key in ("data", "train"))
+    if not sections or not entries or not all(isinstance(entry, dict) and "label" in entry for entry in entries):
+        raise RunFolderError(f"{file} is not the resolved config of a run")
+    resolved: dict[str, Any] = config
+    return resolved
+
+
+def _results(folder: Path) -> Sequence[dict[str, Any]]:
+    file = folder / "summary.json"
+    try:
+        results = RunFolder(folder).read_results()
+        known = all({"label", "seed", "rounds"} <= result.keys() for result in results)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunFolderError(f"{file} cannot be read: {one_line(error)}") from error
+    if not known:
+        raise RunFolderError(f"{file} is not what a run writes: a result has no label, seed or rounds")
+    return results
+
+
+def _read(file: Path, read: Callable[[Path], bytes]) -> bytes:
+    try:
+        return read(file)
+    except (OSError, EOFError, zlib.error) as error:
+        raise RunFolderError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def by_cell(found: Sequence[Finished]) -> dict[tuple[str, int, int], Finished]:
+    """By key, seed and rounds; of several, the first."""
+    return {(one.key, one.seed, one.rounds): one for one in reversed(found)}

@@ -1,0 +1,233 @@
+"""Playing cells of the paper: those that are not done, as many at once as the machine takes, each into a record."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tinyproto.config.schema import DataSection
+from tinyproto.data.sources import SOURCES
+from tinyproto.errors import RunFolderError, TinyProtoError
+from tinyproto.experiment import Cell, most_at_once, resolve_device
+from tinyproto.grid.crew import Job, play_jobs
+from tinyproto.grid.observer import Observer
+from tinyproto.reproduce.heatmaps import drawn_of
+from tinyproto.reproduce.matching import cell_key
+from tinyproto.reproduce.plan import PlannedCell
+from tinyproto.reproduce.records import (
+    FOLDER,
+    Finished,
+    begun_config,
+    by_cell,
+    find_finished,
+    finished_cells,
+    rounds_played,
+    write_record,
+)
+from tinyproto.tracking.checkpoints import FREE
+from tinyproto.tracking.differences import differences
+from tinyproto.tracking.run_folder import RunFolder
+from tinyproto.workers.handover import Handover
+
+DATASETS_HELD = 2
+"""Datasets in this process's memory at once: the one whose cells start, and the one before, whose cells end."""
+
+State = Literal["done", "begun", "to do"]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a cell is."""
+
+    cell: PlannedCell
+    state: State
+    folder: Path  # of the record, or of the cell under way
+    finished: Finished | None = None
+    rounds: int = 0  # played, of one that was begun
+
+
+@dataclass
+class Outcome:
+    """What became of the cells that were to be played."""
+
+    recorded: list[PlannedCell] = field(default_factory=list)
+    failed: list[tuple[PlannedCell, str]] = field(default_factory=list)
+    stopped: bool = False
+
+
+class Reproduction:
+    """Cells of the paper with the folders that hold their records and, until they are done, their work."""
+
+    def __init__(self, cells: Sequence[PlannedCell], results: Path, runs: Path, *, drawn: bool = False) -> None:
+        self.cells = cells
+        self.results = results
+        self.records = results / FOLDER
+        self.work = runs / FOLDER
+        self.drawn = drawn  # whether a record without the prototypes that are drawn counts as none
+
+    def standing(self) -> list[Standing]:
+        """Of every cell, by what lies in the folders now."""
+        found = by_cell([one for one in find_finished(self.results) if one.has_prototypes or not self.drawn])
+        return [self._standing(cell, found.get((cell.key, cell.seed, cell.rounds))) for cell in self.cells]
+
+    def _standing(self, cell: PlannedCell, finished: Finished | None) -> Standing:
+        if finished is not None:
+            return Standing(cell, "done", finished.run, finished, cell.rounds)
+        folder = self.work / cell.place
+        if (folder / "config.yaml").is_file():
+            return Standing(cell, "begun", folder, rounds=min(rounds_played(folder), cell.rounds))
+        return Standing(cell, "to do", folder)
+
+    def play(self, left: Sequence[Standing], observer: Observer) -> Outcome:
+        """Play these to their end; a cell that fails does not keep the others from theirs.
+
+        Raises KeyboardInterrupt where it is to end at once. Whatever happens, cells go on from their checkpoints.
+        """
+        outcome = Outcome()
+        if not left:
+            return outcome
+        RunFolder(self.records).make()
+        RunFolder(self.work).make()
+        with _only_one(self.work):
+            self._play(left, observer, outcome)
+        return outcome
+
+    def _play(self, left: Sequence[Standing], observer: Observer, outcome: Outcome) -> None:
+        train = left[0].cell.config.model.train
+        device = resolve_device(train.device)
+        asked = train.parallel_cells
+        at_once = min(len(left), most_at_once(device) if asked == "auto" else asked)
+        observer.opens(len(left))
+        foreman = _Recorder(self, [one.cell for one in left], observer, outcome)
+        datasets = _Datasets(observer)
+        jobs = [job for index, one in enumerate(left) if (job := foreman.job(index, one, datasets)) is not None]
+        outcome.stopped = bool(jobs) and not play_jobs(jobs, at_once, device, foreman, observer)
+
+    def record(self, cell: PlannedCell, folder: RunFolder) -> None:
+        """Make a record of a cell that is done, and remove what it was made from."""
+        (finished,) = finished_cells(folder.path)
+        drawn = drawn_of(cell.paper.target, cell.dataset, finished.entry, cell.seed, any_seed=self.drawn)
+        write_record(self.records / cell.place, finished, cell.paper.stem, drawn)
+        folder.remove()
+
+
+class _Recorder:
+    """The foreman of a reproduction."""
+
+    def __init__(
+        self, reproduction: Reproduction, cells: Sequence[PlannedCell], observer: Observer, outcome: Outcome
+    ) -> None:
+        self._reproduction = reproduction
+        self._cells = cells
+        self._observer = observer
+        self._outcome = outcome
+
+    def job(self, index: int, standing: Standing, datasets: _Datasets) -> Job | None:
+        """What is left to play of a cell; None where nothing is, or where it cannot be played on."""
+        planned, folder = standing.cell, RunFolder(standing.folder)
+        cell = Cell(index, planned.config.algorithms[0], planned.seed, of=planned.stem)
+        model = planned.config.model
+        job = Job(
+            cell=cell,
+            config=planned.config.resolved(),
+            index=0,
+            folder=folder,
+            dataset=lambda: datasets.handover(model.data),
+            kind=f"{planned.dataset} with {model.partition.num_clients} clients, d={model.prototypes.dim}",
+            alone=True,
+        )
+        if standing.state == "to do":
+            return job
+        try:
+            if results := folder.read_results():  # done, but killed before its record was written
+                self.done(job, results[0])
+                self._observer.started(cell, planned.rounds)
+                self._observer.finished(cell, results[0])
+                return None
+            return self._going_on(job, planned, begun_config(folder.path))
+        except TinyProtoError as error:
+            self.failed(job, str(error))
+            return None
+
+    def _going_on(self, job: Job, planned: PlannedCell, begun: Mapping[str, Any] | None) -> Job:
+        """A cell under way goes on with the config that it began with."""
+        if begun is None:
+            return job
+        now = planned.config.resolved()
+        same = cell_key(begun, begun["algorithms"][0]) == planned.key
+        if not same or (begun["seeds"], begun["train"]["rounds"]) != (now["seeds"], now["train"]["rounds"]):
+            raise RunFolderError(f"{job.folder.path} was begun with another config; remove it to begin again")
+        changed = {
+            key: then for key, (then, _) in differences([begun, now]).items() if key not in (*FREE, "data.root", "name")
+        }
+        if changed:
+            kept = ", ".join(f"{key}={value}" for key, value in changed.items())
+            self._observer.told(f"{job.cell.title}: goes on with {kept}, as it was begun")
+        return Job(job.cell, begun, job.index, job.folder, job.dataset, job.kind, job.alone)
+
+    def done(self, job: Job, result: dict[str, Any]) -> None:  # noqa: ARG002
+        """It becomes a record."""
+        cell = self._cells[job.cell.index]
+        self._reproduction.record(cell, job.folder)
+        self._outcome.recorded.append(cell)
+
+    def failed(self, job: Job, reason: str) -> bool:
+        """The others go on."""
+        self._outcome.failed.append((self._cells[job.cell.index], reason))
+        self._observer.failed(job.cell, reason)
+        return False
+
+
+@contextmanager
+def _only_one(work: Path) -> Iterator[None]:
+    """While open, no other process plays cells in the folder; one that is killed lets go of it."""
+    try:
+        import fcntl
+    except ImportError:  # a system without such locks
+        yield
+        return
+    with RunFolder(work).writing("lock"):
+        file = (work / "lock").open("w")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunFolderError(
+                f"another tinyproto reproduce is playing cells in {work}; wait for it, or name other --runs and cells"
+            ) from None
+        yield
+
+
+class _Datasets:
+    """The datasets that cells are played on, each loaded when its first cell starts and held while cells need it."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._held: OrderedDict[str, Handover] = OrderedDict()
+        self._missing: dict[str, TinyProtoError] = {}
+        self._told: set[str] = set()
+
+    def handover(self, section: DataSection) -> Handover:
+        """For a process; raises what keeps a dataset from being loaded, each time it is asked for."""
+        name = section.name
+        if name in self._missing:
+            raise self._missing[name]
+        if name not in self._held:
+            while len(self._held) >= DATASETS_HELD:
+                self._held.popitem(last=False)
+            try:
+                self._held[name] = Handover(SOURCES[name].load(section.request(self._tell)))
+            except TinyProtoError as error:
+                self._missing[name] = error
+                raise
+        self._held.move_to_end(name)
+        return self._held[name]
+
+    def _tell(self, what: str, _done: int, _total: int) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            self._observer.told(what)

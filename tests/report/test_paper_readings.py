@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support_paper import PaperRecord
+from tinyproto.report.paper.readings import Reading, reading_rows, readings, rule_rows
+from tinyproto.report.paper.records import Records
+from tinyproto.report.runs import find_runs, read_runs
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
+    folder = tmp_path_factory.mktemp("results")
+    for record in (
+        PaperRecord("table1_cifar100", "fedproto", 60, head=76, local=64, early={60: 50, 61: 59}),
+        PaperRecord("table1_cifar100", "fedproto", 100, seed=1),
+        PaperRecord("table1_cifar100", "fedtgp", 75, rounds=40),
+        PaperRecord("readings_methods", "fedproto(running)", 56, rounds=60),
+        PaperRecord("readings_methods", "fedtgp(stale)", 70, rounds=60, early={40: 65}),
+        PaperRecord("readings_methods", "tinyproto_ft(auto)", 80, rounds=60),
+    ):
+        record.write(folder)
+    return Records(read_runs(find_runs([folder])))
+
+
+def named(records: Records, label: str) -> Reading:
+    return next(reading for reading in readings(records) if reading.address.label == label)
+
+
+def test_a_variant_is_held_against_table_1_after_as_many_rounds_and_of_the_same_seed(records: Records) -> None:
+    reading = named(records, "fedproto(running)")
+    assert (reading.rounds, reading.seeds) == (60, [0])
+    assert reading.difference("global") == pytest.approx((56 - 50) / 200)
+    assert reading.name == "where local prototypes come from: running instead of fresh"
+
+
+def test_where_table_1_has_fewer_rounds_both_are_read_after_those(records: Records) -> None:
+    reading = named(records, "fedtgp(stale)")
+    assert reading.rounds == 40
+    assert reading.difference("global") == pytest.approx((65 - 75) / 200)
+
+
+def test_a_variant_without_its_counterpart_stands_alone(records: Records) -> None:
+    reading = named(records, "tinyproto_ft(auto)")
+    assert reading.difference("global") is None
+    accuracy = reading.accuracies()["global"]
+    assert accuracy is not None
+    assert accuracy.mean == pytest.approx(0.4)
+
+
+def test_every_reading_of_the_experiments_has_a_row_below_its_method(records: Records) -> None:
+    rows = list(reading_rows(readings(records)))
+    assert len(rows) == 13 + 4
+    words = {row[0]: row[1:] for row in rows}
+    assert words["FedProto as in Table 1"] == ["60 rounds", "25.00", "25.00", "25.00"]
+    assert words["↳ where local prototypes come from: running instead of fresh"] == [
+        "60 rounds", *["28.00 (+3.00)"] * 3
+    ]  # fmt: skip
+    assert words["↳ masks: blocks instead of balanced"] == ["not run", "–", "–", "–"]
+    assert words["TinyProto-FT (50) as in Table 1"][0] == "not run"
+
+
+def test_each_reading_says_in_a_line_what_it_changes(records: Records) -> None:
+    names = {reading.address.label: reading.name for reading in readings(records)}
+    assert names["fedproto(weight=1)"] == "λ: 1.0 instead of 10.0"
+    assert names["tinyproto_ft(printed)"] == "μ: 0.0015 instead of 0.01"
+    assert names["tinyproto_fp(mean)"] == "sum or mean: mean instead of sum"
+    stems = {reading.address.stem: reading.name for reading in readings(records)}
+    assert stems["readings_order"] == "batches shuffled: yes instead of no"
+    assert stems["readings_counts"] == "samples that n_ij counts: train instead of all"
+    assert stems["readings_paper"] == "all as printed (preset paper)"
+
+
+def test_the_rule_is_told_from_whole_records_by_what_is_nearest_to_print(records: Records) -> None:
+    (row,) = rule_rows(records)  # FedTGP is there, but not for 300 rounds
+    # Over both seeds: by head (76 + 100) / 400, by global prototype (60 + 100) / 400, by local (64 + 100) / 400.
+    assert row.words() == ["FedProto", "29.97", "44.00 (+14.03)", "40.00 (+10.03)", "41.00 (+11.03)", "global"]
+
+
+def test_a_reading_as_json_has_everything(records: Records, tmp_path: Path) -> None:
+    plain = named(records, "fedproto(running)").plain()
+    assert plain["experiment"] == "readings_methods"
+    assert plain["accuracy"]["global"] == pytest.approx(0.28)
+    assert plain["reference"]["global"] == pytest.approx(0.25)
+    assert plain["difference"]["global"] == pytest.approx(0.03)
