@@ -99,7 +99,7 @@ def test_the_verb_prints_one_json_value_with_hardware_and_commit(
         ),
         (("--participants", "500"), "--participants: 500 cannot take part, the smallest size has 200"),
         (("--participation", "0"), "--participation: a share above 0 and up to 1 is needed, not 0.0"),
-        (("--memory", "much"), "'much' is no amount of memory"),
+        (("--memory", "much"), "'much' is no amount of bytes"),
         (("--clients", "20,40", "--networks", "resnet9"), "unknown model 'resnet9'"),
     ],
 )

@@ -291,7 +291,7 @@ def test_from_python_networks_are_objects_and_the_dataset_is_that_of_the_images(
 def test_an_amount_of_memory_is_checked_and_kept_as_it_was_given(base: Path) -> None:
     assert load_config(base).resolved()["train"]["client_memory"] == "auto"
     assert load_config(base, ["train.client_memory=1.5 GiB"]).resolved()["train"]["client_memory"] == "1.5 GiB"
-    assert "train.client_memory: '3 heaps' is no amount of memory" in refusal(base, "train.client_memory=3 heaps")
+    assert "train.client_memory: '3 heaps' is no amount of bytes" in refusal(base, "train.client_memory=3 heaps")
     assert "such as 500MB or 2GB, or auto" in refusal(base, "train.client_memory=3 heaps")
 
 

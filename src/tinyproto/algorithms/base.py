@@ -20,6 +20,7 @@ from tinyproto.core.streams import Streams
 from tinyproto.core.task import BatchPlan, FitResult, Loss, ParamGroup, State, Task, TensorData, Trainer
 from tinyproto.models.build import ModelEntry, ModelShape
 from tinyproto.models.split import SplitModel
+from tinyproto.wire.values import EXACT, WireSettings
 
 PrototypeSource = Literal["fresh", "running", "stale"]
 """Where local prototypes come from: an eval-mode pass with the just-trained model (fresh) or with the model before
@@ -36,6 +37,7 @@ class FederationSpec:
     input_shape: tuple[int, ...] = ()
     head_dropout: float = 0.0
     networks: tuple[ModelEntry, ...] = ()  # client i has network i modulo their number
+    wire: WireSettings = EXACT
 
     @property
     def shape(self) -> ModelShape:
@@ -169,6 +171,7 @@ class Algorithm:
     tensor_shapes: Mapping[str, Shape] = field(default_factory=dict)  # the tensors that may travel
     tensor_parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # which of them may replace another
     masks: Tensor | None = None  # (K, d) CPS masks, which never travel
+    classifies_by_rows: bool = False  # whether clients are evaluated by the rows they are sent, which then are all
     agreed: Mapping[str, str] = field(default_factory=dict)  # what else both sides have to mean alike
 
 

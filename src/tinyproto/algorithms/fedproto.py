@@ -190,6 +190,7 @@ def prototype_algorithm(
         name=name,
         client=PrototypeClient(hyper, federation, transform),
         server=server,
+        classifies_by_rows=True,
         table2_parameters=partial(prototype_parameters, num_classes=federation.num_classes, width=transform.width),
         row_width=transform.width,
         masks=transform.masks,

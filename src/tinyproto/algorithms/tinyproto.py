@@ -6,6 +6,7 @@ scaling (`scaling: none`) switch off separately, which gives the rows of the pap
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -20,6 +21,9 @@ from tinyproto.algorithms.transform import Upload, gathered_uploads
 from tinyproto.core import cps, scaling
 from tinyproto.core.aggregate import count_scaled_mean, count_scaled_sum, simple_mean
 from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.sizes import bytes_of
+from tinyproto.wire.codec import rows_frame_bytes
+from tinyproto.wire.values import VALUE_TYPES
 
 Scaling = Literal["count", "none"]
 Aggregation = Literal["sum", "mean"]
@@ -31,6 +35,9 @@ class SparseHyper:
     """CPS and prototype scaling."""
 
     cps_dim: Annotated[int | None, "s, how many of the d dimensions a class sends; `null` sends all"] = None
+    byte_budget: Annotated[
+        str | None, "instead of `cps_dim`: s is the largest whose frames with all K rows, up and down, fit, such as 2kB"
+    ] = None
     masks: Annotated[cps.MaskKind, "how CPS masks are built"] = "balanced"
     mask_seed: Annotated[int, "of the CPS masks"] = 0
     scaling: Annotated[Scaling, "send prototypes times n_ij, or plain prototypes"] = "count"
@@ -41,6 +48,10 @@ class SparseHyper:
             positive(global_scale=self.global_scale)
         if self.cps_dim is not None:
             positive(cps_dim=self.cps_dim)
+        if self.byte_budget is not None:
+            bytes_of(self.byte_budget)
+            if self.cps_dim is not None:
+                raise ValueError("cps_dim and byte_budget both say how much a class sends; give one of them")
 
 
 @dataclass(frozen=True)
@@ -120,15 +131,45 @@ class ScaleAndSparsify:
         return derived if self.global_scale == "auto" else self.global_scale
 
 
-def _transform(hyper: SparseHyper, federation: FederationSpec, aggregation: Aggregation) -> ScaleAndSparsify:
-    masks = None
-    if hyper.cps_dim is not None:
-        masks = cps.build_masks(
-            hyper.masks, federation.num_classes, federation.proto_dim, hyper.cps_dim, hyper.mask_seed
+UPDATE_METRICS = 40
+"""Bytes of an upload's metrics at the most: two losses of 9, four counts of 5, and 2 that say so."""
+
+
+def exchanged_bytes(federation: FederationSpec, cps_dim: int) -> int:
+    """Wire bytes of a client's round, up and down, with a row of every class both ways."""
+    up, down = VALUE_TYPES[federation.wire.up], VALUE_TYPES[federation.wire.down]
+    return rows_frame_bytes(federation.num_classes, cps_dim, up, UPDATE_METRICS) + rows_frame_bytes(
+        federation.num_classes, cps_dim, down
+    )
+
+
+def largest_cps_dim(federation: FederationSpec, byte_budget: str) -> int:
+    """The largest s, at most d, with which a client's round stays within so many bytes."""
+    budget, widths = bytes_of(byte_budget), range(1, federation.proto_dim + 1)
+    fitting = bisect_right(widths, budget, key=lambda width: exchanged_bytes(federation, width))
+    if fitting == 0:
+        raise ValueError(
+            f"byte_budget {byte_budget} is too small: one dimension of {federation.num_classes} classes, up and down, "
+            f"takes {exchanged_bytes(federation, 1)} bytes"
         )
+    return fitting
+
+
+def _cps_dim(hyper: SparseHyper, federation: FederationSpec) -> int | None:
+    """s; None where all d travel."""
+    if hyper.byte_budget is None:
+        return hyper.cps_dim
+    fitting = largest_cps_dim(federation, hyper.byte_budget)
+    return None if fitting == federation.proto_dim else fitting
+
+
+def _transform(hyper: SparseHyper, federation: FederationSpec, aggregation: Aggregation) -> ScaleAndSparsify:
+    masks, cps_dim = None, _cps_dim(hyper, federation)
+    if cps_dim is not None:
+        masks = cps.build_masks(hyper.masks, federation.num_classes, federation.proto_dim, cps_dim, hyper.mask_seed)
     return ScaleAndSparsify(
         num_classes=federation.num_classes,
-        width=federation.proto_dim if hyper.cps_dim is None else hyper.cps_dim,
+        width=federation.proto_dim if cps_dim is None else cps_dim,
         masks=masks,
         scaling=hyper.scaling,
         global_scale=hyper.global_scale,

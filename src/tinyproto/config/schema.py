@@ -11,13 +11,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from tinyproto.core.batching import LastBatch
 from tinyproto.core.cps import MaskKind
+from tinyproto.core.sizes import bytes_of
 from tinyproto.data.federation import CountedSamples
 from tinyproto.data.partition_kinds import OWN_KEYS, REQUIRED, Partition, PartitionKind
 from tinyproto.data.sources import Progress, Request, silent
 from tinyproto.engine.client import PrototypeSamples
 from tinyproto.engine.training import Precision, TrainerName
 from tinyproto.errors import ConfigError
-from tinyproto.simulation.budget import AUTO, bytes_of
+from tinyproto.simulation.budget import AUTO
 from tinyproto.simulation.loop import EvaluatedClients
 
 PresetName = Literal["sound", "reference", "paper"]

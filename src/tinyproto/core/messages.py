@@ -35,6 +35,13 @@ class Message:
         rows = 0 if self.rows is None else int(self.rows.present.sum()) * self.rows.width
         return rows + sum(tensor.numel() for tensor in self.tensors.values())
 
+    def of_classes(self, classes: Tensor) -> Message:
+        """The same message with the rows of these classes (K,) alone; without rows where none of them is there."""
+        if self.rows is None:
+            return self
+        present = self.rows.present & classes
+        return replace(self, rows=self.rows._replace(present=present) if bool(present.any()) else None)
+
     def with_metrics(self, metrics: Mapping[str, float]) -> Message:
         """The same message with more metrics."""
         return replace(self, metrics={**self.metrics, **metrics})

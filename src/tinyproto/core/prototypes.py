@@ -53,12 +53,17 @@ class PackedRows(NamedTuple):
         """How many numbers travel."""
         return self.values.size
 
+    def present(self) -> Tensor:
+        """(K,) bool: which classes have a row."""
+        present = torch.zeros(self.num_classes, dtype=torch.bool)
+        present.numpy()[self.classes] = True
+        return present
+
     def unpacked(self) -> Prototypes:
         """The same rows among zeros, in memory of their own."""
-        rows = Prototypes.absent(self.num_classes, self.values.shape[1])
-        rows.values.numpy()[self.classes] = self.values
-        rows.present.numpy()[self.classes] = True
-        return rows
+        values = torch.zeros(self.num_classes, self.values.shape[1])
+        values.numpy()[self.classes] = self.values
+        return Prototypes(values, self.present())
 
 
 class ClassSums(NamedTuple):

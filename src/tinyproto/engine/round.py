@@ -66,13 +66,14 @@ def play_round(
     A refused frame raises before any state has changed, since in a simulation it means that training went wrong; a
     tolerant round leaves that client out and says so in its record.
     """
-    replies, refused, gathered = server.ask(channel, plan.round, plan.participants, plan.evaluated, plan.closing, meter)
+    answers = server.ask(channel, plan.round, plan.participants, plan.evaluated, plan.closing, meter)
+    replies, refused = answers.messages, answers.refused
     if not tolerant:
         for error in refused.values():
             raise error
-    trained = {client: replies[client] for client in plan.participants if client in replies}
+    trained = {client: replies[client] for client in answers.trained}
     if trained:
-        server.aggregate(plan.round, trained, gathered)
+        server.aggregate(plan.round, answers)
     weights = {client: server.infos[client].train_samples for client in trained}
     return RoundRecord(
         round=plan.round.number,

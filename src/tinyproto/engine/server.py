@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from torch import Tensor
+
 from tinyproto.algorithms.base import Algorithm, ClientInfo, Round, Update
 from tinyproto.algorithms.streaming import Gathered, StreamingSide
 from tinyproto.core.messages import Message
@@ -69,6 +71,16 @@ class Answers(NamedTuple):
     messages: dict[int, Message]
     refused: dict[int, WireError]
     gathered: Gathered | None = None
+    trained: Sequence[int] = ()  # the clients whose uploads are among them, in order
+    classes: Mapping[int, Tensor] = {}  # (K,) by client: which classes its upload has rows of, where that matters
+
+    def after(self, evaluation: Answers) -> Answers:
+        """With the metrics of an evaluation that came before; who was refused there is not heard here."""
+        metrics = {client: message.metrics for client, message in evaluation.messages.items()}
+        messages = evaluation.messages | {
+            client: message.with_metrics(metrics.get(client, {})) for client, message in self.messages.items()
+        }
+        return self._replace(messages=dict(sorted(messages.items())), refused=evaluation.refused | self.refused)
 
 
 class ServerRuntime:
@@ -82,8 +94,11 @@ class ServerRuntime:
         self.streams = streams
         self.expectation = expectation
         self.stopwatch = stopwatch
+        self.sends_held = expectation.wire.download == "held"
+        self.evaluates_apart = self.sends_held and algorithm.classifies_by_rows
         self.state: State = self.side.init(streams)
         self.infos: dict[int, ClientInfo] = {}
+        self.held: dict[int, Tensor] = {}  # (K,) by client: the classes of its last upload, where that matters
 
     def greet(self, channel: Channel, clients: Sequence[int], meter: Meter) -> None:
         """The one-off hello, from which the server learns the clients' sizes."""
@@ -98,19 +113,32 @@ class ServerRuntime:
         self, channel: Channel, round_: Round, participants: Sequence[int], evaluated: Collection[int], closing: bool,
         meter: Meter,
     ) -> Answers:  # fmt: skip
-        """Send this round's state to participants and to those who only evaluate it; their answers by client id."""
-        asked = dict.fromkeys(evaluated, Kind.EVALUATE) | dict.fromkeys(participants, Kind.TRAIN)
-        only: Purpose = "closing" if closing else "evaluation"
-        purposes: dict[int, Purpose] = dict.fromkeys(evaluated, only) | dict.fromkeys(participants, "training")
-        return self._ask(channel, round_.number, asked, evaluated, purposes, meter)
+        """Send this round's state to participants and to those who only evaluate it; their answers by client id.
 
-    def aggregate(self, round_: Round, replies: Mapping[int, Message], gathered: Gathered | None = None) -> None:
-        """Take the answers in, or what was gathered of them; only now does the state change."""
+        Participants evaluate and train on one frame. Where they train on some of the rows but are evaluated by all,
+        these come first, in a frame of their own.
+        """
+        only: Purpose = "closing" if closing else "evaluation"
+        to_evaluate = dict.fromkeys(evaluated, Kind.EVALUATE), dict.fromkeys(evaluated, only)
+        to_train = dict.fromkeys(participants, Kind.TRAIN), dict.fromkeys(participants, "training")
+        if not self.evaluates_apart or not evaluated:
+            asked, purposes = (first | second for first, second in zip(to_evaluate, to_train, strict=True))
+            return self._ask(channel, round_.number, asked, evaluated, purposes, meter)
+        evaluation = self._ask(channel, round_.number, to_evaluate[0], evaluated, to_evaluate[1], meter)
+        left = {client: kind for client, kind in to_train[0].items() if client not in evaluation.refused}
+        if not left:
+            return evaluation
+        return self._ask(channel, round_.number, left, (), to_train[1], meter).after(evaluation)
+
+    def aggregate(self, round_: Round, answers: Answers) -> None:
+        """Take in the uploads, or what was gathered of them; only now does the state change."""
+        self.held |= answers.classes
+        gathered = answers.gathered
         with self.stopwatch.phase("server"):
             if gathered is not None and isinstance(self.side, StreamingSide):
                 self.state = self.side.conclude(self.state, gathered)
                 return
-            updates = [Update(self.infos[client], message) for client, message in sorted(replies.items())]
+            updates = [Update(self.infos[client], answers.messages[client]) for client in answers.trained]
             self.state = self.side.aggregate(self.state, updates, self.trainer, round_, self.streams)
 
     def _ask(
@@ -119,7 +147,7 @@ class ServerRuntime:
     ) -> Answers:  # fmt: skip
         def frame_for(client: int) -> bytes:
             kind = asked[client]
-            message = Message() if kind is Kind.HELLO else self.side.broadcast(self.state, self.infos[client])
+            message = Message() if kind is Kind.HELLO else self._broadcast(kind, client)
             header = Header(kind, round_number, client, self.expectation.digest, evaluate=client in evaluated)
             frame = encode(header, message, self._coding(client, round_number))
             if client not in counted:
@@ -135,6 +163,7 @@ class ServerRuntime:
         frames = _Frames(clients, frame_for)
         messages: dict[int, Message] = {}
         refused: dict[int, WireError] = {}
+        classes: dict[int, Tensor] = {}
         turns = self._turns(client for client, kind in asked.items() if kind is Kind.TRAIN)
         for client, frame in channel.exchange(round_number, frames):
             if client not in asked or client in messages or client in refused:
@@ -149,13 +178,28 @@ class ServerRuntime:
                 continue
             cost = Cost(sections.parameters, sections.payload_bytes, len(frame))
             meter.count(purposes[client], "up", client, cost)
+            if self.sends_held and asked[client] is Kind.TRAIN and sections.rows is not None:
+                classes[client] = sections.rows.present()
             if turn is None:
                 messages[client] = sections.message()
                 continue
             messages[client] = Message(metrics=sections.metrics)
             with self.stopwatch.phase("server"):
                 turn.arrived(client, sections.rows)
-        return Answers(dict(sorted(messages.items())), refused, None if turns is None else turns.close())
+        return Answers(
+            messages=dict(sorted(messages.items())),
+            refused=refused,
+            gathered=None if turns is None else turns.close(),
+            trained=sorted(client for client in messages if asked[client] is Kind.TRAIN),
+            classes=classes,
+        )
+
+    def _broadcast(self, kind: Kind, client: int) -> Message:
+        """What a client is sent; of rows that it trains on perhaps those of its own classes alone."""
+        message = self.side.broadcast(self.state, self.infos[client])
+        if kind is Kind.TRAIN and client in self.held:
+            return message.of_classes(self.held[client])
+        return message
 
     def _coding(self, client: int, round_number: int) -> Coding:
         """How a download is written; made anew for a frame that is made twice, so that both are equal."""

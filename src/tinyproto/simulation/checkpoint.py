@@ -7,12 +7,13 @@ changed; a client that has not changed since the checkpoint before is not writte
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import safetensors
+import torch
 from torch import Tensor
 
 from tinyproto.algorithms.base import ClientInfo
@@ -50,6 +51,7 @@ class Checkpoint:
     position: Position
     server: Mapping[str, Tensor]
     infos: Mapping[int, ClientInfo]
+    held: Mapping[int, Sequence[int]]  # classes of a client's last upload, where that matters
     clients: Mapping[int, Stored]  # those that ever changed
 
 
@@ -60,11 +62,13 @@ def save(folder: Path, position: Position, simulation: Simulation | None) -> Non
     target = folder / f"{max(numbers, default=0) + 1:08}{_SUFFIX}"
     clients = {} if simulation is None else simulation.host.save()
     infos = {} if simulation is None else simulation.server.infos
+    held = {} if simulation is None else simulation.server.held
     server = {} if simulation is None else simulation.server.state
     facts = {
         "schema_version": SCHEMA_VERSION,
         "position": asdict(position),
         "infos": [asdict(info) for info in infos.values()],
+        "held": {client: classes.nonzero()[:, 0].tolist() for client, classes in held.items()},
         "clients": clients,
     }
     save_whole(target, {name: own(tensor) for name, tensor in server.items()}, {_TAG: json.dumps(facts)})
@@ -109,7 +113,8 @@ def load_newest(folder: Path, clients: Path) -> Checkpoint | None:
             raise CheckpointError(
                 f"{clients / name} is not there, which {newest} needs; remove the latter to go on from the one before"
             )
-    return Checkpoint(Position(**facts["position"]), server, infos, stored)
+    held = {int(client): classes for client, classes in facts.get("held", {}).items()}
+    return Checkpoint(Position(**facts["position"]), server, infos, held, stored)
 
 
 def _facts(path: Path) -> dict[str, Any]:
@@ -139,4 +144,8 @@ def restore(simulation: Simulation, checkpoint: Checkpoint) -> None:
     """Put a new simulation where the checkpointed one was."""
     simulation.server.state = dict(checkpoint.server)
     simulation.server.infos = dict(checkpoint.infos)
+    every = torch.arange(simulation.server.expectation.num_classes)
+    simulation.server.held = {
+        client: torch.isin(every, torch.tensor(classes, dtype=torch.long)) for client, classes in checkpoint.held.items()
+    }
     simulation.host.restore(checkpoint.clients)

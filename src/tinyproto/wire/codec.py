@@ -30,7 +30,7 @@ from torch import Tensor
 from tinyproto.core.messages import Message
 from tinyproto.core.prototypes import PackedRows, Prototypes
 from tinyproto.errors import WireError
-from tinyproto.wire.frame import Header, pack, unpack
+from tinyproto.wire.frame import HEADER_BYTES, Header, pack, unpack
 from tinyproto.wire.values import BY_CODE, FLOAT32, Coding, ValueType, as_matrix
 
 _ROWS, _TENSORS, _METRICS = _SECTIONS = 1, 2, 3
@@ -118,6 +118,12 @@ def encode(header: Header, message: Message, coding: Coding = _AS_IT_IS) -> byte
     if message.metrics:
         sections.append(_encode_metrics(message.metrics))
     return pack(header, b"".join(sections))
+
+
+def rows_frame_bytes(num_classes: int, width: int, values: ValueType, metrics: int = 0) -> int:
+    """Bytes of a frame with a row of every class, and so many bytes of metrics."""
+    bitmap = (num_classes + 7) // 8
+    return HEADER_BYTES + _ROWS_HEAD.size + bitmap + values.payload(num_classes, width) + metrics
 
 
 class Shapes(Protocol):

@@ -37,6 +37,7 @@ from tinyproto.errors import WireError
 
 ValueName = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 Rounding = Literal["nearest", "stochastic"]
+Download = Literal["all", "held"]
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
@@ -159,11 +160,12 @@ class Coding:
 
 @dataclass(frozen=True)
 class WireSettings:
-    """What a federation writes its values in, each way, and how they are rounded."""
+    """What a federation writes its values in, each way, how they are rounded, and which rows a client trains on."""
 
     up: ValueName = "float32"
     down: ValueName = "float32"
     rounding: Rounding = "nearest"
+    download: Download = "all"  # classes sent for training: all there are, or those of the client's last upload
 
 
 EXACT = WireSettings()
