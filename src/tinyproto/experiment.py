@@ -167,6 +167,9 @@ class Experiment:
             client_memory=self.client_memory,
         )
 
+    def _settings_of(self, cell: Cell) -> SimulationSettings:
+        return replace(self.settings, wire=cell.entry.wire)
+
     @property
     def client_memory(self) -> int:
         """Bytes that the clients of one of the processes may take."""
@@ -184,7 +187,9 @@ class Experiment:
 
         Beyond so much memory, by default what the config says, they go to a folder; a temporary one if none is given.
         """
-        settings = self.settings if memory is None else replace(self.settings, client_memory=memory)
+        settings = self._settings_of(cell)
+        if memory is not None:
+            settings = replace(settings, client_memory=memory)
         algorithm, models = cell.entry.build(self.federation), self.config.model.models
         files = ClientFiles(folder)
         return make_loopback(self.data, models, algorithm, settings, cell.seed, only=only, files=files)
@@ -195,7 +200,7 @@ class Experiment:
 
     def simulation(self, cell: Cell, host: ClientHost) -> Simulation:
         """The simulation of one cell, ready to play."""
-        return Simulation(self.data, cell.entry.build(self.federation), self.settings, cell.seed, host)
+        return Simulation(self.data, cell.entry.build(self.federation), self._settings_of(cell), cell.seed, host)
 
     def summarise(self, cell: Cell, simulation: Simulation, played: list[PlayedRound]) -> dict[str, Any]:
         """The cell's entry of summary.json."""

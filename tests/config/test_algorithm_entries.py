@@ -10,7 +10,9 @@ import pytest
 from tinyproto.algorithms import ALGORITHMS, AlgorithmSpec, FederationSpec
 from tinyproto.config import parse_config
 from tinyproto.config.algorithms import AlgorithmEntry
+from tinyproto.config.load import completed
 from tinyproto.errors import ConfigError
+from tinyproto.wire.values import WireSettings
 
 FEDERATION = FederationSpec(
     num_classes=10, proto_dim=20, learning_rate=0.01, input_shape=(1, 8, 8), networks=("small_cnn_a",)
@@ -176,3 +178,67 @@ def test_an_algorithm_of_ones_own_is_found_by_its_dotted_path(tmp_path: Path, mo
     assert entry.resolved()["name"] == "method_of_a_user:SPEC"
     assert "is int, not an AlgorithmSpec" in refusal("method_of_a_user:NOTHING")
     assert "importing 'no_method_of_a_user' failed" in refusal("no_method_of_a_user:SPEC")
+
+
+def wired(*algorithms: Any, **wire: str) -> tuple[AlgorithmEntry, ...]:
+    given = {"models": ["small_cnn_a"], "prototypes": {"dim": 20, "cps_dim": 4}, "wire": wire}
+    return parse_config({**given, "algorithms": list(algorithms)}).algorithms
+
+
+def test_an_entry_is_written_in_the_config_s_types_unless_it_names_its_own() -> None:
+    mine = {"up": "int8", "down": "int8"}
+    plain, own, partly, drawn = wired(
+        "fedtgp",
+        {"name": "tinyproto_ft", "wire": mine},
+        {"name": "tinyproto_ft", "wire": {"up": "int4"}},
+        {"name": "tinyproto_ft", "wire": {**mine, "rounding": "stochastic"}},
+        down="float16",
+    )
+    assert plain.wire == WireSettings("float32", "float16")
+    assert own.wire == WireSettings("int8", "int8")
+    assert partly.wire == WireSettings("int4", "float16")
+    assert drawn.wire == WireSettings("int8", "int8", "stochastic")
+    assert [entry.label for entry in (plain, own, partly, drawn)] == [
+        "fedtgp",
+        "tinyproto_ft(wire=int8)",
+        "tinyproto_ft(up=int4,down=float16)",
+        "tinyproto_ft(wire=int8,rounding=stochastic)",
+    ]
+    assert "wire" not in plain.resolved()
+    assert own.resolved()["wire"] == {**mine, "rounding": "nearest"}
+
+
+def test_types_of_its_own_are_told_even_of_an_entry_that_stands_alone() -> None:
+    (entry,) = wired({"name": "fedproto", "proto_weight": 1.0, "wire": {"up": "int8", "down": "int8"}})
+    assert entry.label == "fedproto(wire=int8)"
+    (same,) = wired({"name": "fedproto", "wire": {"up": "int8"}}, up="int8")
+    assert same.label == "fedproto"
+
+
+def test_what_a_config_resolves_to_gives_the_same_types_again() -> None:
+    given = {"models": ["small_cnn_a"], "wire": {"up": "int8"}, "algorithms": [
+        "local", {"name": "fedproto", "wire": {"rounding": "stochastic"}}
+    ]}  # fmt: skip
+    once = parse_config(given)
+    assert once.resolved()["wire"] == {"up": "int8", "down": "float32", "rounding": "nearest"}
+    again = parse_config(once.resolved())
+    assert (again.algorithms, again.resolved()) == (once.algorithms, once.resolved())
+
+
+@pytest.mark.parametrize(
+    ("wire", "words"),
+    [
+        ("int8", "fedproto: wire: 'int8' is not a mapping such as {up: int8, down: int8}"),
+        ({"upp": "int8"}, "fedproto: wire: unknown key 'upp', did you mean 'up'?"),
+        ({"up": "int7"}, "fedproto: wire.up: input should be 'float32', 'float16', 'bfloat16', 'int8' or 'int4', not"),
+        ({"rounding": 3}, "fedproto: wire.rounding: input should be 'nearest' or 'stochastic', not 3"),
+    ],
+)
+def test_a_type_that_is_none_is_an_error_that_names_the_entry_and_the_key(wire: Any, words: str) -> None:
+    assert words in refusal({"name": "fedproto", "wire": wire})
+
+
+def test_a_record_from_before_there_were_types_is_one_in_float32() -> None:
+    old = {"name": "x", "train": {}}
+    assert completed(old)["wire"] == {"up": "float32", "down": "float32", "rounding": "nearest"}
+    assert completed({**old, "wire": {"up": "int8"}})["wire"] == {"up": "int8"}

@@ -24,6 +24,8 @@ from tinyproto.experiment import Experiment
 from tinyproto.models import ModelEntry
 from tinyproto.simulation.checkpoint import Position, load_newest, restore, save
 from tinyproto.simulation.loop import SimulationSettings
+from tinyproto.wire.meter import WAYS, Cost
+from tinyproto.wire.values import VALUE_TYPES, ValueName, WireSettings
 
 ROUNDS = 3
 SETTINGS = SimulationSettings(LocalTraining(ROUNDS, local_epochs=2, batch_size=8), PROTO_DIM, participation=0.5)
@@ -118,6 +120,55 @@ def test_equal_seeds_give_equal_bits_and_other_seeds_others(quarters: FederatedD
     assert same_tensors(first.snapshot(), again.snapshot())
 
 
+@pytest.mark.parametrize("values", [name for name in VALUE_TYPES if name != "float32"])
+@every_algorithm
+def test_every_algorithm_goes_on_with_values_of_every_type(
+    quarters: FederatedData, name: str, values: ValueName
+) -> None:
+    kind = VALUE_TYPES[values]
+    exact, rounded = simulation(quarters, name), simulation(quarters, name, replace(
+        SETTINGS, wire=WireSettings(values, values)
+    ))  # fmt: skip
+    for before, after in zip(records(exact), records(rounded), strict=True):
+        assert not after.refused
+        for way in WAYS:
+            cost, as_floats = (record.traffic.get("training", {}).get(way, Cost()) for record in (after, before))
+            if name != "fedkd":  # whose ranks depend on the values
+                assert cost.parameters == as_floats.parameters
+            assert cost.wire - cost.payload <= as_floats.wire - as_floats.payload if name != "fedkd" else True
+            assert cost.payload * 32 >= cost.parameters * kind.bits * 4
+            assert cost.payload < as_floats.payload or not cost.parameters
+    for tensor in rounded.snapshot().values():
+        assert bool(tensor.isfinite().all())
+    for name_of, tensor in rounded.server.state.items():
+        assert "running_var" not in name_of or bool((tensor >= 0).all())
+
+
+STOCHASTIC = replace(SETTINGS, wire=WireSettings("int4", "int8", "stochastic"))
+
+
+@every_algorithm
+def test_stochastic_rounding_repeats_and_goes_on_from_a_checkpoint_in_the_same_bits(
+    quarters: FederatedData, name: str, tmp_path: Path
+) -> None:
+    whole = simulation(quarters, name, STOCHASTIC)
+    undisturbed = records(whole)
+    clients = tmp_path / "clients"
+    stopped = simulation(quarters, name, STOCHASTIC, folder=clients)
+    before = next(stopped.rounds()).record
+    save(tmp_path / "checkpoint", Position(0, 2, 0, 0, {}), stopped)
+    checkpoint = load_newest(tmp_path / "checkpoint", clients)
+    assert checkpoint is not None
+    resumed = simulation(quarters, name, STOCHASTIC, folder=clients)
+    restore(resumed, checkpoint)
+    assert [before, *records(resumed, first=2)] == undisturbed
+    assert same_tensors(resumed.snapshot(), whole.snapshot())
+    if name != "local":
+        nearest = simulation(quarters, name, replace(SETTINGS, wire=WireSettings("int4", "int8")))
+        records(nearest)
+        assert not same_tensors(nearest.snapshot(), whole.snapshot())
+
+
 NETS = """\
 from torch import nn
 
@@ -142,6 +193,7 @@ def test_two_workers_leave_the_same_bytes_as_one_process(
         "models": ["flat_net:flat"] if together == "fedavg" else ["small_cnn_a", "flat_net:flat"],
         "prototypes": {"dim": 20, "cps_dim": 3},
         "algorithms": [{"name": name, **hyper_for(name)} for name in names],
+        "wire": {"up": "int8", "down": "float16", "rounding": "stochastic"},
     }
     folders = []
     for workers in (1, 2):

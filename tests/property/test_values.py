@@ -54,9 +54,10 @@ def bound(kind: ValueType, values: Floats, stochastic: bool) -> NDArray[np.float
     if kind is FLOAT32:
         return np.zeros_like(exact)
     if kind is BFLOAT16:
-        return twice * np.maximum(2.0**-8 * exact, 2.0**-134)
+        return np.maximum(2.0**-8 * exact, np.full_like(exact, 2.0**-134)) * twice
     if kind is FLOAT16:
-        return twice * 2.0**-11 * exact + 2.0**-39 * exact.max(1, keepdims=True)
+        largest: NDArray[np.float64] = exact.max(1, keepdims=True)
+        return twice * 2.0**-11 * exact + 2.0**-39 * largest
     return steps(kind, values) * (twice / 2 + SLACK)
 
 

@@ -8,7 +8,7 @@ import struct
 import pytest
 import torch
 
-from tinyproto.core.messages import AtMost, Message
+from tinyproto.core.messages import AtMost, Message, Shape
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.errors import WireError
 from tinyproto.wire.codec import decode, encode, payload_bytes
@@ -82,7 +82,7 @@ def test_no_frame_is_longer_than_the_expectation_says(kind: ValueType) -> None:
 
 
 def test_a_size_that_varies_is_counted_with_its_limit() -> None:
-    shapes = {"left": (4, AtMost(6)), "right": (AtMost(6), 3)}
+    shapes: dict[str, Shape] = {"left": (4, AtMost(6)), "right": (AtMost(6), 3)}
     expected = Expectation(DIGEST, 5, None, shapes, wire=WireSettings("float16", "int8"))
     smaller = Expectation(DIGEST, 5, None, {"left": (4, 6)}, wire=WireSettings("float16", "int8"))
     assert expected.largest_frame - smaller.largest_frame == 6 * 3 * 2 + 6 * 2 + len("right") + 2 * 4 + 3

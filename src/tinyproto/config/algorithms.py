@@ -11,9 +11,10 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from tinyproto.algorithms import ALGORITHMS, Algorithm, AlgorithmSpec, FederationSpec
 from tinyproto.config.presets import Preset
-from tinyproto.config.schema import ConfigModel
+from tinyproto.config.schema import ConfigModel, WireSection
 from tinyproto.errors import ConfigError
 from tinyproto.imports import load_dotted, unknown
+from tinyproto.wire.values import EXACT, WireSettings
 
 _CHANGES_THE_METHOD = ("cps_dim", "scaling")  # an ablation has to be seen as one wherever its numbers are shown
 FROM_PROTOTYPES = ("cps_dim", "masks", "mask_seed")
@@ -30,6 +31,8 @@ class AlgorithmEntry:
     spec: AlgorithmSpec
     label: str  # distinguishes two entries of one algorithm
     hyper: Any
+    wire: WireSettings = EXACT
+    own_wire: bool = False  # whether that is not what the config says for all
 
     @property
     def title(self) -> str:
@@ -37,8 +40,9 @@ class AlgorithmEntry:
         return self.spec.title if self.label == self.spec.name else self.label
 
     def resolved(self) -> dict[str, Any]:
-        """The entry with every hyper-parameter written out."""
-        return {"name": self.reference, "label": self.label, **asdict(self.hyper)}
+        """The entry with every hyper-parameter written out, and with `wire` where that is its own."""
+        entry = {"name": self.reference, "label": self.label, **asdict(self.hyper)}
+        return {**entry, "wire": asdict(self.wire)} if self.own_wire else entry
 
     def build(self, federation: FederationSpec) -> Algorithm:
         """The algorithm for a federation; what does not fit it is an error that names the entry."""
@@ -63,20 +67,47 @@ def resolve_algorithms(model: ConfigModel, preset: Preset, source: str) -> tuple
         reference = item.pop("name")
         spec = _find(reference, where)
         label = item.pop("label", None)
+        wire = _wire(item.pop("wire", None), model, f"{where}: {spec.name}")
         hyper = _hyper(spec, item, model, preset, f"{where}: {spec.name}")
         if label is None:
             told = (
                 item if repeats[str(reference)] > 1 else {key: item[key] for key in item if key in _CHANGES_THE_METHOD}
             )
+            told = {**told, **_wire_told(wire, model.wire.settings())}
             details = ",".join(f"{key}={'null' if value is None else value}" for key, value in told.items())
             label = f"{spec.name}({details})" if details else spec.name
-        entries.append(AlgorithmEntry(reference, spec, str(label), hyper))
+        entries.append(AlgorithmEntry(reference, spec, str(label), hyper, wire, wire != model.wire.settings()))
     for label, count in Counter(entry.label for entry in entries).items():
         if count > 1:
             raise ConfigError(
                 f"{source}: algorithms: {label!r} stands there {count} times; tell them apart with `label:`"
             )
     return tuple(entries)
+
+
+def _wire(given: Any, model: ConfigModel, where: str) -> WireSettings:
+    """The config's `wire:` section, with the keys of an entry's own in front."""
+    if given is None:
+        return model.wire.settings()
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where}: wire: {given!r} is not a mapping such as {{up: int8, down: int8}}")
+    for key in given:
+        if key not in WireSection.model_fields:
+            raise ConfigError(f"{where}: wire: {unknown('key', key, sorted(WireSection.model_fields))}")
+    try:
+        return WireSection.model_validate({**model.wire.model_dump(), **given}).settings()
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = f"{first['msg'][0].lower()}{first['msg'][1:]}"
+        raise ConfigError(f"{where}: wire.{first['loc'][0]}: {reason}, not {first['input']!r}") from None
+
+
+def _wire_told(wire: WireSettings, section: WireSettings) -> dict[str, str]:
+    """What a label says of an entry that is written in other types than the rest."""
+    told: dict[str, str] = {}
+    if (wire.up, wire.down) != (section.up, section.down):
+        told = {"wire": wire.up} if wire.up == wire.down else {"up": wire.up, "down": wire.down}
+    return told if wire.rounding == section.rounding else {**told, "rounding": wire.rounding}
 
 
 def _find(reference: Any, where: str) -> AlgorithmSpec:

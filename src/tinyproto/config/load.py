@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from tinyproto.config.algorithms import AlgorithmEntry, resolve_algorithms
 from tinyproto.config.presets import PRESETS
-from tinyproto.config.schema import ConfigModel
+from tinyproto.config.schema import ConfigModel, WireSection
 from tinyproto.config.yaml_text import parse_yaml
 from tinyproto.data.images import Images
 from tinyproto.data.partition_kinds import OWN_KEYS
@@ -36,6 +36,11 @@ class Config:
         values = self.model.model_dump()
         values["algorithms"] = [entry.resolved() for entry in self.algorithms]
         return values
+
+
+def completed(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """A resolved config of any release: a section that came later has the values that it was run with."""
+    return {"wire": WireSection().model_dump(), **resolved}
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:

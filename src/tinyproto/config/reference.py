@@ -135,8 +135,9 @@ def _names() -> Iterator[str]:
 def _algorithms() -> Iterator[str]:
     yield "## Algorithms\n"
     yield (
-        "An entry of `algorithms:` is a name, or a mapping with `name`, hyper-parameters and, to tell two entries\n"
-        "apart, `label`. A name is one of these, or a dotted path `package.module:SPEC`\n"
+        "An entry of `algorithms:` is a name, or a mapping with `name`, hyper-parameters, `wire` with keys of\n"
+        "`wire:` for this entry alone and, to tell two entries apart, `label`. A name is one of these, or a dotted\n"
+        "path `package.module:SPEC`\n"
         "([add_an_algorithm.md](add_an_algorithm.md)). The columns named after presets say what an algorithm gets\n"
         "under each of them where its entry does not say otherwise.\n"
     )

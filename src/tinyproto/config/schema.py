@@ -20,6 +20,7 @@ from tinyproto.engine.training import Precision, TrainerName
 from tinyproto.errors import ConfigError
 from tinyproto.simulation.budget import AUTO
 from tinyproto.simulation.loop import EvaluatedClients
+from tinyproto.wire.values import Rounding, ValueName, WireSettings
 
 PresetName = Literal["sound", "reference", "paper"]
 Rule = Literal["head", "global", "local"]
@@ -200,6 +201,20 @@ class EvaluateSection(Section):
     statistic: Statistic = Field("last10", description="the headline over rounds: best, last, or mean of the last 10")
 
 
+class WireSection(Section):
+    """What values are written in on their way: docs/bytes.md says what each type costs and how to choose."""
+
+    up: ValueName = Field("float32", description="what clients send")
+    down: ValueName = Field("float32", description="what the server sends")
+    rounding: Rounding = Field(
+        "nearest", description="to the nearest value that the type has, or stochastic: up or down by chance, unbiased"
+    )
+
+    def settings(self) -> WireSettings:
+        """As the engine takes them."""
+        return WireSettings(self.up, self.down, self.rounding)
+
+
 class CheckpointSection(Section):
     """How much a killed run loses at the most."""
 
@@ -220,9 +235,10 @@ class ConfigModel(Section):
     prototypes: PrototypesSection = PrototypesSection()
     train: TrainSection = TrainSection()
     evaluate: EvaluateSection = EvaluateSection()
+    wire: WireSection = WireSection()
     checkpoint: CheckpointSection = CheckpointSection()
     algorithms: list[Any] = Field(
-        min_length=1, description="names, or mappings with `name`, `label` and hyper-parameters"
+        min_length=1, description="names, or mappings with `name`, `label`, `wire` and hyper-parameters"
     )
     seeds: Annotated[list[Seed], AfterValidator(_all_different)] = Field(
         [0], min_length=1, description="of weights, batches and draws; one run each"

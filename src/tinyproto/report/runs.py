@@ -16,6 +16,7 @@ import safetensors
 import yaml
 from safetensors import safe_open
 
+from tinyproto.config.load import completed
 from tinyproto.errors import RunFolderError, one_line
 from tinyproto.tracking.run_folder import lines_kept
 
@@ -183,8 +184,7 @@ def _yaml(file: Path) -> dict[str, Any]:
     )
     if not labelled or any(key not in values for key in CONFIG_KEYS):
         raise RunFolderError(f"{file} is not the resolved config of a run; a report is made of run folders")
-    resolved: dict[str, Any] = values
-    return resolved
+    return completed(values)
 
 
 def _json(file: Path, keys: Sequence[str] = ()) -> dict[str, Any]:

@@ -6,7 +6,7 @@ everyone else the `Message` made of them.
 | section | layout |
 |---|---|
 | rows | tag, value type, K as u16, w as u32, bitmap of the classes present, their scales, their values |
-| tensors | tag, count as u16; per tensor: name, value type, number of axes, sizes as u32, scales, values |
+| tensors | tag, count as u16; per tensor, by name: name, value type, number of axes, sizes as u32, scales, values |
 | metrics | tag, count as u8; per metric: code (0: a name follows), wide bit, the value as f32 or f64 |
 
 Value types, and the scales of those that have any, are those of `wire/values.py`; for them a tensor's rows are its
@@ -282,7 +282,7 @@ def _decode_rows(reader: _Reader, shapes: Shapes | None) -> PackedRows:
 
 def _encode_tensors(tensors: Mapping[str, Tensor], coding: Coding) -> bytes:
     pieces = [_TENSORS_HEAD.pack(_TENSORS, len(tensors))]
-    for name, tensor in tensors.items():
+    for name, tensor in sorted(tensors.items()):  # so that draws meet the same values whatever the order they are in
         encoded = name.encode()
         if len(encoded) > 255:
             raise ValueError(f"a tensor's name has at most 255 bytes, {name[:40]!r}… has {len(encoded)}")
