@@ -205,7 +205,7 @@ def test_an_entry_is_written_in_the_config_s_types_unless_it_names_its_own() -> 
         "tinyproto_ft(wire=int8,rounding=stochastic)",
     ]
     assert "wire" not in plain.resolved()
-    assert own.resolved()["wire"] == {**mine, "rounding": "nearest"}
+    assert own.resolved()["wire"] == {**mine, "rounding": "nearest", "download": "all"}
 
 
 def test_types_of_its_own_are_told_even_of_an_entry_that_stands_alone() -> None:
@@ -220,7 +220,8 @@ def test_what_a_config_resolves_to_gives_the_same_types_again() -> None:
         "local", {"name": "fedproto", "wire": {"rounding": "stochastic"}}
     ]}  # fmt: skip
     once = parse_config(given)
-    assert once.resolved()["wire"] == {"up": "int8", "down": "float32", "rounding": "nearest"}
+    plain = {"rounding": "nearest", "download": "all"}
+    assert once.resolved()["wire"] == {"up": "int8", "down": "float32", **plain}
     again = parse_config(once.resolved())
     assert (again.algorithms, again.resolved()) == (once.algorithms, once.resolved())
 
@@ -239,6 +240,39 @@ def test_a_type_that_is_none_is_an_error_that_names_the_entry_and_the_key(wire: 
 
 
 def test_a_record_from_before_there_were_types_is_one_in_float32() -> None:
-    old = {"name": "x", "train": {}}
-    assert completed(old)["wire"] == {"up": "float32", "down": "float32", "rounding": "nearest"}
+    old = {"name": "x", "train": {}, "prototypes": {"dim": 5}, "algorithms": [{"name": "tinyproto_ft", "cps_dim": 2}]}
+    plain = {"up": "float32", "down": "float32", "rounding": "nearest", "download": "all"}
+    assert completed(old)["wire"] == plain
     assert completed({**old, "wire": {"up": "int8"}})["wire"] == {"up": "int8"}
+    assert completed(old)["prototypes"] == {"dim": 5, "byte_budget": None}
+    assert completed(old)["algorithms"] == [{"name": "tinyproto_ft", "cps_dim": 2, "byte_budget": None}]
+
+
+def test_a_byte_budget_takes_the_place_of_s_for_all_or_for_one_entry() -> None:
+    everyone = {"models": ["small_cnn_a"], "prototypes": {"dim": 20, "byte_budget": "600B"}}
+    config = parse_config({**everyone, "algorithms": ["tinyproto_fp", {"name": "tinyproto_ft", "cps_dim": 3}]})
+    budgeted, own = config.algorithms
+    assert (budgeted.hyper.cps_dim, budgeted.hyper.byte_budget, budgeted.label) == (None, "600B", "tinyproto_fp")
+    assert (own.hyper.cps_dim, own.hyper.byte_budget) == (3, None)
+    assert budgeted.build(FEDERATION).row_width == 5  # 154 bytes beside 10 rows of 4·s, up and down
+    again = parse_config(config.resolved())
+    assert again.resolved() == config.resolved()
+    one, packed = entries(
+        {"name": "tinyproto_fp", "byte_budget": "600B"},
+        {"name": "tinyproto_ft", "byte_budget": "600B", "wire": {"up": "int8", "down": "int8"}},
+    )
+    assert (one.label, packed.label) == ("tinyproto_fp(byte_budget=600B)", "tinyproto_ft(byte_budget=600B,wire=int8)")
+    assert (one.build(FEDERATION).row_width, packed.build(FEDERATION).row_width) == (5, 20)
+
+
+def test_s_and_a_byte_budget_at_once_are_refused() -> None:
+    both = {"name": "tinyproto_ft", "cps_dim": 3, "byte_budget": "1kB"}
+    assert "tinyproto_ft: cps_dim and byte_budget both say how much a class sends" in refusal(both)
+    assert "cps_dim and byte_budget both say how much a class sends" in refusal("local", byte_budget="1kB")
+    assert "'much' is no amount of bytes" in refusal("local", cps_dim=None, byte_budget="much")
+    assert "'much' is no amount of bytes" in refusal({"name": "tinyproto_ft", "byte_budget": "much"})
+
+
+def test_a_label_says_when_an_entry_is_sent_the_classes_held_alone() -> None:
+    (entry,) = entries({"name": "tinyproto_ft", "wire": {"up": "int4", "down": "int4", "download": "held"}})
+    assert entry.label == "tinyproto_ft(wire=int4,download=held)"

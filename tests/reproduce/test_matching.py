@@ -93,3 +93,22 @@ def test_a_committed_record_is_recognised() -> None:
     written = yaml.safe_load((ROOT / "results" / "speed_cifar100" / "config.yaml").read_text())
     found = [cell_key(written, entry) for entry in written["algorithms"]]
     assert found == [TABLE1[name].key for name in ("fedproto", "fedtgp", "tinyproto_ft")]
+
+
+def test_a_record_from_before_there_were_types_and_budgets_is_still_its_cell() -> None:
+    config = record("table1_cifar100")
+    for entry in config["algorithms"]:
+        entry.pop("byte_budget", None)
+    config["prototypes"].pop("byte_budget")
+    config.pop("wire")
+    assert [cell_key(config, entry) for entry in config["algorithms"]] == [cell.key for cell in TABLE1.values()]
+
+
+def test_types_on_the_wire_tell_cells_apart_wherever_they_are_given() -> None:
+    typed = "{up: int8, down: float32, rounding: nearest, download: held}"
+    for_all = record("table1_cifar100", f"wire={typed}")
+    of_one = record("table1_cifar100", f"algorithms=[{{name: fedtgp, wire: {typed}}}]")
+    fedtgp = next(entry for entry in for_all["algorithms"] if entry["name"] == "fedtgp")
+    key = cell_key(for_all, fedtgp)
+    assert key == cell_key(of_one, of_one["algorithms"][0])
+    assert key != TABLE1["fedtgp"].key

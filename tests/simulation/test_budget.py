@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tinyproto.core.sizes import bytes_of
 from tinyproto.errors import ConfigError
 from tinyproto.simulation import budget
-from tinyproto.core.sizes import bytes_of
 from tinyproto.simulation.budget import client_budget, total_memory
 
 CPU = torch.device("cpu")

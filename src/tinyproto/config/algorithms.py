@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -16,8 +16,12 @@ from tinyproto.errors import ConfigError
 from tinyproto.imports import load_dotted, unknown
 from tinyproto.wire.values import EXACT, WireSettings
 
-_CHANGES_THE_METHOD = ("cps_dim", "scaling")  # an ablation has to be seen as one wherever its numbers are shown
-FROM_PROTOTYPES = ("cps_dim", "masks", "mask_seed")
+_CHANGES_THE_METHOD = (
+    "cps_dim",
+    "byte_budget",
+    "scaling",
+)  # an ablation has to be seen as one wherever its numbers are shown
+FROM_PROTOTYPES = ("cps_dim", "byte_budget", "masks", "mask_seed")
 """Hyper-parameters that the config's `prototypes:` section sets for every algorithm that has them."""
 
 _FINITE = ConfigDict(allow_inf_nan=False)
@@ -47,7 +51,7 @@ class AlgorithmEntry:
     def build(self, federation: FederationSpec) -> Algorithm:
         """The algorithm for a federation; what does not fit it is an error that names the entry."""
         try:
-            return self.spec.build(self.hyper, federation)
+            return self.spec.build(self.hyper, replace(federation, wire=self.wire))
         except ValueError as error:
             raise ConfigError(f"algorithm {self.label}: {error}") from error
 
@@ -107,7 +111,10 @@ def _wire_told(wire: WireSettings, section: WireSettings) -> dict[str, str]:
     told: dict[str, str] = {}
     if (wire.up, wire.down) != (section.up, section.down):
         told = {"wire": wire.up} if wire.up == wire.down else {"up": wire.up, "down": wire.down}
-    return told if wire.rounding == section.rounding else {**told, "rounding": wire.rounding}
+    others = {
+        key: getattr(wire, key) for key in ("rounding", "download") if getattr(wire, key) != getattr(section, key)
+    }
+    return {**told, **others}
 
 
 def _find(reference: Any, where: str) -> AlgorithmSpec:
@@ -132,6 +139,9 @@ def _hyper(spec: AlgorithmSpec, given: Mapping[str, Any], model: ConfigModel, pr
             raise ConfigError(f"{where}: {unknown('key', key, sorted(known))}")
     prototypes = model.prototypes
     shared = {key: getattr(prototypes, key) for key in FROM_PROTOTYPES}
+    for own, other in (("cps_dim", "byte_budget"), ("byte_budget", "cps_dim")):
+        if given.get(own) is not None:  # which takes the place of the other one that holds for all
+            shared[other] = None
     values = {key: value for key, value in {**preset.hyper, **shared, **given}.items() if key in known}
     scaled = values.get("scaling", "count") != "none"
     if preset.global_scale is not None and "global_scale" in known and "global_scale" not in given and scaled:

@@ -39,8 +39,18 @@ class Config:
 
 
 def completed(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """A resolved config of any release: a section that came later has the values that it was run with."""
-    return {"wire": WireSection().model_dump(), **resolved}
+    """A resolved config of any release: what came later has the values that it was run with."""
+    return {
+        "wire": WireSection().model_dump(),
+        **resolved,
+        "prototypes": {"byte_budget": None, **resolved.get("prototypes", {})},
+        "algorithms": [completed_entry(entry) for entry in resolved["algorithms"]],
+    }
+
+
+def completed_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of one algorithm."""
+    return {"byte_budget": None, **entry} if "cps_dim" in entry else dict(entry)
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:

@@ -20,7 +20,7 @@ from tinyproto.engine.training import Precision, TrainerName
 from tinyproto.errors import ConfigError
 from tinyproto.simulation.budget import AUTO
 from tinyproto.simulation.loop import EvaluatedClients
-from tinyproto.wire.values import Rounding, ValueName, WireSettings
+from tinyproto.wire.values import Download, Rounding, ValueName, WireSettings
 
 PresetName = Literal["sound", "reference", "paper"]
 Rule = Literal["head", "global", "local"]
@@ -46,9 +46,17 @@ def _folder_name(name: str) -> str:
 def _memory(text: str) -> str:
     if text != AUTO:
         try:
-            bytes_of(text)
-        except ConfigError as error:
+            _amount(text)
+        except ValueError as error:
             raise ValueError(f"{error}, or auto") from error
+    return text
+
+
+def _amount(text: str) -> str:
+    try:
+        bytes_of(text)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
     return text
 
 
@@ -137,12 +145,27 @@ class PrototypesSection(Section):
 
     dim: Positive = Field(500, description="d, the width of features")
     cps_dim: Positive | None = Field(50, description="s, how many of the d a class owns; null sends all d")
+    byte_budget: Annotated[str, AfterValidator(_amount)] | None = Field(
+        None,
+        description="instead of cps_dim: wire bytes of a client's round, such as 2kB; s is the largest whose frames "
+        "with rows of all classes, up and down, fit",
+    )
     mask_seed: Seed = Field(0, description="of the CPS masks, which both sides derive and nobody sends")
     masks: MaskKind = Field("balanced", description="balanced, or blocks as the published code builds them")
     samples: PrototypeSamples = Field(
         "all", description="a local prototype is a mean over all training samples, or those seen"
     )
     counted_samples: CountedSamples = Field("train", description="n_ij counts training samples, or all a client has")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_says_how_much(cls, values: Any) -> Any:
+        """A budget takes the place of the default s."""
+        if not isinstance(values, Mapping) or values.get("byte_budget") is None:
+            return values
+        if values.get("cps_dim") is not None:
+            raise ValueError("cps_dim and byte_budget both say how much a class sends; give one of them")
+        return {**values, "cps_dim": None}
 
 
 class TrainSection(Section):
@@ -202,7 +225,7 @@ class EvaluateSection(Section):
 
 
 class WireSection(Section):
-    """What values are written in on their way: docs/bytes.md says what each type costs and how to choose."""
+    """What travels, and what it is written in: docs/bytes.md says what each choice costs."""
 
     up: ValueName = Field("float32", description="what clients send")
     down: ValueName = Field("float32", description="what the server sends")
@@ -210,9 +233,15 @@ class WireSection(Section):
         "nearest", description="to the nearest value that the type has, or stochastic: up or down by chance, unbiased"
     )
 
+    download: Download = Field(
+        "all",
+        description="rows that a client is sent to train on: of all classes, or of those held, which are the classes "
+        "of its last upload; an evaluation by global prototypes is sent all, counted apart",
+    )
+
     def settings(self) -> WireSettings:
         """As the engine takes them."""
-        return WireSettings(self.up, self.down, self.rounding)
+        return WireSettings(self.up, self.down, self.rounding, self.download)
 
 
 class CheckpointSection(Section):

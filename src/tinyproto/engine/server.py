@@ -21,6 +21,8 @@ from tinyproto.wire.meter import Cost, Meter, Purpose
 from tinyproto.wire.validate import Expectation
 from tinyproto.wire.values import Coding
 
+_TRAINING: Purpose = "training"
+
 
 class Reply(NamedTuple):
     """A client's answer."""
@@ -119,16 +121,14 @@ class ServerRuntime:
         these come first, in a frame of their own.
         """
         only: Purpose = "closing" if closing else "evaluation"
-        to_evaluate = dict.fromkeys(evaluated, Kind.EVALUATE), dict.fromkeys(evaluated, only)
-        to_train = dict.fromkeys(participants, Kind.TRAIN), dict.fromkeys(participants, "training")
+        evaluate, for_it = dict.fromkeys(evaluated, Kind.EVALUATE), dict.fromkeys(evaluated, only)
+        train, for_that = dict.fromkeys(participants, Kind.TRAIN), dict.fromkeys(participants, _TRAINING)
+        number = round_.number
         if not self.evaluates_apart or not evaluated:
-            asked, purposes = (first | second for first, second in zip(to_evaluate, to_train, strict=True))
-            return self._ask(channel, round_.number, asked, evaluated, purposes, meter)
-        evaluation = self._ask(channel, round_.number, to_evaluate[0], evaluated, to_evaluate[1], meter)
-        left = {client: kind for client, kind in to_train[0].items() if client not in evaluation.refused}
-        if not left:
-            return evaluation
-        return self._ask(channel, round_.number, left, (), to_train[1], meter).after(evaluation)
+            return self._ask(channel, number, evaluate | train, evaluated, for_it | for_that, meter)
+        evaluation = self._ask(channel, number, evaluate, evaluated, for_it, meter)
+        left = {client: kind for client, kind in train.items() if client not in evaluation.refused}
+        return self._ask(channel, number, left, (), for_that, meter).after(evaluation) if left else evaluation
 
     def aggregate(self, round_: Round, answers: Answers) -> None:
         """Take in the uploads, or what was gathered of them; only now does the state change."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tinyproto.config.algorithms import FROM_PROTOTYPES
-from tinyproto.config.load import parse_config
+from tinyproto.config.load import completed, completed_entry, parse_config
 from tinyproto.reproduce.experiments import PaperConfig
 
 PUT_ASIDE: Mapping[str, tuple[str, ...]] = {
@@ -57,8 +57,10 @@ class PaperCell:
 
 def cell_key(config: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
     """A canonical text of what decides a cell's numbers, its seed and its number of rounds aside."""
-    kept = {section: _kept(section, value) for section, value in _without(config, "").items()}
-    return json.dumps({**kept, "algorithm": {key: entry[key] for key in entry if key != "label"}}, sort_keys=True)
+    whole, own = completed(config), completed_entry(entry)
+    kept = {section: _kept(section, value) for section, value in _without(whole, "").items()}
+    algorithm = {key: value for key, value in own.items() if key not in ("label", "wire")}
+    return json.dumps({**kept, "wire": own.get("wire", whole["wire"]), "algorithm": algorithm}, sort_keys=True)
 
 
 def paper_cells(paper: PaperConfig, preset: str | None = None) -> list[PaperCell]:

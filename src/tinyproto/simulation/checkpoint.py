@@ -146,6 +146,7 @@ def restore(simulation: Simulation, checkpoint: Checkpoint) -> None:
     simulation.server.infos = dict(checkpoint.infos)
     every = torch.arange(simulation.server.expectation.num_classes)
     simulation.server.held = {
-        client: torch.isin(every, torch.tensor(classes, dtype=torch.long)) for client, classes in checkpoint.held.items()
+        client: torch.isin(every, torch.tensor(classes, dtype=torch.long))
+        for client, classes in checkpoint.held.items()
     }
     simulation.host.restore(checkpoint.clients)
