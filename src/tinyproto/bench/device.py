@@ -196,6 +196,8 @@ def _allocated(stages: Sequence[Callable[[], object]]) -> int:
     """Bytes that the neediest stage takes at the most: numpy's and Python's peak, and all that torch allocates."""
     most = 0
     for stage in stages:
+        with _Allocations():  # whose first use loads modules
+            stage()
         tracemalloc.start()
         with _Allocations() as torchs:
             stage()
