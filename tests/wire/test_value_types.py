@@ -102,7 +102,7 @@ def test_each_way_has_the_type_that_was_agreed_on_and_no_other(kind: Kind, due: 
             with pytest.raises(WireError, match=f"refused: dtype: rows are {name}, where {due} was agreed on"):
                 open_frame(frame, expected, 3, 7, (kind,))
     tensors = encode(header, Message(tensors=sent.tensors), Coding(INT4))
-    with pytest.raises(WireError, match=f"dtype: values of tensor 'weight' are int4, where {due} was agreed on"):
+    with pytest.raises(WireError, match=f"dtype: values of tensor 'bias' are int4, where {due} was agreed on"):
         open_frame(tensors, expected, 3, 7, (kind,))
 
 
