@@ -77,7 +77,7 @@ def test_each_network_has_a_length_of_its_own() -> None:
     draws = np.random.default_rng(0)
     networks: NDArray[np.int64] = np.arange(2000) % 2
     often = np.where(networks[:, None], [1.0, 1.0, 10.0], [10.0, 1.0, 1.0])  # what one network's clients have more of
-    sizes: Floats = draws.integers(1, 100, (2000, 3)) * often
+    sizes = draws.integers(1, 100, (2000, 3)).astype(float) * often
     lengths = np.where(networks, 9.0, 1.0)[:, None]
     told, untold = (example.by_class_factor(mail(lengths, sizes, networks=known)) for known in (networks, 0 * networks))
     assert off(told, sizes) < 1.1
@@ -279,3 +279,14 @@ def test_the_page_s_table_is_the_record_s(name: str) -> None:
     assert len(rows) > 5
     for label, rule, *numbers in rows:
         assert numbers == known[label, rule][:8], f"{name}: {label}, {rule}"
+
+
+def test_what_the_page_says_plain_prototypes_cost_is_the_record_s() -> None:
+    cells = json.loads(record_text("digits"))["cells"]
+    page = " ".join((ROOT / "docs" / "privacy.md").read_text().split())
+    for method, words in (("FP", "{} with scaling, {} without"), ("FT", "({} and {})")):
+        scaled, plain = (
+            np.mean([cell["accuracy"]["global"] for cell in cells if cell["label"] == f"{method} {kind}"])
+            for kind in ("scaled", "plain")
+        )
+        assert words.format(f"{100 * scaled:.1f} %", f"{100 * plain:.1f} %") in page
