@@ -290,3 +290,16 @@ def test_what_the_page_says_plain_prototypes_cost_is_the_record_s() -> None:
             for kind in ("scaled", "plain")
         )
         assert words.format(f"{100 * scaled:.1f} %", f"{100 * plain:.1f} %") in page
+
+
+def test_what_the_page_says_plain_prototypes_tell_is_the_records() -> None:
+    page = " ".join((ROOT / "docs" / "privacy.md").read_text().split())
+    tables = {name: example.table(json.loads(record_text(name))) for name in ("digits", "cifar100")}
+    (over_all,) = [row[10:] for row in tables["digits"] if row[:2] == ["FT plain", "length"]]
+    assert f"rank FT's plain rows at {over_all[0]} and find {over_all[3]} of the largest classes" in page
+    digits, cifar = (
+        max(float(number.rstrip("% ")) for row in rows if "plain" in row[0] for number in row[4::4] if number != "–")
+        for rows in tables.values()
+    )
+    assert f"more than {digits:.0f} % of them near on the digits" in page
+    assert f"and {cifar:.0f} % on CIFAR-100" in page
