@@ -275,3 +275,12 @@ def test_clients_beyond_the_budget_are_read_from_disk_when_asked_for() -> None:
         assert one.received is not None
         assert other.received is not None
         assert torch.equal(one.received.values, other.received.values)
+
+
+def test_a_byte_budget_among_the_settings_takes_the_place_of_a_tenth() -> None:
+    result = tp.simulate(
+        data=IMAGES, models=[flat], algorithm="tinyproto_fp", num_clients=CLIENTS, alpha=1000.0, rounds=2,
+        proto_dim=20, settings={"prototypes": {"byte_budget": "300B"}},
+    )  # fmt: skip
+    spent = sum(result.summary["wire_bytes_per_round"].values()) / CLIENTS
+    assert 250 < spent <= 300

@@ -87,10 +87,7 @@ def simulate(
         "algorithms": [algorithm if isinstance(algorithm, str) else dict(algorithm)],
         "seeds": [_plain(seed)],
         "partition": _partition(settings or {}, num_clients=_plain(num_clients), alpha=_plain(alpha)),
-        "prototypes": {
-            "dim": _plain(proto_dim),
-            "cps_dim": max(1, proto_dim // 10) if cps_dim == "tenth" else _plain(cps_dim),
-        },
+        "prototypes": {"dim": _plain(proto_dim), "cps_dim": _cps_dim(cps_dim, proto_dim, settings or {})},
         "train": {"rounds": _plain(rounds)},
     }
     for section, given in (settings or {}).items():
@@ -130,6 +127,15 @@ class _Clients(Sequence[Client]):
         if isinstance(place, slice):
             return [self._shelf[client] for client in range(len(self))[place]]
         return self._shelf[range(len(self))[place]]
+
+
+def _cps_dim(given: int | Literal["tenth"] | None, proto_dim: int, settings: Mapping[str, Any]) -> Any:
+    """s as given; where nothing was, a tenth of d, unless a byte budget decides."""
+    if given != "tenth":
+        return _plain(given)
+    prototypes = settings.get("prototypes")
+    budgeted = isinstance(prototypes, Mapping) and prototypes.get("byte_budget") is not None
+    return None if budgeted else max(1, proto_dim // 10)
 
 
 def _partition(settings: Mapping[str, Any], **arguments: Any) -> dict[str, Any]:

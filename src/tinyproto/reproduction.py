@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from tinyproto.config.load import completed
 from tinyproto.config.schema import DataSection
 from tinyproto.data.sources import SOURCES
 from tinyproto.errors import RunFolderError, TinyProtoError
@@ -162,7 +163,9 @@ class _Recorder:
         if not same or (begun["seeds"], begun["train"]["rounds"]) != (now["seeds"], now["train"]["rounds"]):
             raise RunFolderError(f"{job.folder.path} was begun with another config; remove it to begin again")
         changed = {
-            key: then for key, (then, _) in differences([begun, now]).items() if key not in (*FREE, "data.root", "name")
+            key: then
+            for key, (then, _) in differences([completed(begun), now]).items()
+            if key not in (*FREE, "data.root", "name")
         }
         if changed:
             kept = ", ".join(f"{key}={value}" for key, value in changed.items())

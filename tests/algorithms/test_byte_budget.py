@@ -19,7 +19,6 @@ from tinyproto.algorithms.tinyproto import (
 )
 from tinyproto.core.messages import Message
 from tinyproto.core.prototypes import Prototypes
-from tinyproto.errors import ConfigError
 from tinyproto.wire.codec import encode
 from tinyproto.wire.frame import DIGEST_BYTES, Header, Kind
 from tinyproto.wire.values import VALUE_TYPES, Coding, ValueName, WireSettings
@@ -76,7 +75,7 @@ def test_a_budget_builds_the_masks_that_its_s_would_and_a_large_one_sends_all() 
 
 
 def test_what_is_no_budget_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'little' is no amount of bytes"):
+    with pytest.raises(ValueError, match="byte_budget: 'little' is no amount of bytes"):
         TinyProtoFTHyper(byte_budget="little")
     with pytest.raises(ValueError, match="both say how much a class sends"):
         TinyProtoFTHyper(byte_budget="2kB", cps_dim=5)

@@ -57,6 +57,8 @@ def test_a_figure_that_is_computed_has_nothing_to_play(
 ) -> None:
     assert in_process(monkeypatch, tmp_path, "reproduce", "figure1") == 0
     assert "tinyproto report results" in capsys.readouterr().out
+    assert in_process(monkeypatch, tmp_path, "reproduce", "figure1", "--list") == 0
+    assert capsys.readouterr().out == "figure1: parameters against FedAvg; computed, so there are no cells.\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -67,6 +69,9 @@ def test_a_figure_that_is_computed_has_nothing_to_play(
         (["table3", "--dataset", "cifar10"], "table3 has no cells with cifar10; it has cifar100"),
         (["table1", "--algorithms", "fedprotto"], "did you mean 'fedproto'"),
         (["table1", "--seeds", "0,x"], "--seeds: whole numbers from 0 on are needed, such as 0,1,2, not 'x'"),
+        (["table1", "--seeds", ","], "--seeds: there is nothing in ','"),
+        (["table1", "--adopt", "nowhere"], "--adopt makes records of run folders, whatever they are part of"),
+        (["table1", "train.precision=tf32"], "a reproduction changes only what its numbers do not depend on"),
         (["table1", "--rounds", "0"], "--rounds: a whole number from 1"),
         (["table1", "--preset", "mine"], "--preset: unknown preset 'mine'"),
         (["table1", "train.batch_size=8"], "a reproduction changes only what its numbers do not depend on"),

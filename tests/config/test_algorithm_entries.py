@@ -265,12 +265,20 @@ def test_a_byte_budget_takes_the_place_of_s_for_all_or_for_one_entry() -> None:
     assert (one.build(FEDERATION).row_width, packed.build(FEDERATION).row_width) == (5, 20)
 
 
+def test_null_sends_all_even_where_a_budget_holds_for_the_others() -> None:
+    (entry,) = entries({"name": "tinyproto_ft", "cps_dim": None}, cps_dim=None, byte_budget="600B")
+    assert (entry.hyper.cps_dim, entry.hyper.byte_budget, entry.label) == (None, None, "tinyproto_ft(cps_dim=null)")
+    assert entry.build(FEDERATION).row_width == 20
+
+
 def test_s_and_a_byte_budget_at_once_are_refused() -> None:
     both = {"name": "tinyproto_ft", "cps_dim": 3, "byte_budget": "1kB"}
     assert "tinyproto_ft: cps_dim and byte_budget both say how much a class sends" in refusal(both)
     assert "cps_dim and byte_budget both say how much a class sends" in refusal("local", byte_budget="1kB")
     assert "'much' is no amount of bytes" in refusal("local", cps_dim=None, byte_budget="much")
-    assert "'much' is no amount of bytes" in refusal({"name": "tinyproto_ft", "byte_budget": "much"})
+    assert "algorithms: tinyproto_ft: byte_budget: 'much' is no amount of bytes" in refusal(
+        {"name": "tinyproto_ft", "byte_budget": "much"}
+    )
 
 
 def test_a_label_says_when_an_entry_is_sent_the_classes_held_alone() -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from support_docs import ROOT
 from tinyproto.config import load_config, parse_config
+from tinyproto.config.load import completed
 from tinyproto.experiment import Experiment
 
 example: Any = importlib.import_module("examples.what_scaling_hides")  # a script: mypy knows it by another name

@@ -14,7 +14,7 @@ import yaml
 from support_cli import tree
 from support_grid import StopsAfter, assert_same, make_experiment
 from tinyproto import grid
-from tinyproto.config import load_config
+from tinyproto.config import Config, load_config
 from tinyproto.errors import CheckpointError, ClientStateError, RunFolderError
 from tinyproto.experiment import Experiment
 from tinyproto.simulation.checkpoint import SCHEMA_VERSION, load_newest
@@ -48,6 +48,26 @@ def test_a_stopped_run_resumes_to_the_same_end(tmp_path: Path, undisturbed: Path
         grid.run(experiment(tmp_path), tmp_path / "runs", observer=StopsAfter(rounds))
     folder = grid.resume(experiment(tmp_path), tmp_path / "runs" / "trial")
     assert_same(folder, undisturbed)
+
+
+def test_a_run_begun_before_there_were_types_and_budgets_goes_on(
+    tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolved = Config.resolved
+
+    def older(config: Config) -> dict[str, Any]:
+        values = resolved(config)
+        del values["wire"], values["prototypes"]["byte_budget"]
+        for entry in values["algorithms"]:
+            entry.pop("byte_budget", None)
+        return values
+
+    with monkeypatch.context() as then:
+        then.setattr(Config, "resolved", older)
+        with pytest.raises(KeyboardInterrupt):
+            grid.run(experiment(tmp_path), tmp_path / "runs", observer=StopsAfter(5))
+    folder = grid.resume(experiment(tmp_path), tmp_path / "runs" / "trial")
+    assert (folder / "rounds.jsonl").read_bytes() == (undisturbed / "rounds.jsonl").read_bytes()
 
 
 def test_what_was_written_after_the_checkpoint_is_cut_off(tmp_path: Path, undisturbed: Path) -> None:

@@ -83,7 +83,7 @@ def test_a_single_evaluation_is_a_dot(tmp_path: Path) -> None:
 
 
 def bought(title: str, payload: float, accuracy: float) -> Bought:
-    return Bought(Series(title, title, title, 0, []), "head", payload, accuracy, [(payload, accuracy)])
+    return Bought(Series(title, title, title, 0, []), "head", payload, 0.0, accuracy, [(payload, accuracy)])
 
 
 def test_the_pareto_front_is_what_nothing_beats_on_both() -> None:
@@ -100,8 +100,8 @@ def test_accuracy_over_bytes_has_the_bytes_spent_at_each_evaluation(tmp_path: Pa
     figure = accuracy_over_bytes(study_of(made, tmp_path), "bytes")
     found = rows(figure)
     assert [row for row in found if row[0] == "FedProto"] == [
-        ["FedProto", "global", "0", "1", "600", "690", "0.633333"],
-        ["FedProto", "global", "0", "2", "1200", "1350", "0.833333"],
+        ["FedProto", "global", "0", "1", "600", "690", "0", "0.633333"],
+        ["FedProto", "global", "0", "2", "1200", "1350", "0", "0.833333"],
     ]
     assert [row[4] for row in found if row[0] == "TinyProto-FP"] == ["60", "120"]
     assert {row[4] for row in found if row[0] == "Local"} == {"0"}

@@ -55,10 +55,13 @@ def test_a_cost_is_held_against_the_formula_even_of_a_short_run(tmp_path: Path, 
     assert "CIFAR-100: tinyproto" not in claim.evidence  # nothing more is needed there
 
 
-@pytest.mark.parametrize(("correct", "verdict"), [(78, "holds so far"), (79, "does not hold so far")])
-def test_about_nine_points_are_at_least_seven_and_a_half(tmp_path: Path, correct: int, verdict: str) -> None:
+@pytest.mark.parametrize(
+    ("correct", "verdict"),
+    [(78, "holds so far"), (79, "does not hold so far"), (72, "holds so far"), (71, "does not hold so far")],
+)
+def test_about_nine_points_are_seven_and_a_half_to_ten_and_a_half(tmp_path: Path, correct: int, verdict: str) -> None:
     claim = one(tmp_path, "Scaling lifts", SCALED, PaperRecord("table1_cifar100", "fedtgp", correct))
-    assert claim.facts[0].margin == pytest.approx((93 - correct) / 200)
+    assert claim.facts[0].margin == pytest.approx(-abs((93 - correct) / 200 - 0.09))
     assert claim.tally == verdict
 
 

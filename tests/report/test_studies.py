@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from support_paper import PaperRecord
 from support_report import Made
@@ -155,3 +157,26 @@ def test_records_of_one_experiment_are_called_after_it(tmp_path: Path) -> None:
     (study,) = arrange(read_runs(find_runs([tmp_path])))
     assert [setting.name for setting in study.settings] == ["table1_cifar100", "table1_cifar100@sound"]
     assert next(series.title for _, series in study.series) == "FedProto, table1_cifar100"
+
+
+def test_where_clients_train_on_the_classes_held_what_only_evaluates_is_counted_beside(tmp_path: Path) -> None:
+    made = Made(name="held", rounds=2, seeds=(0,))
+    folder = made.write(tmp_path / "held")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["wire"] = {"up": "float32", "down": "float32", "rounding": "nearest", "download": "held"}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    for line in lines:
+        if not line["closing"]:
+            cost = {"parameters": 1, "payload": 4, "wire": 7}
+            line["traffic"]["evaluation"] = {"up": cost, "down": {**cost, "wire": 13}}
+    (folder / "rounds.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    plain = only_setting(read_runs([made.write(tmp_path / "plain")])).series[1].cells[0]
+    held = only_setting(read_runs([folder])).series[1].cells[0]
+    *before, last = zip(held.points, plain.points, strict=True)
+    assert all(one.payload_bytes == other.payload_bytes for one, other in before)
+    assert last[0].payload_bytes < last[1].payload_bytes  # the closing exchange brings what training does without
+    closing = next(line for line in lines if line["closing"] and line["label"] == "fedproto")["traffic"]["closing"]
+    beside = closing["up"]["wire"] + closing["down"]["wire"]
+    assert [point.evaluation_bytes for point in held.points] == [20, 40, 40 + beside]
+    assert [point.evaluation_bytes for point in plain.points] == [0, 0, 0]

@@ -43,7 +43,7 @@ def about(found: list[str], start: str) -> str:
 def test_traffic_that_only_evaluates_is_not_hidden() -> None:
     found = sentences(row("fedproto", 0.5, 0.6, 0.7, payload=100, evaluation=5000.0))
     assert about(found, "Frames sent only to evaluate") == (
-        "Frames sent only to evaluate are not in the table; they cost up to 5 kB more a round."
+        "Frames sent only to evaluate are not in payload and wire; they cost up to 5 kB more a round."
     )
 
 

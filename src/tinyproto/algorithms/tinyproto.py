@@ -22,6 +22,7 @@ from tinyproto.core import cps, scaling
 from tinyproto.core.aggregate import count_scaled_mean, count_scaled_sum, simple_mean
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.sizes import bytes_of
+from tinyproto.errors import ConfigError
 from tinyproto.wire.codec import rows_frame_bytes
 from tinyproto.wire.values import VALUE_TYPES
 
@@ -49,7 +50,10 @@ class SparseHyper:
         if self.cps_dim is not None:
             positive(cps_dim=self.cps_dim)
         if self.byte_budget is not None:
-            bytes_of(self.byte_budget)
+            try:
+                bytes_of(self.byte_budget)
+            except ConfigError as error:
+                raise ValueError(f"byte_budget: {error}") from error
             if self.cps_dim is not None:
                 raise ValueError("cps_dim and byte_budget both say how much a class sends; give one of them")
 

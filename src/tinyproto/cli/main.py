@@ -177,7 +177,7 @@ def reproduce(
         typer.Argument(
             metavar="KEY=VALUE",
             show_default=False,
-            help="Config keys that change no numbers: train.parallel_cells, train.device, train.trainer, ...",
+            help="Config keys about how, not what, is run: train.parallel_cells, train.device, train.trainer, ...",
         ),
     ] = None,
     dataset: Annotated[
@@ -221,9 +221,10 @@ def reproduce(
 ) -> None:
     """Repeat the paper: play the cells of a table or a figure that are not done yet, each into a record.
 
-    A cell is an algorithm with a seed, 300 rounds. A cell is done where a run folder anywhere under **results** has it,
-    by its config; cells that were cut off go on from their checkpoints in **runs/reproduction**. As many run at once as
-    the GPU takes. Each record is written when its cell ends, to **results/reproduction/CONFIG/ALGORITHM-SEED**.
+    A cell is an algorithm of a config with a seed, mostly 300 rounds. It is done where a run folder anywhere under
+    **results** has it, by its config; cells that were cut off go on from their checkpoints in **runs/reproduction**. As
+    many run at once as the GPU takes. Each record is written when its cell ends, to
+    **results/reproduction/CONFIG/ALGORITHM-SEED**.
 
     After Ctrl-C, --max-minutes or a kill, the same command goes on. Lists are separated by commas.
 
@@ -239,6 +240,10 @@ def reproduce(
     from tinyproto.cli.terminal import Output
 
     output = Output(json=json, quiet=quiet, verbose=verbose)
+    if adopt and (target is not None or list_):
+        raise ConfigError(
+            "--adopt makes records of run folders, whatever they are part of; leave out TARGET and --list"
+        )
     if adopt:
         adopt_runs(adopt, results, output)
     elif target is None and list_:

@@ -41,8 +41,8 @@ class Asked:
         rounds: int | None, preset: str | None, data: Path, overrides: Sequence[str] | None,
     ) -> Asked:  # fmt: skip
         """Lists may come as several options, as one with commas, or both."""
-        numbers = [_seed(text) for text in _items(seeds)]
-        names = _items(datasets), _items(algorithms)
+        numbers = [_seed(text) for text in _items("--seeds", seeds)]
+        names = _items("--dataset", datasets), _items("--algorithms", algorithms)
         return cls(target, Part(*names, list(dict.fromkeys(numbers)), rounds, preset, str(data)), overrides or [])
 
     def reproduction(self, results: Path, runs: Path) -> Reproduction:
@@ -51,9 +51,14 @@ class Asked:
         return Reproduction(cells, results, runs, drawn=self.target == "heatmaps")
 
 
-def _items(given: Sequence[str] | None) -> list[str]:
+def _items(option: str, given: Sequence[str] | None) -> list[str]:
     parts = [part for text in given or () for part in re.split(r",(?![^()]*\))", text)]  # a label may have its own
-    return [part.strip() for part in parts if part.strip()]
+    items = [part.strip() for part in parts if part.strip()]
+    if given and not items:
+        raise ConfigError(
+            f"{option}: there is nothing in {', '.join(map(repr, given))}; leave it out for all there are"
+        )
+    return items
 
 
 def _seed(text: str) -> int:
@@ -159,6 +164,9 @@ def list_cells(asked: Asked, results: Path, runs: Path, output: Output) -> None:
     if output.wants_json:
         output.result([_plain(one) for one in standing])
         return
+    if not standing:
+        output.console.print(f"{asked.target}: {TARGETS[asked.target].words}.", markup=False)
+        return
     table = plain_table()
     for name in ("config", "algorithm", "seed", "rounds", "state"):
         table.add_column(name, no_wrap=True, justify="right" if name in ("seed", "rounds") else "left")
@@ -223,8 +231,8 @@ def list_experiments(output: Output) -> None:
     for config in found:
         table.add_row(config.target, config.path.as_posix(), config.values["data"]["name"], str(config.cells))
     table.caption = (
-        f"{sum(config.cells for config in found)} cells (an algorithm, a seed, 300 rounds) in {len(found)} configs. "
-        f"tinyproto reproduce TARGET plays those that are not done. Targets made of cells of others: "
+        f"{sum(config.cells for config in found)} cells (an algorithm with a seed) in {len(found)} configs. "
+        f"tinyproto reproduce TARGET plays those that are not done. Targets made of cells of others, or of none: "
         f"{', '.join(name for name in TARGETS if name not in {config.target for config in found})}."
     )
     output.console.print(table)

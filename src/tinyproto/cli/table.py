@@ -15,6 +15,7 @@ from tinyproto.report.compare import RULE_NAMES, STATISTIC_NAMES, Comparison
 
 ROOMY = 1000
 COSTS = (
+    ("params", "payload", "wire", "evaluation", "s/round"),
     ("params", "payload", "wire", "s/round"),
     ("params", "payload", "s/round"),
     ("payload", "s/round"),
@@ -25,7 +26,8 @@ COSTS = (
 
 def comparison_table(comparison: Comparison, console: Console) -> Table:
     """One line per algorithm, as many columns as fit; the headline rule's column is bold."""
-    for costs in COSTS:
+    apart = any(row.evaluation_bytes for row in comparison.rows)
+    for costs in COSTS if apart else COSTS[1:]:
         table = _table(comparison, costs)
         if Measurement.get(console, console.options.update(width=ROOMY), table).maximum <= console.width:
             break

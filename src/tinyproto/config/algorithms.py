@@ -140,7 +140,7 @@ def _hyper(spec: AlgorithmSpec, given: Mapping[str, Any], model: ConfigModel, pr
     prototypes = model.prototypes
     shared = {key: getattr(prototypes, key) for key in FROM_PROTOTYPES}
     for own, other in (("cps_dim", "byte_budget"), ("byte_budget", "cps_dim")):
-        if given.get(own) is not None:  # which takes the place of the other one that holds for all
+        if own in given and other not in given:  # it takes the place of the other, which holds for all
             shared[other] = None
     values = {key: value for key, value in {**preset.hyper, **shared, **given}.items() if key in known}
     scaled = values.get("scaling", "count") != "none"

@@ -44,7 +44,7 @@ def completed(resolved: Mapping[str, Any]) -> dict[str, Any]:
         "wire": WireSection().model_dump(),
         **resolved,
         "prototypes": {"byte_budget": None, **resolved.get("prototypes", {})},
-        "algorithms": [completed_entry(entry) for entry in resolved["algorithms"]],
+        "algorithms": [completed_entry(entry) for entry in resolved.get("algorithms", [])],
     }
 
 

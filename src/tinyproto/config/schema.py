@@ -164,7 +164,7 @@ class PrototypesSection(Section):
         if not isinstance(values, Mapping) or values.get("byte_budget") is None:
             return values
         if values.get("cps_dim") is not None:
-            raise ValueError("cps_dim and byte_budget both say how much a class sends; give one of them")
+            raise ValueError("cps_dim and byte_budget both say how much a class sends; set one of them to null")
         return {**values, "cps_dim": None}
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tinyproto.config.load import completed
 from tinyproto.errors import CheckpointError
 from tinyproto.experiment import Cell, Experiment
 from tinyproto.grid.cell import Host, describe, play_cell
@@ -45,7 +46,7 @@ def resume(experiment: Experiment, path: Path, *, observer: Observer | None = No
         if results:
             raise CheckpointError(f"{path} holds results but no checkpoint to go on from; start another run")
     position = Position.beginning(now) if checkpoint is None else checkpoint.position
-    check_same_config(position.config, now)
+    check_same_config(completed(position.config), completed(now))
     if position.next_round > 1:
         raise CheckpointError(f"{path} was begun by a tinyproto that kept no cells/ folder; finish it with that one")
     return _play(experiment, folder, position, observer or Silent())

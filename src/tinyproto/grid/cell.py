@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tinyproto.config.load import completed
 from tinyproto.experiment import Cell, Experiment
 from tinyproto.grid.observer import Observer
 from tinyproto.simulation.checkpoint import Position, load_newest, restore
@@ -76,7 +77,7 @@ def _go_back_to_checkpoint(
     """Put simulation and files where the newest checkpoint was taken; the rounds played until then."""
     checkpoint = load_newest(folder.checkpoints, folder.clients)
     position = Position.beginning(config) if checkpoint is None else checkpoint.position
-    check_same_config(position.config, config)
+    check_same_config(completed(position.config), completed(config))
     folder.cut("rounds.jsonl", position.rounds_bytes)
     folder.cut("timings.jsonl", position.timings_bytes)
     if checkpoint is None:

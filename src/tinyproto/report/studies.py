@@ -25,11 +25,12 @@ NOT_THE_TRAINING = ("parallel_cells", "workers", "device")
 
 @dataclass(frozen=True)
 class Point:
-    """One evaluation: after how many rounds, how many payload bytes, and the accuracy by each rule."""
+    """One evaluation: after how many rounds, for how many bytes, and the accuracy by each rule."""
 
     rounds: int
     payload_bytes: int
     wire_bytes: int
+    evaluation_bytes: int  # of frames sent only to evaluate, which the others do not count
     accuracy: Mapping[str, float | None]
 
 
@@ -47,17 +48,29 @@ class Cell:
 
     @cached_property
     def points(self) -> list[Point]:
-        """Every evaluation; what is evaluated has just arrived, so its bytes are spent."""
+        """Every evaluation; what is evaluated has just arrived, so its bytes are spent.
+
+        The closing exchange brings what another round of training would, unless clients train on fewer rows than they
+        are evaluated by.
+        """
         points = []
-        payload = wire = 0
+        payload = wire = evaluation = 0
         for record in self.rounds:
-            traffic = record["traffic"].get("training") or record["traffic"].get("closing") or {}
-            spent = {way: traffic.get(way, {"payload": 0, "wire": 0}) for way in WAYS}
+            traffic = record["traffic"]
+            apart = ("evaluation", "closing") if self._trains_on_held else ("evaluation",)
+            evaluation += sum(traffic[kind][way]["wire"] for kind in apart if kind in traffic for way in WAYS)
+            counted = traffic.get("training") or ({} if self._trains_on_held else traffic.get("closing")) or {}
+            spent = {way: counted.get(way, {"payload": 0, "wire": 0}) for way in WAYS}
             payload, wire = payload + spent["down"]["payload"], wire + spent["down"]["wire"]
             if any(value is not None for value in record["accuracy"].values()):
-                points.append(Point(record["round"] - 1, payload, wire, record["accuracy"]))
+                points.append(Point(record["round"] - 1, payload, wire, evaluation, record["accuracy"]))
             payload, wire = payload + spent["up"]["payload"], wire + spent["up"]["wire"]
         return points
+
+    @property
+    def _trains_on_held(self) -> bool:
+        wire = self.run.entry(self.result["label"]).get("wire", self.run.config["wire"])
+        return bool(wire.get("download") == "held")
 
 
 @dataclass(frozen=True)

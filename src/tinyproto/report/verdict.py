@@ -79,7 +79,7 @@ def _against_local(comparison: Comparison) -> Iterator[str]:
 def _evaluation_traffic(comparison: Comparison) -> Iterator[str]:
     most = max((row.evaluation_bytes for row in comparison.rows), default=0.0)
     if most:
-        yield f"Frames sent only to evaluate are not in the table; they cost up to {size(most)} more a round."
+        yield f"Frames sent only to evaluate are not in payload and wire; they cost up to {size(most)} more a round."
 
 
 def _shows(gain: float) -> bool:

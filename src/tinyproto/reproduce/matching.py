@@ -18,7 +18,7 @@ PUT_ASIDE: Mapping[str, tuple[str, ...]] = {
     "": ("name", "seeds", "algorithms", "checkpoint"),
     "data": ("root", "cache"),
     "prototypes": FROM_PROTOTYPES,
-    "train": ("rounds", "trainer", "precision", "workers", "device", "client_memory", "parallel_cells"),
+    "train": ("rounds", "trainer", "workers", "device", "client_memory", "parallel_cells"),
 }
 """Keys that do not tell cells apart, by section.
 

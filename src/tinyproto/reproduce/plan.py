@@ -25,8 +25,7 @@ ALGORITHM_ORDER = (
 """What is worth knowing first comes first."""
 
 FREE = (
-    "train.parallel_cells", "train.trainer", "train.precision", "train.device", "train.client_memory",
-    "checkpoint.every_seconds",
+    "train.parallel_cells", "train.trainer", "train.device", "train.client_memory", "checkpoint.every_seconds",
 )  # fmt: skip
 """Keys that may be overridden, because a record is the same cell of the paper whatever they are."""
 

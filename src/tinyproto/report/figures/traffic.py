@@ -23,6 +23,7 @@ class Bought:
     series: Series
     rule: str
     payload_bytes: float
+    evaluation_bytes: float  # of frames sent only to evaluate, beside
     accuracy: float
     path: Sequence[tuple[float, float]]  # payload bytes so far, accuracy; means over seeds
 
@@ -59,10 +60,20 @@ def accuracy_over_bytes(study: Study, slug: str) -> Figure | None:
         caption=(
             "Lines: while training. Dots: the number in the table, at all bytes of the run. No dot lies above or left "
             "of the dotted front. A method that sends nothing is a dashed line. Values only; frames add to it."
+            f"{_beside(methods)}"
         ),
         alternative=_in_words(methods, front),
         svg=svg.figure(bottom, parts + explained, "Accuracy over payload bytes sent"),
-        columns=("method", "rule", "seed", "rounds_trained", "payload_bytes", "wire_bytes", "accuracy"),
+        columns=(
+            "method",
+            "rule",
+            "seed",
+            "rounds_trained",
+            "payload_bytes",
+            "wire_bytes",
+            "evaluation_bytes",
+            "accuracy",
+        ),
         rows=[row for method in methods for row in _rows(method)],
     )
 
@@ -78,7 +89,8 @@ def _bought(setting: Setting, series: Series) -> Bought | None:
         (statistics.fmean(count for count, _ in seeds), statistics.fmean(accuracy for _, accuracy in seeds))
         for _, seeds in sorted(by_round.items())
     ]
-    return Bought(series, rule, path[-1][0], headline, path)
+    beside = statistics.fmean(cell.points[-1].evaluation_bytes for cell in series.cells if cell.points)
+    return Bought(series, rule, path[-1][0], beside, headline, path)
 
 
 def _read_by(setting: Setting, series: Series) -> tuple[str, float | None]:
@@ -100,6 +112,12 @@ def _draw(method: Bought, x: Logarithmic, y: Linear) -> list[str]:
         svg.path(svg.thinned(path), f"curve thin {colour}"),
         svg.marker(x(method.payload_bytes), y(method.accuracy), f"dot {colour}", tip),
     ]
+
+
+def _beside(methods: Sequence[Bought]) -> str:
+    """What is sent only to evaluate, where anything is."""
+    told = [f"{method.series.title} {size(method.evaluation_bytes)}" for method in methods if method.evaluation_bytes]
+    return f" Not counted: frames sent only to evaluate, in all {', '.join(told)}." if told else ""
 
 
 def _steps(front: Sequence[Bought], x: Logarithmic, y: Linear) -> list[tuple[float, float]]:
@@ -128,6 +146,15 @@ def _in_words(methods: Sequence[Bought], front: Sequence[Bought]) -> str:
 def _rows(method: Bought) -> list[list[Value]]:
     series, rule = method.series, method.rule
     return [
-        [series.title, rule, seed, point.rounds, point.payload_bytes, point.wire_bytes, accuracy]
+        [
+            series.title,
+            rule,
+            seed,
+            point.rounds,
+            point.payload_bytes,
+            point.wire_bytes,
+            point.evaluation_bytes,
+            accuracy,
+        ]
         for seed, point, accuracy in series.evaluations(rule)
     ]
