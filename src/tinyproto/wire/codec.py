@@ -215,16 +215,17 @@ class _Reader:
     def values(self, known: ValueType, shape: tuple[int, int], what: str) -> NDArray[np.float32]:
         """A matrix of values; float32 as a view of the body."""
         start = self.at
+        size = 4 * shape[0] * shape[1] if known is FLOAT32 else known.payload(*shape)
+        self.at = start + size
+        if self.at > self.end:
+            raise self._short(start, what)
+        self.payload += size
         if known is FLOAT32:
-            values = self.array(_FLOATS, shape, what)
-        else:
-            data = self.array(_BYTES, (1, known.payload(*shape)), what)[0]
-            try:
-                values = known.decode(data, *shape)
-            except WireError as error:
-                raise WireError(f"{what}: {error}") from error
-        self.payload += self.at - start
-        return values
+            return np.ndarray(shape, _FLOATS, self.body, start)
+        try:
+            return known.decode(np.ndarray(size, _BYTES, self.body, start), *shape)
+        except WireError as error:
+            raise WireError(f"{what}: {error}") from error
 
     def text(self, size: int, what: str) -> str:
         start = self.at
@@ -267,7 +268,9 @@ def _encode_rows(rows: Prototypes, coding: Coding) -> bytes:
 
 def _decode_rows(reader: _Reader, shapes: Shapes | None) -> PackedRows:
     _, code, num_classes, width = reader.fields(_ROWS_HEAD, "rows")
-    known = reader.value_type(code, "rows")
+    known = reader.agreed
+    if known is None or code != known.code:
+        known = reader.value_type(code, "rows")
     if shapes is None:
         _check_size((num_classes, width), "rows")
     else:

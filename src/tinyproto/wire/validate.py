@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -23,7 +23,6 @@ ABSURD_NORM = 1e9
 
 
 _METRICS_ROOM = 4096  # bytes
-_DOWN, _UP = (Kind.TRAIN, Kind.EVALUATE), (Kind.UPDATE, Kind.EVALUATION)
 _MOST_AT_ONCE = 1 << 20
 _SURELY_BELOW = ABSURD_NORM**2 / 4
 _FIRST = np.zeros(1, np.intp)
@@ -50,9 +49,11 @@ class Expectation:
         """What the server writes its values in."""
         return VALUE_TYPES[self.wire.down]
 
-    def agreed(self, kind: Kind) -> ValueType:
-        """What the values of such a frame are written in; a hello has metrics alone."""
-        return self.up if kind in _UP else self.down if kind in _DOWN else FLOAT32
+    @cached_property
+    def agreed(self) -> Sequence[ValueType]:
+        """What the values of a frame of each kind are written in, by its number; a hello has metrics alone."""
+        types = {Kind.TRAIN: self.down, Kind.EVALUATE: self.down, Kind.UPDATE: self.up, Kind.EVALUATION: self.up}
+        return [types.get(Kind(number), FLOAT32) if number else FLOAT32 for number in range(max(Kind) + 1)]
 
     @cached_property
     def largest_frame(self) -> int:
@@ -137,7 +138,7 @@ def inspect_frame(
             raise WireError(f"length: {len(frame)} bytes, where no frame has more than {expected.largest_frame}")
         header, body = unpack(frame)
         _check_header(header, expected, client, round_number, kinds)
-        sections = decode_body(body, expected, expected.agreed(header.kind))
+        sections = decode_body(body, expected, expected.agreed[header.kind])
         if sections.tensors:
             expected.check_all_there(sections.tensors)
             expected.check_parts(sections.tensors)
