@@ -12,6 +12,7 @@ from support_cli import in_process
 from tinyproto.bench import codec, device
 from tinyproto.bench.codec import CodecSettings, measure_codec
 from tinyproto.bench.device import DeviceSettings, measure_device
+from tinyproto.bench.scale import PAPER
 from tinyproto.wire.values import VALUE_TYPES
 
 ROOT = Path(__file__).parents[2]
@@ -124,7 +125,7 @@ def test_the_page_quotes_the_records_which_keep_what_the_issue_asks() -> None:
         assert line.replace("float32, nearest", "float32") in page
     cost = json.loads((ROOT / "results" / "codec" / "device.json").read_text(encoding="utf-8"))
     assert cost["within_limit"]
-    assert cost["settings"]["networks"] == list(device.PAPER)
+    assert cost["settings"]["networks"] == list(PAPER)
     for one in cost["exchange"]:
         told = [f"{one['milliseconds']:.2f} ms", f"{100 * one['share_of_quickest_round']:.3f} %"]
         assert f"| {one['type']} | {' | '.join(told)} |" in page

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tinyproto.algorithms.base import FederationSpec, Round
+from tinyproto.algorithms.base import Algorithm, FederationSpec, Round
 from tinyproto.algorithms.tinyproto import TinyProtoFTHyper, build_ft
 from tinyproto.bench.codec import CodecSettings, Progress, best_seconds
+from tinyproto.bench.scale import PAPER
 from tinyproto.bench.synthetic import SHAPE
 from tinyproto.core.batching import batch_plan, batch_sizes
 from tinyproto.core.messages import Message
@@ -45,7 +46,6 @@ from tinyproto.wire.frame import Header, Kind
 from tinyproto.wire.validate import open_frame
 from tinyproto.wire.values import VALUE_TYPES, Coding, ValueType, WireSettings
 
-PAPER = ("resnet8", "mobilenet_v2", "shufflenet_v2", "efficientnet_b0")
 LIMIT = 0.01
 """What the exchange may take of a round."""
 
@@ -90,10 +90,10 @@ def measure_device(settings: DeviceSettings, progress: Progress = lambda *_: Non
             progress("timing training and exchange", done, total)
             training.append(_training(settings, network))
         quickest = min(training, key=lambda found: float(found["seconds_per_round"]))
-        exchanges = []
+        host, exchanges = _federation(settings, settings.networks[0]), []
         for done, values in enumerate(VALUE_TYPES.values(), start=len(settings.networks)):
             progress("timing training and exchange", done, total)
-            exchanges.append(_exchange(settings, values, float(quickest["seconds_per_round"])))
+            exchanges.append(_exchange(settings, host, values, float(quickest["seconds_per_round"])))
     largest = max(found["share_of_quickest_round"] for found in exchanges)
     return {
         "schema_version": 1,
@@ -117,10 +117,14 @@ def _federation(settings: DeviceSettings, network: str) -> Loopback:
     labels = torch.arange(samples) % settings.held
     images = Images("made up", pixels, labels, settings.num_classes, scale=2 / 255, shift=-1.0)
     data = FederatedData(images, [Share(train=np.arange(samples), test=np.arange(0))])
-    spec = FederationSpec(settings.num_classes, settings.proto_dim, 0.01, SHAPE, networks=(network,))
-    algorithm = build_ft(TinyProtoFTHyper(cps_dim=settings.cps_dim), spec)
     training = LocalTraining(rounds=1, batch_size=settings.batch_size)
-    return make_loopback(data, [network], algorithm, SimulationSettings(training, settings.proto_dim), seed=0)
+    simulated = SimulationSettings(training, settings.proto_dim)
+    return make_loopback(data, [network], _algorithm(settings), simulated, seed=0)
+
+
+def _algorithm(settings: DeviceSettings) -> Algorithm:
+    federation = FederationSpec(settings.num_classes, settings.proto_dim, 0.01, SHAPE)
+    return build_ft(TinyProtoFTHyper(cps_dim=settings.cps_dim), federation)
 
 
 def _training(settings: DeviceSettings, network: str) -> dict[str, Any]:
@@ -145,16 +149,11 @@ def _training(settings: DeviceSettings, network: str) -> dict[str, Any]:
     }
 
 
-def _exchange(settings: DeviceSettings, values: ValueType, round_seconds: float) -> dict[str, Any]:
+def _exchange(settings: DeviceSettings, host: Loopback, values: ValueType, round_seconds: float) -> dict[str, Any]:
     """What one upload and one download cost the client in this type, rounded to nearest."""
-    host = _federation(settings, settings.networks[0])
     client, side = host.shelf[0], host.clients.side
-    algorithm = build_ft(
-        TinyProtoFTHyper(cps_dim=settings.cps_dim), FederationSpec(settings.num_classes, settings.proto_dim, 0.01)
-    )
-    expected = expected_frames(
-        algorithm, settings.num_classes, settings.proto_dim, WireSettings(values.name, values.name)
-    )
+    wire = WireSettings(values.name, values.name)
+    expected = expected_frames(_algorithm(settings), settings.num_classes, settings.proto_dim, wire)
     generator, coding = torch.Generator().manual_seed(0), Coding(values)
     present = client.class_counts > 0
     means = torch.randn(settings.num_classes, settings.proto_dim, generator=generator).abs()

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tinyproto.cli.arguments import positive
+from tinyproto.cli.arguments import names, positive
 from tinyproto.cli.options import Json, Verbose
 from tinyproto.errors import Interrupted
 
@@ -123,7 +123,7 @@ def scale(
         rounds=rounds,
         samples=samples,
         algorithm=algorithm,
-        networks=PAPER if networks is None else tuple(name.strip() for name in networks.split(",")),
+        networks=PAPER if networks is None else names(networks),
         image_size=image_size,
         memory=memory,
         closing=closing,
@@ -214,9 +214,10 @@ def device(
     - tinyproto bench device
     - tinyproto bench device --networks resnet8 --steps 1 --json
     """
-    from tinyproto.bench.device import PAPER, DeviceSettings
+    from tinyproto.bench.device import DeviceSettings
+    from tinyproto.bench.scale import PAPER
     from tinyproto.cli.bench_codec import show_device
     from tinyproto.cli.terminal import Output
 
-    chosen = PAPER if networks is None else tuple(name.strip() for name in networks.split(","))
+    chosen = PAPER if networks is None else names(networks)
     show_device(DeviceSettings(chosen, samples=samples, steps=steps, passes=passes), Output(json=json))

@@ -9,7 +9,7 @@ import typer
 
 from tinyproto.bench.aggregate import AggregateSettings, measure
 from tinyproto.cli.loading import LoadingBar
-from tinyproto.cli.terminal import Output, facts_table
+from tinyproto.cli.terminal import Output, facts_table, machine_facts
 from tinyproto.report.words import number, percent, size, times
 
 
@@ -63,10 +63,4 @@ def _lines(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         f"within the bound: at most {sums['largest_share_of_bound']:.2g} of it" if sums_are_right(found) else "WRONG"
     )
     yield "sums", f"{verdict}; largest error {sums['largest_error']:.2g}, against exact sums"
-    where = found["environment"]
-    versions = ", ".join(f"{name} {where['packages'][name]}" for name in ("torch", "numpy"))
-    yield "machine", f"{where['cpu']}, {where['cpu_count']} cores, {where['platform']}"
-    yield (
-        "versions",
-        f"tinyproto {where['tinyproto']} ({where['commit'] or 'no checkout'}), Python {where['python']}, {versions}",
-    )
+    yield from machine_facts(found["environment"])

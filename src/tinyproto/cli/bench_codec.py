@@ -11,7 +11,7 @@ from rich.table import Table
 from tinyproto.bench.codec import BULK, FRAMES, CodecSettings, measure_codec
 from tinyproto.bench.device import DeviceSettings, measure_device
 from tinyproto.cli.loading import LoadingBar
-from tinyproto.cli.terminal import Output, facts_table, plain_table
+from tinyproto.cli.terminal import Output, facts_table, machine_facts, plain_table
 from tinyproto.report.words import size
 
 
@@ -23,7 +23,7 @@ def show_codec(settings: CodecSettings, output: Output) -> None:
         output.result(found)
         return
     output.console.print(_codec_table(found))
-    output.console.print(facts_table([("timed", found["timed"]), ("machine", _machine(found["environment"]))]))
+    output.console.print(facts_table([("timed", found["timed"]), *machine_facts(found["environment"])]))
 
 
 def show_device(settings: DeviceSettings, output: Output) -> None:
@@ -38,7 +38,7 @@ def show_device(settings: DeviceSettings, output: Output) -> None:
         facts = [
             ("largest share", f"{share(found['largest_share_of_a_round'])} of a round of {found['quickest_network']}"),
             ("timed", found["timed"]),
-            ("machine", _machine(found["environment"])),
+            *machine_facts(found["environment"]),
         ]
         output.console.print(facts_table(facts))
     if not found["within_limit"]:
@@ -106,11 +106,3 @@ def _exchange_table(found: Mapping[str, Any]) -> Table:
         )
     table.caption = f"of one upload and one download; a round is one of {found['quickest_network']}, the quickest"
     return table
-
-
-def _machine(where: Mapping[str, Any]) -> str:
-    versions = ", ".join(f"{name} {where['packages'][name]}" for name in ("torch", "numpy"))
-    return (
-        f"{where['cpu']}, {where['cpu_count']} cores, {where['platform']}; tinyproto {where['tinyproto']} "
-        f"({where['commit'] or 'no checkout'}), Python {where['python']}, {versions}"
-    )

@@ -16,11 +16,9 @@ from tinyproto.errors import ConfigError
 from tinyproto.imports import load_dotted, unknown
 from tinyproto.wire.values import EXACT, WireSettings
 
-_CHANGES_THE_METHOD = (
-    "cps_dim",
-    "byte_budget",
-    "scaling",
-)  # an ablation has to be seen as one wherever its numbers are shown
+_CHANGES_THE_METHOD = ("cps_dim", "byte_budget", "scaling")
+"""An ablation has to be seen as one wherever its numbers are shown."""
+
 FROM_PROTOTYPES = ("cps_dim", "byte_budget", "masks", "mask_seed")
 """Hyper-parameters that the config's `prototypes:` section sets for every algorithm that has them."""
 

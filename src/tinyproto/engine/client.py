@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
+import torch
+
 from tinyproto.algorithms.base import Algorithm, Client, ClientInfo, Round
 from tinyproto.core.batching import LastBatch, batch_plan
 from tinyproto.core.messages import Message
@@ -22,7 +24,6 @@ from tinyproto.errors import WireError
 from tinyproto.wire.codec import Decoded, encode
 from tinyproto.wire.frame import Header, Kind
 from tinyproto.wire.validate import Expectation, open_frame
-from tinyproto.wire.values import Coding
 
 PrototypeSamples = Literal["all", "seen"]
 """Local prototypes are means over all training samples, or over those in the last epoch's batches."""
@@ -101,13 +102,11 @@ class ClientRuntime:
 
     def _answer(self, asked: Header, message: Message) -> bytes:
         header = Header(asked.kind.answer, asked.round_number, asked.client, self.expectation.digest)
-        return encode(header, message, self._coding(asked))
 
-    def _coding(self, asked: Header) -> Coding:
-        if self.expectation.wire.rounding == "nearest":
-            return Coding(self.expectation.up)
-        draws = self.streams.generator("rounding", client=asked.client, round_number=asked.round_number)
-        return Coding(self.expectation.up, draws)
+        def draws() -> torch.Generator:
+            return self.streams.generator("rounding", client=asked.client, round_number=asked.round_number)
+
+        return encode(header, message, self.expectation.coding(header.kind, draws))
 
     def _open(self, client: int, frame: bytes) -> Decoded:
         kinds = (Kind.HELLO, Kind.TRAIN, Kind.EVALUATE)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from tinyproto.algorithms.base import Algorithm, ClientInfo, Round, Update
@@ -19,7 +21,6 @@ from tinyproto.wire.codec import encode, payload_bytes
 from tinyproto.wire.frame import Header, Kind
 from tinyproto.wire.meter import Cost, Meter, Purpose
 from tinyproto.wire.validate import Expectation
-from tinyproto.wire.values import Coding
 
 _TRAINING: Purpose = "training"
 
@@ -149,10 +150,11 @@ class ServerRuntime:
             kind = asked[client]
             message = Message() if kind is Kind.HELLO else self._broadcast(kind, client)
             header = Header(kind, round_number, client, self.expectation.digest, evaluate=client in evaluated)
-            frame = encode(header, message, self._coding(client, round_number))
+            coding = self.expectation.coding(kind, partial(self._draws, client, round_number))
+            frame = encode(header, message, coding)
             if client not in counted:
                 counted.add(client)
-                cost = Cost(message.parameters, payload_bytes(message, self.expectation.down), len(frame))
+                cost = Cost(message.parameters, payload_bytes(message, coding.values), len(frame))
                 meter.count(purposes[client], "down", client, cost)
             return frame
 
@@ -201,11 +203,9 @@ class ServerRuntime:
             return message.of_classes(self.held[client])
         return message
 
-    def _coding(self, client: int, round_number: int) -> Coding:
-        """How a download is written; made anew for a frame that is made twice, so that both are equal."""
-        if self.expectation.wire.rounding == "nearest":
-            return Coding(self.expectation.down)
-        return Coding(self.expectation.down, self.streams.generator(f"rounding/{client}", round_number=round_number))
+    def _draws(self, client: int, round_number: int) -> torch.Generator:
+        """For the rounding of a download; made anew for a frame that is made twice, so that both are equal."""
+        return self.streams.generator(f"rounding/{client}", round_number=round_number)
 
     def _turns(self, trained: Iterable[int]) -> InTurn | None:
         """Where uploads of this exchange are gathered as they arrive."""

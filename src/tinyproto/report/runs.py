@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from safetensors import safe_open
 
 from tinyproto.config.load import completed
 from tinyproto.errors import RunFolderError, one_line
-from tinyproto.tracking.run_folder import lines_kept
+from tinyproto.tracking.run_folder import lines_kept, run_folders
 
 CONFIG_KEYS = ("name", "models", "partition", "train", "evaluate", "algorithms", "seeds")
 RESULT_KEYS = (
@@ -96,19 +95,11 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     """The run folders meant: each path itself, or all inside it, however deep."""
     found: list[Path] = []
     for path in paths:
-        inside = sorted(_inside(path)) if path.is_dir() else []
+        inside = sorted(run_folders(path))
         if not inside:
             raise RunFolderError(f"{path} is not a run folder: there is no config.yaml in it")
         found += inside
     return list({path.resolve(): path for path in found}.values())
-
-
-def _inside(path: Path) -> Iterator[Path]:
-    """Run folders, inside which there are no others to look for; what is hidden stays so."""
-    for folder, inner, files in os.walk(path):
-        inner[:] = [] if "config.yaml" in files else [name for name in inner if not name.startswith(".")]
-        if "config.yaml" in files:
-            yield Path(folder)
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:

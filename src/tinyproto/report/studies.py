@@ -55,11 +55,13 @@ class Cell:
         """
         points = []
         payload = wire = evaluation = 0
+        spending, apart = ["training", "closing"], ["evaluation"]
+        if self._trains_on_held:
+            apart.append(spending.pop())
         for record in self.rounds:
             traffic = record["traffic"]
-            apart = ("evaluation", "closing") if self._trains_on_held else ("evaluation",)
             evaluation += sum(traffic[kind][way]["wire"] for kind in apart if kind in traffic for way in WAYS)
-            counted = traffic.get("training") or ({} if self._trains_on_held else traffic.get("closing")) or {}
+            counted: Mapping[str, Any] = next((traffic[kind] for kind in spending if traffic.get(kind)), {})
             spent = {way: counted.get(way, {"payload": 0, "wire": 0}) for way in WAYS}
             payload, wire = payload + spent["down"]["payload"], wire + spent["down"]["wire"]
             if any(value is not None for value in record["accuracy"].values()):

@@ -24,6 +24,8 @@ DIM, CPS_DIM = 500, 50
 CPS_DIMS = (50, 150, 250, 350, 450)
 BASELINES = ["lg_fedavg", "fml", "fedkd", "feddistill", "fedproto", "fedtgp"]
 OURS = ["tinyproto_fp", "tinyproto_ft"]
+NEURON_METHODS = ["lg_fedavg", "feddistill", "fedproto", "fedtgp", *OURS]
+"""Those in the figure on the number of neurons."""
 
 Algorithms = list[str | dict[str, Any]]
 
@@ -113,7 +115,7 @@ def _appendix() -> Iterator[PaperConfig]:
 def _neurons() -> Iterator[PaperConfig]:
     for dim in (100, 1000):
         words = f"The figure on the number of neurons, CIFAR-100 at d={dim}, s={dim // 10}; d=500 is in table1."
-        algorithms: Algorithms = ["lg_fedavg", "feddistill", "fedproto", "fedtgp", *OURS]
+        algorithms: Algorithms = [*NEURON_METHODS]
         yield _config(
             "figure-neurons", f"neurons_{dim}", words, "cifar100", algorithms, dim=dim, cps_dim=dim // 10
         )  # fmt: skip

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import shutil
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import yaml
 from tinyproto.errors import RunFolderError, one_line
 from tinyproto.reproduce.heatmaps import Drawn, drawn_only
 from tinyproto.reproduce.matching import cell_key
-from tinyproto.tracking.run_folder import PACKED, RunFolder, lines_kept
+from tinyproto.tracking.run_folder import PACKED, RunFolder, lines_kept, run_folders
 
 FOLDER = "reproduction"
 """Of our own records, inside the folder of all records, and of the cells under way, inside that of all runs."""
@@ -80,13 +80,9 @@ class Finished:
 def find_finished(root: Path) -> list[Finished]:
     """The finished cells of every run folder under a folder; what cannot be read is nobody's record."""
     found: list[Finished] = []
-    for folder, inner, files in os.walk(root):
-        inner[:] = sorted(name for name in inner if not name.startswith(".") and "config.yaml" not in files)
-        if "config.yaml" in files:
-            try:
-                found += finished_cells(Path(folder))
-            except RunFolderError:
-                continue
+    for folder in run_folders(root):
+        with suppress(RunFolderError):
+            found += finished_cells(folder)
     return found
 
 

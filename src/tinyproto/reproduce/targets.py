@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tinyproto.reproduce.experiments import PaperConfig
+from tinyproto.reproduce.experiments import NEURON_METHODS, PaperConfig
 
 CIFAR = ("cifar10", "cifar100")
 
@@ -42,7 +42,6 @@ def _named(*names: str) -> tuple[Mapping[str, Any], ...]:
     return tuple({"name": name} for name in names)
 
 
-NEURONS = ("lg_fedavg", "feddistill", "fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft")
 _SCALED_FP = {"name": "tinyproto_fp", "scaling": "count"}
 
 TARGETS: Mapping[str, Target] = {
@@ -54,7 +53,7 @@ TARGETS: Mapping[str, Target] = {
         "widths of 100 and 1000 on CIFAR-100, and those of table1 in between",
         (
             Share("figure-neurons"),
-            Share("table1", ("cifar100",), _named(*NEURONS)),
+            Share("table1", ("cifar100",), _named(*NEURON_METHODS)),
         ),
     ),
     "figure-ablation": Target(

@@ -199,6 +199,17 @@ class RunFolder:
             ) from error
 
 
+def run_folders(root: Path) -> list[Path]:
+    """The run folders in a folder, itself or however deep; inside one there are no others. What is hidden stays so."""
+    found: list[Path] = []
+    for folder, inner, files in os.walk(root):
+        is_run = "config.yaml" in files
+        inner[:] = [] if is_run else sorted(name for name in inner if not name.startswith("."))
+        if is_run:
+            found.append(Path(folder))
+    return found
+
+
 def cell_name(label: str, seed: int) -> str:
     """The name of a cell's folder: its label without what a file system might not take, and its seed."""
     plain = re.sub(r"[^\w.,=()-]+", "_", label, flags=re.ASCII)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,7 +16,7 @@ from tinyproto.core.messages import AtMost, Shape
 from tinyproto.errors import WireError
 from tinyproto.wire.codec import Decoded, Sections, decode_body
 from tinyproto.wire.frame import HEADER_BYTES, Header, Kind, unpack
-from tinyproto.wire.values import EXACT, FLOAT32, VALUE_TYPES, ValueType, WireSettings, as_matrix
+from tinyproto.wire.values import EXACT, FLOAT32, VALUE_TYPES, Coding, ValueType, WireSettings, as_matrix
 
 ABSURD_NORM = 1e9
 """No honest row or tensor is longer: count-scaled prototypes of a million samples stay far below."""
@@ -54,6 +54,10 @@ class Expectation:
         """What the values of a frame of each kind are written in, by its number; a hello has metrics alone."""
         types = {Kind.TRAIN: self.down, Kind.EVALUATE: self.down, Kind.UPDATE: self.up, Kind.EVALUATION: self.up}
         return [types.get(Kind(number), FLOAT32) if number else FLOAT32 for number in range(max(Kind) + 1)]
+
+    def coding(self, kind: Kind, draws: Callable[[], torch.Generator]) -> Coding:
+        """How whoever sends such a frame writes its values; the draws are for stochastic rounding alone."""
+        return Coding(self.agreed[kind], draws() if self.wire.rounding == "stochastic" else None)
 
     @cached_property
     def largest_frame(self) -> int:

@@ -203,7 +203,7 @@ def _gains(least: float) -> Judge:
 
     def judge(own: Outcome, other: Outcome) -> Fact:
         rounds = min(own.rounds, other.rounds)  # both are read after as many
-        seeds = [seed for seed in own.seeds if seed in other.seeds] or None  # the same, where there are any
+        seeds = own.seeds_shared(other) or None  # the same, where there are any
         first, second = own.best_after(rounds, seeds)[own.rule], other.best_after(rounds, seeds)[other.rule]
         change = round((first.mean if first else 0.0) - (second.mean if second else 0.0), 9)
         early = f" after {counted(rounds, 'round')}" if rounds < own.paper.rounds else ""

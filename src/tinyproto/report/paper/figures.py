@@ -12,11 +12,10 @@ from tinyproto.report.paper.records import Outcome, Records
 from tinyproto.report.paper.tables import two_digits
 from tinyproto.report.words import counted, size
 from tinyproto.reproduce import figure1
-from tinyproto.reproduce.experiments import CPS_DIMS, DATASETS, DIM
+from tinyproto.reproduce.experiments import CPS_DIMS, DATASETS, DIM, NEURON_METHODS
 from tinyproto.reproduce.printed import DATASET_NAMES, Address, ablation, printed_tables
 
 BYTES = "payload bytes a round, up and down"
-NEURON_METHODS = ("lg_fedavg", "feddistill", "fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft")
 NEURON_STEMS = {100: "neurons_100", DIM: "table1_cifar100", 1000: "neurons_1000"}
 INKS = {name: f"c{index}" for index, name in enumerate(ALGORITHMS)}
 PRINTED = {row.address: row.accuracy for table in printed_tables() for row in table.rows}

@@ -55,7 +55,7 @@ class Reading:
         """Those that both have."""
         if self.variant is None or self.reference is None:
             return []
-        return [seed for seed in self.variant.seeds if seed in self.reference.seeds]
+        return self.variant.seeds_shared(self.reference)
 
     def accuracies(self) -> Mapping[str, Spread | None]:
         """The variant's by every rule: of the seeds and rounds that both have, or its own where it stands alone."""

@@ -64,6 +64,10 @@ class Outcome:
         """In order."""
         return [cell.result["seed"] for cell in self.cells]
 
+    def seeds_shared(self, other: Outcome) -> list[int]:
+        """Those that both were played with."""
+        return [seed for seed in self.seeds if seed in other.seeds]
+
     def best_after(self, rounds: int, seeds: Sequence[int] | None = None) -> dict[str, Spread | None]:
         """By each rule the best evaluation of the first so many rounds; over some seeds only, where they are named."""
         cells = [cell for cell in self.cells if seeds is None or cell.result["seed"] in seeds]
