@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from tinyproto.config import load_config
-from tinyproto.reproduce.experiments import FOLDER, PaperConfig, experiments, write
+from tinyproto.reproduce.experiments import BEYOND, FOLDER, PaperConfig, experiments, write
 
 ROOT = Path(__file__).parents[2]
 ALL = experiments()
@@ -16,16 +16,22 @@ def of(target: str) -> list[PaperConfig]:
     return [config for config in ALL if config.target == target]
 
 
-def test_the_files_in_configs_paper_are_what_the_definition_says() -> None:
-    found = {path.name: path.read_text() for path in (ROOT / FOLDER).glob("*.yaml")}
-    assert found == {config.path.name: config.text() for config in ALL}, "run `make docs`"
+def files(root: Path) -> dict[Path, str]:
+    return {
+        path.relative_to(root): path.read_text() for folder in (FOLDER, BEYOND) for path in (root / folder).iterdir()
+    }
+
+
+def test_the_files_in_configs_are_what_the_definition_says() -> None:
+    assert files(ROOT) == {config.path: config.text() for config in ALL}, "run `make docs`"
 
 
 @pytest.mark.parametrize("config", ALL, ids=lambda config: config.stem)
 def test_every_config_of_the_paper_is_valid_and_says_how_to_run_it(config: PaperConfig) -> None:
     loaded = load_config(ROOT / config.path)
     assert loaded.model.name == config.stem
-    assert loaded.model.preset == ("paper" if config.stem == "readings_paper" else "reference")
+    others = {"readings_paper": "paper", "auto_sound_cifar10": "sound", "auto_sound_cifar100": "sound"}
+    assert loaded.model.preset == others.get(config.stem, "reference")
     assert f"tinyproto run {config.path.as_posix()} data.root=data" in config.text()
     assert len(loaded.algorithms) * len(loaded.model.seeds) == config.cells
 
@@ -58,10 +64,19 @@ def test_the_figures_move_the_width_and_a_tenth_of_it() -> None:
     assert widths == [50, 150, 250, 350, 450] * 2
 
 
+def test_the_study_of_bytes_crosses_types_with_dimensions_and_has_a_baseline_in_smaller_types() -> None:
+    (config,) = of("bytes")
+    held = [entry for entry in config.values["algorithms"] if entry["wire"]["download"] == "held"]
+    nearest = {(entry["cps_dim"], entry["wire"]["up"]) for entry in held if entry["wire"]["rounding"] == "nearest"}
+    assert len(nearest) == 15
+    assert {entry["name"] for entry in config.values["algorithms"]} > {"fedproto", "fedtgp", "lg_fedavg", "feddistill"}
+
+
 def test_writing_removes_what_the_definition_no_longer_has(tmp_path: Path) -> None:
     write(tmp_path)
-    (tmp_path / FOLDER / "old.yaml").write_text("name: old\n")
+    for folder in (FOLDER, BEYOND):
+        (tmp_path / folder / "old.yaml").write_text("name: old\n")
     write(tmp_path)
-    assert {path.stem for path in (tmp_path / FOLDER).glob("*")} == {config.stem for config in ALL}
+    assert files(tmp_path) == files(ROOT)
     first = yaml.safe_load((tmp_path / ALL[0].path).read_text())
     assert first == dict(ALL[0].values)

@@ -25,7 +25,7 @@ def changed(cell: PaperCell, section: str, key: str, value: Any) -> str:
 
 def record(config: str, *overrides: str) -> dict[str, Any]:
     """What a run would write down as its config.yaml, read again."""
-    resolved = load_config(ROOT / "configs" / "paper" / f"{config}.yaml", overrides).resolved()
+    resolved = load_config(ROOT / PAPER[config].path, overrides).resolved()
     written: dict[str, Any] = yaml.safe_load(yaml.safe_dump(resolved))
     return written
 

@@ -1,6 +1,7 @@
 """The paper's experiments, defined once: its tables, and its figures on neurons and compression, as configs.
 
-`make docs` writes them to configs/paper/; a test fails when a file there is not what this says.
+Beside them stand two studies of our own, on types on the wire and on the scale that needs no search. `make docs` writes
+all to configs/paper/ and configs/beyond/; a test fails when a file there is not what this says.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import yaml
 
 FOLDER = Path("configs") / "paper"
+BEYOND = Path("configs") / "beyond"
 DATASETS = ("cifar10", "cifar100", "tiny_imagenet")
 NETWORKS = ["resnet8", "mobilenet_v2", "shufflenet_v2", "efficientnet_b0"]
 SEEDS = [0, 1, 2]
@@ -20,12 +22,22 @@ ROUNDS = 300
 READING_ROUNDS = 60
 """Rounds that tell one reading of the paper from another; the cells of table1 are read after as many."""
 
+SHORT_ROUNDS = 100
+"""Rounds of a study that compares many settings; the cells of table1 are read after as many."""
+
 DIM, CPS_DIM = 500, 50
 CPS_DIMS = (50, 150, 250, 350, 450)
 BASELINES = ["lg_fedavg", "fml", "fedkd", "feddistill", "fedproto", "fedtgp"]
 OURS = ["tinyproto_fp", "tinyproto_ft"]
 NEURON_METHODS = ["lg_fedavg", "feddistill", "fedproto", "fedtgp", *OURS]
 """Those in the figure on the number of neurons."""
+
+OWN = ("bytes", "auto")
+"""Targets that the paper does not have."""
+
+BYTES_DIMS = (25, 50, 100)
+SMALL = ("float16", "int8")
+BYTES_TYPES = ("int8", "int4", "float16", "bfloat16", "float32")
 
 Algorithms = list[str | dict[str, Any]]
 
@@ -42,7 +54,7 @@ class PaperConfig:
     @property
     def path(self) -> Path:
         """Where it lies in the repository."""
-        return FOLDER / f"{self.stem}.yaml"
+        return (BEYOND if self.target in OWN else FOLDER) / f"{self.stem}.yaml"
 
     @property
     def cells(self) -> int:
@@ -57,7 +69,7 @@ class PaperConfig:
 
 def experiments() -> list[PaperConfig]:
     """All of them, table after table."""
-    return [*_table1(), *_table3(), *_appendix(), *_neurons(), *_compression(), *_readings()]
+    return [*_table1(), *_table3(), *_appendix(), *_neurons(), *_compression(), *_readings(), *_bytes(), *_auto()]
 
 
 def _config(
@@ -162,16 +174,62 @@ def _readings() -> Iterator[PaperConfig]:
     )  # fmt: skip
 
 
+def _bytes() -> Iterator[PaperConfig]:
+    """Types on the wire × CPS dimension, a client being sent the classes it holds; and baselines in smaller types."""
+    algorithms: Algorithms = [
+        _typed("tinyproto_ft", kind, s, "held") for s in sorted(BYTES_DIMS, key=CPS_DIM.__ne__) for kind in BYTES_TYPES
+    ]
+    algorithms += [_typed("tinyproto_ft", "int4", CPS_DIM, "held", "stochastic")]
+    algorithms += [_typed(name, kind) for name in ("fedproto", "fedtgp", "feddistill", "lg_fedavg") for kind in SMALL]
+    yield _config(
+        "bytes", "bytes_cifar100", "Types on the wire and CPS dimensions on CIFAR-100, classes held.",
+        "cifar100", algorithms, seeds=[0],
+    )  # fmt: skip
+
+
+def _typed(
+    name: str, kind: str, cps_dim: int | None = None, download: str = "all", rounding: str = "nearest"
+) -> dict[str, Any]:
+    """An entry whose values travel in one type, both ways."""
+    words = [
+        *([] if cps_dim is None else [f"s={cps_dim}"]),
+        kind,
+        *([] if download == "all" else [download]),
+        *([] if rounding == "nearest" else [rounding]),
+    ]
+    own = {} if cps_dim is None else {"cps_dim": cps_dim}
+    wire = {"up": kind, "down": kind, "download": download, "rounding": rounding}
+    return {"name": name, "label": f"{name}({'-'.join(words)})", **own, "wire": wire}
+
+
+def _auto() -> Iterator[PaperConfig]:
+    """μ from the hello: on CIFAR-10 as `readings` has it on CIFAR-100, and under `sound` against constants."""
+    short: dict[str, Any] = {"rounds": SHORT_ROUNDS, "seeds": [0]}
+    derived: Algorithms = [{"name": name, "label": f"{name}(auto)", "global_scale": "auto"} for name in OURS]
+    yield _config(
+        "auto", "auto_cifar10", "μ from the hello on cifar10; the published constants are in table1.",
+        "cifar10", derived, **short,
+    )  # fmt: skip
+    for dataset, printed in (("cifar100", 1.5e-3), ("cifar10", 1.5e-4)):
+        constants = [printed, printed / 2, printed * 2]
+        searched: Algorithms = [{"name": "tinyproto_fp", "label": "tinyproto_fp(auto)", "global_scale": "auto"}]
+        searched += [{"name": "tinyproto_fp", "label": f"tinyproto_fp({mu:g})", "global_scale": mu} for mu in constants]
+        yield _config(
+            "auto", f"auto_sound_{dataset}", f"μ from the hello against constants on {dataset}, preset sound.",
+            dataset, searched, preset="sound", **short,
+        )  # fmt: skip
+
+
 def write(root: Path) -> None:
-    """All files under `root`/configs/paper, and no others."""
-    folder = root / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    wanted = {config.path.name: config.text() for config in experiments()}
-    for old in folder.glob("*.yaml"):
-        if old.name not in wanted:
-            old.unlink()
-    for name, text in wanted.items():
-        (folder / name).write_text(text, encoding="utf-8")
+    """All files under `root`/configs/paper and `root`/configs/beyond, and no others."""
+    wanted = {root / config.path: config.text() for config in experiments()}
+    for folder in (root / FOLDER, root / BEYOND):
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob("*.yaml"):
+            if old not in wanted:
+                old.unlink()
+    for path, text in wanted.items():
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

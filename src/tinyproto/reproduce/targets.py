@@ -84,4 +84,6 @@ TARGETS: Mapping[str, Target] = {
         seeds=(0,),
     ),
     "readings": Target("the open readings, 60 rounds each; held against table1 on CIFAR-100", (Share("readings"),)),
+    "bytes": Target("beyond the paper: types on the wire × CPS dimension on CIFAR-100", (Share("bytes"),)),
+    "auto": Target("beyond the paper: μ derived instead of searched, 100 rounds each", (Share("auto"),)),
 }  # fmt: skip
