@@ -46,15 +46,22 @@ def accuracy_summary(records: Sequence[RoundRecord]) -> dict[str, dict[str, floa
 
     Round 1 evaluates networks that nobody has trained yet, so it never enters the mean of the last ten.
     """
-    trained = [record for record in records if record.round > 1]
-    recent = {rule: _known(record.accuracy[rule] for record in trained)[-10:] for rule in RULES}
-    curves = {rule: _known(record.accuracy[rule] for record in records) for rule in RULES}
+    found = {rule: over_rounds([(record.round - 1, record.accuracy[rule]) for record in records]) for rule in RULES}
     means = {rule: _known(record.client_mean[rule] for record in records) for rule in RULES}
     return {
-        "best": {rule: max(curve, default=None) for rule, curve in curves.items()},
-        "last": {rule: curve[-1] if curve else None for rule, curve in curves.items()},
-        "last10": {rule: sum(curve) / len(curve) if curve else None for rule, curve in recent.items()},
+        **{name: {rule: found[rule][name] for rule in RULES} for name in ("best", "last", "last10")},
         "client_mean": {rule: curve[-1] if curve else None for rule, curve in means.items()},
+    }
+
+
+def over_rounds(curve: Sequence[tuple[int, float | None]]) -> dict[str, float | None]:
+    """Each statistic of a curve of accuracies after so many rounds of training; None where none is known."""
+    known = _known(accuracy for _, accuracy in curve)
+    recent = _known(accuracy for trained, accuracy in curve if trained)[-10:]
+    return {
+        "best": max(known, default=None),
+        "last": known[-1] if known else None,
+        "last10": sum(recent) / len(recent) if recent else None,
     }
 
 

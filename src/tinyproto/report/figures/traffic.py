@@ -6,11 +6,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol, TypeVar
 
 from tinyproto.report.compare import RULE_NAMES
 from tinyproto.report.draw import svg
 from tinyproto.report.draw.axes import BOTTOM, LEFT, RIGHT, TOP, LegendEntry, frame, legend, stroke
-from tinyproto.report.draw.scales import Linear, Logarithmic, span
+from tinyproto.report.draw.scales import Linear, Logarithmic, Scale, span
 from tinyproto.report.figures.figure import Figure, Value
 from tinyproto.report.studies import Series, Setting, Study
 from tinyproto.report.words import percent, size
@@ -27,14 +28,43 @@ class Bought:
     accuracy: float
     path: Sequence[tuple[float, float]]  # payload bytes so far, accuracy; means over seeds
 
+    @property
+    def price(self) -> float:
+        """Payload bytes of the whole run."""
+        return self.payload_bytes
 
-def pareto_front(methods: Sequence[Bought]) -> list[Bought]:
+
+class Priced(Protocol):
+    """What costs bytes and brings accuracy."""
+
+    @property
+    def price(self) -> float:
+        """In bytes."""
+        ...
+
+    @property
+    def accuracy(self) -> float:
+        """As a fraction."""
+        ...
+
+
+Offer = TypeVar("Offer", bound=Priced)
+
+
+def pareto_front(offers: Sequence[Offer]) -> list[Offer]:
     """Those that no other beats: a higher accuracy than all that sent as much or less, cheapest first."""
-    front: list[Bought] = []
-    for method in sorted(methods, key=lambda one: (one.payload_bytes, -one.accuracy)):
-        if not front or method.accuracy > front[-1].accuracy:
-            front.append(method)
+    front: list[Offer] = []
+    for offer in sorted(offers, key=lambda one: (one.price, -one.accuracy)):
+        if not front or offer.accuracy > front[-1].accuracy:
+            front.append(offer)
     return front
+
+
+def stairs(front: Sequence[Priced], x: Scale, y: Scale) -> list[tuple[float, float]]:
+    """The front drawn: an accuracy holds until more bytes buy a better one."""
+    places = [(x(offer.price) if offer.price else LEFT, y(offer.accuracy)) for offer in front]
+    steps = [place for before, after in pairwise(places) for place in (before, (after[0], before[1]))]
+    return [*steps, places[-1], (RIGHT, places[-1][1])]
 
 
 def accuracy_over_bytes(study: Study, slug: str) -> Figure | None:
@@ -50,7 +80,7 @@ def accuracy_over_bytes(study: Study, slug: str) -> Figure | None:
     y = Linear(*span(shown, 0.1, 0.0, 1.0), BOTTOM, TOP)
     front = pareto_front(methods)
     parts = frame(x, y, "payload bytes sent so far, up and down, all clients", "Accuracy in %", size)
-    parts += [svg.path(_steps(front, x, y), "front")]
+    parts += [svg.path(stairs(front, x, y), "front")]
     for method in methods:
         parts += _draw(method, x, y)
     explained, bottom = legend([*[_entry(method) for method in methods], LegendEntry("Pareto front", stroke("front"))])
@@ -118,13 +148,6 @@ def _beside(methods: Sequence[Bought]) -> str:
     """What is sent only to evaluate, where anything is."""
     told = [f"{method.series.title} {size(method.evaluation_bytes)}" for method in methods if method.evaluation_bytes]
     return f" Not counted: frames sent only to evaluate, in all {', '.join(told)}." if told else ""
-
-
-def _steps(front: Sequence[Bought], x: Logarithmic, y: Linear) -> list[tuple[float, float]]:
-    """The front as stairs: an accuracy holds until more bytes buy a better one."""
-    places = [(x(method.payload_bytes) if method.payload_bytes else LEFT, y(method.accuracy)) for method in front]
-    stairs = [place for before, after in pairwise(places) for place in (before, (after[0], before[1]))]
-    return [*stairs, places[-1], (RIGHT, places[-1][1])]
 
 
 def _entry(method: Bought) -> LegendEntry:

@@ -10,6 +10,7 @@ from tinyproto.report.draw import svg
 from tinyproto.report.draw.axes import BOTTOM, LEFT, RIGHT, TOP, LegendEntry, frame, in_percent, legend, stroke
 from tinyproto.report.draw.scales import Linear, Logarithmic, Scale, span
 from tinyproto.report.figures.figure import Figure, Value
+from tinyproto.report.figures.traffic import pareto_front, stairs
 from tinyproto.report.words import size
 
 
@@ -20,6 +21,16 @@ class Point:
     x: float
     y: float
     words: str
+
+    @property
+    def price(self) -> float:
+        """Where x is bytes."""
+        return self.x
+
+    @property
+    def accuracy(self) -> float:
+        """Where y is one."""
+        return self.y
 
 
 @dataclass(frozen=True)
@@ -52,7 +63,8 @@ def widths(values: Sequence[float], name: str) -> Axis:
 
 def sizes(curves: Sequence[Curve], name: str) -> Axis:
     """For bytes a round."""
-    return Axis(name, _logarithmic([point.x for curve in curves for point in curve.points], LEFT, RIGHT), size)
+    values = [point.x for curve in curves if not curve.level for point in curve.points]
+    return Axis(name, _logarithmic(values, LEFT, RIGHT), size)
 
 
 def counts(values: Sequence[float], name: str, *, upright: bool = False) -> Axis:
@@ -67,22 +79,27 @@ def accuracies(curves: Sequence[Curve]) -> Axis:
     return Axis("Accuracy in %", Linear(*span(values, 0.04, 0.0, 1.0), BOTTOM, TOP), in_percent)
 
 
-def draw(slug: str, title: str, caption: str, curves: Sequence[Curve], x: Axis, y: Axis) -> Figure:
-    """All curves in one frame."""
+def draw(
+    slug: str, title: str, caption: str, curves: Sequence[Curve], x: Axis, y: Axis, *, with_front: bool = False
+) -> Figure:  # fmt: skip
+    """All curves in one frame; with the front of those that no other beats, where x is bytes and y accuracy."""
     drawn = [curve for curve in curves if curve.points or curve.printed]
+    front = pareto_front([point for curve in drawn for point in curve.points]) if with_front else []
     parts = frame(x.scale, y.scale, x.name, y.name, x.words, y.words)
+    parts += [svg.path(stairs(front, x.scale, y.scale), "front")] if front else []
     for curve in drawn:
         parts += _draw(curve, x.scale, y.scale)
     entries = [LegendEntry(curve.name, _mark(curve)) for curve in drawn if curve.points]
     if any(curve.printed for curve in drawn):
         single = all(len(curve.printed) < 2 for curve in drawn) and not any(curve.level for curve in drawn)
         entries.append(LegendEntry("the paper", _hollow if single else stroke("curve printed axis")))
+    entries += [LegendEntry("Pareto front", stroke("front"))] if front else []
     explained, bottom = legend(entries)
     return Figure(
         slug=slug,
         title=title,
         caption=caption,
-        alternative=_in_words(title, drawn, x, y),
+        alternative=_in_words(title, drawn, x, y) + _front_words(drawn, front),
         svg=svg.figure(bottom, parts + explained, title),
         columns=("curve", "from", x.name, y.name, "what"),
         rows=_rows(drawn),
@@ -140,6 +157,11 @@ def _in_words(title: str, curves: Sequence[Curve], x: Axis, y: Axis) -> str:
     missing = [curve.name for curve in curves if not curve.points]
     rest = f" Only the paper's values are there for {', '.join(missing)}." if missing else ""
     return f"{title}: {y.name} against {x.name}. {'; '.join(told)}.{rest}"
+
+
+def _front_words(curves: Sequence[Curve], front: Sequence[Point]) -> str:
+    names = [f"{curve.name} ({point.words})" for point in front for curve in curves if point in curve.points]
+    return f" On the Pareto front: {'; '.join(names)}." if names else ""
 
 
 def _rows(curves: Sequence[Curve]) -> list[list[Value]]:

@@ -8,8 +8,9 @@ from typing import Any
 
 from tinyproto.engine.evaluate import RULES
 from tinyproto.report.compare import Spread
-from tinyproto.report.paper.records import Outcome, Records, method_name, paper_cell
-from tinyproto.report.paper.tables import NOT_RUN, NOTHING, signed, two_digits
+from tinyproto.report.paper.pairs import Pair, means
+from tinyproto.report.paper.records import Records, method_name, paper_cell
+from tinyproto.report.paper.tables import NOT_RUN, NOTHING, signed, spread_cell, two_digits
 from tinyproto.report.words import counted
 from tinyproto.reproduce.experiments import experiments
 from tinyproto.reproduce.matching import PaperCell, paper_cells
@@ -33,46 +34,13 @@ READING_HEADER = ("reading", "rounds", "head", "global", "local")
 RULE_HEADER = ("algorithm", "paper", "head", "global", "local", "nearest to print")
 
 
-@dataclass(frozen=True)
-class Reading:
+@dataclass(frozen=True, kw_only=True)
+class Reading(Pair):
     """A variant of a method, held against that method as Table 1 has it."""
 
     name: str
     method: str
     address: Address
-    variant: Outcome | None  # None where it was not run
-    reference: Outcome | None
-
-    @property
-    def rounds(self) -> int | None:
-        """After how many rounds both are read."""
-        if self.variant is None or self.reference is None:
-            return None
-        return min(self.variant.rounds, self.reference.rounds)
-
-    @property
-    def seeds(self) -> list[int]:
-        """Those that both have."""
-        if self.variant is None or self.reference is None:
-            return []
-        return self.variant.seeds_shared(self.reference)
-
-    def accuracies(self) -> Mapping[str, Spread | None]:
-        """The variant's by every rule: of the seeds and rounds that both have, or its own where it stands alone."""
-        if self.variant is None:
-            return dict.fromkeys(RULES)
-        return self.variant.best_after(self.rounds or self.variant.rounds, self.seeds or None)
-
-    def compared(self) -> Mapping[str, Spread | None]:
-        """The reference's by every rule, after as many rounds."""
-        if self.reference is None or self.rounds is None or not self.seeds:
-            return dict.fromkeys(RULES)
-        return self.reference.best_after(self.rounds, self.seeds)
-
-    def difference(self, rule: str) -> float | None:
-        """What the reading changes, in fractions."""
-        own, other = self.accuracies()[rule], self.compared()[rule]
-        return None if own is None or other is None else own.mean - other.mean
 
     def plain(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -83,8 +51,8 @@ class Reading:
             "label": self.address.label,
             "rounds": self.rounds,
             "seeds": self.seeds,
-            "accuracy": _means(self.accuracies()),
-            "reference": _means(self.compared()),
+            "accuracy": means(self.accuracies()),
+            "reference": means(self.compared()),
             "difference": {rule: self.difference(rule) for rule in RULES},
         }
 
@@ -116,7 +84,7 @@ class RuleRow:
         return {
             "name": self.name,
             "printed": self.printed,
-            "accuracy": _means(self.accuracy),
+            "accuracy": means(self.accuracy),
             "nearest": self.nearest,
         }
 
@@ -144,16 +112,17 @@ def reading_rows(found: Sequence[Reading]) -> Iterator[list[str]]:
         own = [reading for reading in found if reading.method == method]
         for rounds in _read_after(own):
             first = next((reading for reading in own if reading.rounds == rounds), own[0])
-            yield [f"{method} as in Table 1", _counted(rounds), *map(_cell, first.compared().values())]
+            yield [f"{method} as in Table 1", _counted(rounds), *map(spread_cell, first.compared().values())]
         for reading in own:
             if reading.variant is None:
                 yield [f"↳ {reading.name}", NOT_RUN, *[NOTHING] * len(RULES)]
                 continue
             cells = [
-                _cell(spread) + (f" ({signed(change)})" if (change := reading.difference(rule)) is not None else "")
-                for rule, spread in reading.accuracies().items()
+                spread_cell(found)
+                + (f" ({signed(change)})" if (change := reading.difference(rule)) is not None else "")
+                for rule, found in reading.accuracies().items()
             ]
-            yield [f"↳ {reading.name}", _counted(reading.rounds or reading.variant.rounds), *cells]
+            yield [f"↳ {reading.name}", _counted(reading.read_rounds), *cells]
 
 
 def _read_after(own: Sequence[Reading]) -> Sequence[int | None]:
@@ -175,7 +144,13 @@ def reading_name(cell: PaperCell) -> str:
 def _reading(records: Records, cell: PaperCell) -> Reading:
     address, reference = Address(cell.stem, cell.label), Address(STEM, cell.entry["name"])
     name = method_name(paper_cell(reference).entry)
-    return Reading(reading_name(cell), name, address, records.find(address), records.find(reference))
+    return Reading(
+        variant=records.find(address),
+        reference=records.find(reference),
+        name=reading_name(cell),
+        method=name,
+        address=address,
+    )
 
 
 def _decided(cell: PaperCell) -> dict[str, Any]:
@@ -188,13 +163,5 @@ def _value(value: Any) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
-def _cell(spread: Spread | None) -> str:
-    return NOTHING if spread is None else two_digits(spread.mean, spread.deviation if spread.count > 1 else None)
-
-
 def _counted(rounds: int | None) -> str:
     return NOT_RUN if rounds is None else counted(rounds, "round")
-
-
-def _means(accuracy: Mapping[str, Spread | None]) -> dict[str, float | None]:
-    return {rule: None if found is None else found.mean for rule, found in accuracy.items()}

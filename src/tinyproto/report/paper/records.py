@@ -15,6 +15,7 @@ from tinyproto.report.studies import Cell
 from tinyproto.reproduce.experiments import experiments
 from tinyproto.reproduce.matching import PaperCell, cell_key, paper_cells
 from tinyproto.reproduce.printed import Address
+from tinyproto.tracking.summary import over_rounds
 
 REFERENCE = "reference"
 """The preset that the paper's tables are repeated with."""
@@ -70,8 +71,17 @@ class Outcome:
 
     def best_after(self, rounds: int, seeds: Sequence[int] | None = None) -> dict[str, Spread | None]:
         """By each rule the best evaluation of the first so many rounds; over some seeds only, where they are named."""
+        return self.read_after(rounds, seeds, "best")
+
+    def read_after(self, rounds: int, seeds: Sequence[int] | None, statistic: str) -> dict[str, Spread | None]:
+        """The same by any statistic."""
+        return {rule: spread(self.by_seed(rule, rounds, seeds, statistic)) for rule in RULES}
+
+    def by_seed(self, rule: str, rounds: int, seeds: Sequence[int] | None, statistic: str) -> list[float | None]:
+        """Seed by seed, as if the runs had ended after so many rounds."""
         cells = [cell for cell in self.cells if seeds is None or cell.result["seed"] in seeds]
-        return {rule: spread([_best(cell, rule, rounds) for cell in cells]) for rule in RULES}
+        curves = [[(p.rounds, p.accuracy[rule]) for p in cell.points if p.rounds <= rounds] for cell in cells]
+        return [over_rounds(curve)[statistic] for curve in curves]
 
 
 class Records:
@@ -129,8 +139,3 @@ def _resolved(preset: str | None) -> dict[Address, PaperCell]:
 def _fit(rounds: int, wanted: int) -> tuple[bool, int]:
     """As many as wanted are best, then nearly as many, then more."""
     return rounds <= wanted, rounds if rounds <= wanted else -rounds
-
-
-def _best(cell: Cell, rule: str, rounds: int) -> float | None:
-    known = [point.accuracy[rule] for point in cell.points if point.rounds <= rounds]
-    return max((value for value in known if value is not None), default=None)

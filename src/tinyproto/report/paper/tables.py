@@ -8,7 +8,7 @@ from typing import Any
 
 from tinyproto.engine.evaluate import RULES
 from tinyproto.report.columns import share_cell
-from tinyproto.report.compare import RULE_NAMES, STATISTIC_NAMES
+from tinyproto.report.compare import RULE_NAMES, STATISTIC_NAMES, Spread
 from tinyproto.report.paper.records import REFERENCE, Outcome, Records, method_name, paper_cell
 from tinyproto.report.words import counted, number, size
 from tinyproto.reproduce.printed import Address, Printed, PrintedTable, printed_tables
@@ -45,7 +45,7 @@ class TableRow:
         if self.outcome is None:
             return [self.name, printed[0], NOT_RUN, *[NOTHING] * 4, printed[1], *[NOTHING] * 3]
         row, found = self.outcome.row, self.outcome.accuracy
-        ours = NOTHING if found is None else two_digits(found.mean, found.deviation if found.count > 1 else None)
+        ours = spread_cell(found)
         marked = f"{ours} ({counted(self.outcome.rounds, 'round')})" if self.outcome.shortened else ours
         formula = NOTHING if row.formula_parameters is None else number(row.formula_parameters)
         return [
@@ -115,6 +115,11 @@ def two_digits(fraction: float, deviation: float | None = None) -> str:
     """In %, as finely as the paper prints."""
     mean = f"{100 * fraction:.2f}"
     return mean if deviation is None else f"{mean} ± {100 * deviation:.2f}"
+
+
+def spread_cell(spread: Spread | None) -> str:
+    """A mean as finely as the paper prints, with its deviation where there are several seeds."""
+    return NOTHING if spread is None else two_digits(spread.mean, spread.deviation if spread.count > 1 else None)
 
 
 def signed(fraction: float | None) -> str:
