@@ -26,6 +26,7 @@ class PaperRecord:
     rounds: int = 300
     preset: str = REFERENCE
     payload: int = 100
+    evaluation: int = 0  # bytes of a frame sent only to evaluate
     formula: int | None = 1000
     head: int | None = None  # correct by the head, where that is not the same
     local: int | None = None
@@ -42,6 +43,7 @@ class PaperRecord:
         config["data"] = {**config["data"], "root": "data"}
         made = Made(
             seeds=(self.seed,), rounds=self.rounds, clients=CLIENTS, payload={self.label: self.payload},
+            evaluation={self.label: self.evaluation},
             dataset=config["data"]["name"], formula=self.formula, whole=config, correct=self._correct,
             prototypes=self.prototypes, federation=False,
         )  # fmt: skip

@@ -45,6 +45,7 @@ class Made:
     correct: Correct = better_each_round
     evaluated: Callable[[int], Sequence[int]] | None = None  # the clients asked in a round; everyone where not told
     payload: Mapping[str, int] = field(default_factory=lambda: {"local": 0})  # bytes of a frame by label, 100 otherwise
+    evaluation: Mapping[str, int] = field(default_factory=dict)  # the same of frames sent down only to evaluate
     config: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # sections to change
     dataset: str = "quarters"
     done: int | None = None  # cells that are finished; all where not told
@@ -127,12 +128,17 @@ class Made:
         return {
             "round": number, "closing": closing, "participants": [] if closing else list(range(self.clients)),
             "accuracy": accuracy, "client_mean": accuracy, "loss": {}, "refused": {},
-            "traffic": {"closing" if closing else "training": sent},
+            "traffic": {"closing" if closing else "training": sent, **self._beside(label)},
             "clients": {
                 "id": asked, "test_samples": [SAMPLES] * len(asked), "correct": correct,
                 "payload_bytes": bytes_, "wire_bytes": bytes_,
             },
         }  # fmt: skip
+
+    def _beside(self, label: str) -> dict[str, Any]:
+        count = self.evaluation.get(label, 0) * self.clients
+        down = {"parameters": count // 4, "payload": count, "wire": count}
+        return {"evaluation": {"up": dict.fromkeys(down, 0), "down": down}} if count else {}
 
     def _tensors(self, label: str, seed: int) -> dict[str, NDArray[Any]]:
         """Noise, half of it zero; client 0 does not hold class 0."""

@@ -47,10 +47,11 @@ def report_runs(
 
 
 def _claims(page: Report) -> Iterator[str]:
-    """The paper's, where it is repeated."""
+    """The paper's, where it is repeated, and what goes beyond it."""
     if page.paper is not None:
         yield from page.paper.verdict()
-        yield from (f"{claim.words}: {claim.tally}" for claim in page.paper.claims)
+        claims = [*page.paper.claims, *page.paper.beyond.claims]
+        yield from (f"{claim.words}: {claim.tally}" for claim in claims)
 
 
 def _verdicts(settings: Sequence[Setting]) -> Iterator[str]:

@@ -49,7 +49,7 @@ def make_report(runs: Sequence[Run], shown: Shown = ANY, passed_over: Sequence[s
     paper = repeat_paper(runs)
     several = len(studies) > 1
     prefixes = [f"study{number}-" if several else "" for number in range(len(studies))]
-    figures: list[Figure] = [] if paper is None else paper.figures
+    figures: list[Figure] = [] if paper is None else [*paper.figures, *paper.beyond.figures]
     body, end = "".join(_head(runs, studies, passed_over)), "".join(to_repeat(runs))
     if paper is not None:
         body += "".join(as_html(paper))

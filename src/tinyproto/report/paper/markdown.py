@@ -5,9 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tinyproto.report.paper.auto_scale import AUTO_HEADER
+from tinyproto.report.paper.beyond import (
+    AUTO_MISSING,
+    AUTO_TITLE,
+    AUTO_WORDS,
+    TITLE,
+    WIRE_MISSING,
+    WIRE_TITLE,
+    WIRE_WORDS,
+    Beyond,
+)
 from tinyproto.report.paper.readings import READING_HEADER, RULE_HEADER, reading_rows
 from tinyproto.report.paper.section import READING_WORDS, RULE_WORDS, TABLE_WORDS, Paper, repeat_paper
 from tinyproto.report.paper.tables import HEADER, Table
+from tinyproto.report.paper.wire_types import WIRE_HEADER
 from tinyproto.report.runs import find_runs, read_readable_runs
 
 PAGE = Path("docs") / "reproduction.md"
@@ -50,6 +62,16 @@ def _blocks(paper: Paper) -> Iterator[str]:
     if paper.rules:
         yield RULE_WORDS
         yield _table(RULE_HEADER, [row.words() for row in paper.rules])
+    yield from _beyond(paper.beyond)
+
+
+def _beyond(beyond: Beyond) -> Iterator[str]:
+    yield f"## {TITLE}"
+    yield _table(("aim", "verdict", "numbers"), [[c.words, c.tally, c.evidence] for c in beyond.claims], align="---")
+    yield f"### {WIRE_TITLE}"
+    yield from (WIRE_WORDS, _table(WIRE_HEADER, beyond.wire_cells)) if beyond.wire_cells else (WIRE_MISSING,)
+    yield f"### {AUTO_TITLE}"
+    yield from (AUTO_WORDS, _table(AUTO_HEADER, beyond.auto_cells)) if beyond.auto_cells else (AUTO_MISSING,)
 
 
 def _paper_table(table: Table) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tinyproto.engine.evaluate import RULES
@@ -18,6 +18,7 @@ class Pair:
     reference: Outcome | None
     statistic: str = "best"
     most: int | None = None  # rounds, where neither is to be read any further
+    among: Sequence[int] | None = None  # seeds, where others are not to be looked at
 
     @property
     def rounds(self) -> int | None:
@@ -36,7 +37,8 @@ class Pair:
         """Those that both have."""
         if self.variant is None or self.reference is None:
             return []
-        return self.variant.seeds_shared(self.reference)
+        shared = self.variant.seeds_shared(self.reference)
+        return shared if self.among is None else [seed for seed in shared if seed in self.among]
 
     def accuracies(self) -> Mapping[str, Spread | None]:
         """The variant's by every rule: of the seeds and rounds that both have, or its own where it stands alone."""

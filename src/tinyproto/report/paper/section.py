@@ -10,6 +10,8 @@ from typing import Any
 
 from tinyproto.report import html
 from tinyproto.report.figures.figure import Figure
+from tinyproto.report.paper.beyond import Beyond, go_beyond
+from tinyproto.report.paper.beyond import as_html as beyond_as_html
 from tinyproto.report.paper.claims import Claim, claims
 from tinyproto.report.paper.figures import Drawn, paper_figures
 from tinyproto.report.paper.readings import (
@@ -52,6 +54,7 @@ class Paper:
     readings: Sequence[Reading]
     rules: Sequence[RuleRow]
     claims: Sequence[Claim]
+    beyond: Beyond
 
     @property
     def figures(self) -> list[Figure]:
@@ -84,6 +87,7 @@ class Paper:
             "figures": {
                 drawn.title: [figure.slug for figure in drawn.figures] or drawn.missing for drawn in self.drawn
             },
+            "beyond": self.beyond.plain(),
         }
 
 
@@ -93,12 +97,13 @@ def repeat_paper(runs: Sequence[Run]) -> Paper | None:
     if not records.any_of_the_paper:
         return None
     return Paper(
-        paper_tables(records), paper_figures(records), readings(records), rule_rows(records), claims(records)
+        paper_tables(records), paper_figures(records), readings(records), rule_rows(records), claims(records),
+        go_beyond(records),
     )  # fmt: skip
 
 
 def as_html(paper: Paper) -> Iterator[str]:
-    """The checklist first, since it is the verdict; then tables, figures, readings."""
+    """The checklist first, since it is the verdict; then tables, figures, readings; then what the paper has not."""
     yield html.element("h2", "The paper, repeated")
     yield html.element("section", html.bullets(paper.verdict()), class_="verdict", aria_label="The paper, repeated")
     yield html.element("h3", "Its claims")
@@ -117,6 +122,7 @@ def as_html(paper: Paper) -> Iterator[str]:
     if paper.rules:
         yield html.paragraph(RULE_WORDS)
         yield html.table(RULE_HEADER, [row.words() for row in paper.rules])
+    yield from beyond_as_html(paper.beyond)
 
 
 def _table(table: Table) -> Iterator[str]:

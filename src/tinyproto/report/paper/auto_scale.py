@@ -1,0 +1,205 @@
+"""The scale μ that a server derives from the hello, held against constants found by search: no worse than seeds are?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tinyproto.report.paper.claims import Claim, Fact
+from tinyproto.report.paper.pairs import Pair, means
+from tinyproto.report.paper.records import Outcome, Records, method_name
+from tinyproto.report.paper.tables import NOT_RUN, NOTHING, signed, spread_cell, two_digits
+from tinyproto.report.words import counted
+from tinyproto.reproduce.experiments import DATASETS, OURS, experiments
+from tinyproto.reproduce.matching import PaperCell, paper_cells
+from tinyproto.reproduce.printed import DATASET_NAMES, Address
+
+TARGETS = ("table1", "readings", "auto")
+KEY, AUTO = "global_scale", "auto"
+AUTO_HEADER = ("method and scale", "rounds", "seeds", "head", "global", "local", "auto less this, global")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(Pair):
+    """The derived scale, held against one constant."""
+
+    cell: PaperCell  # with the constant
+
+    @property
+    def address(self) -> Address:
+        """Where its records are."""
+        return Address(self.cell.stem, self.cell.label)
+
+    @property
+    def name(self) -> str:
+        """Its value, and whether it is the published one."""
+        return f"μ = {self.cell.entry[KEY]:g}" + (" as in Table 1" if self.cell.paper.target == "table1" else "")
+
+    @property
+    def noise(self) -> float | None:
+        """How far seeds of one of the two lie apart, by global prototypes; None where both have one seed."""
+        if self.rounds is None:
+            return None
+        cells = [outcome for outcome in (self.variant, self.reference) if outcome is not None]
+        found = [_apart(outcome, self.rounds, self.statistic) for outcome in cells]
+        return max((apart for apart in found if apart is not None), default=None)
+
+    def words(self) -> list[str]:
+        """Under `AUTO_HEADER`: the constant's numbers, after the rounds that both have."""
+        if self.reference is None:
+            return [f"↳ {self.name}", NOT_RUN, *[NOTHING] * (len(AUTO_HEADER) - 2)]
+        alone = Pair(variant=self.reference, reference=self.variant, statistic=self.statistic)
+        seeds = self.seeds or self.reference.seeds
+        cells = [spread_cell(found) for found in alone.accuracies().values()]
+        change = signed(self.difference("global"))
+        return [f"↳ {self.name}", str(alone.read_rounds), ", ".join(map(str, seeds)), *cells, change]
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {
+            "global_scale": self.cell.entry[KEY],
+            "experiment": self.address.stem,
+            "label": self.address.label,
+            "rounds": self.rounds,
+            "seeds": self.seeds,
+            "auto": means(self.accuracies()),
+            "constant": means(self.compared()),
+            "difference": self.difference("global"),
+            "seeds_apart": self.noise,
+        }
+
+
+@dataclass(frozen=True)
+class Search:
+    """One method on one dataset with one preset: the derived scale and all constants that were to be tried."""
+
+    cell: PaperCell  # with the derived scale
+    derived: Outcome | None
+    constants: Sequence[Constant]
+
+    @property
+    def name(self) -> str:
+        """What is the same in all."""
+        dataset = DATASET_NAMES[self.cell.config["data"]["name"]]
+        return f"{method_name(self.cell.entry)}, {dataset}, preset {self.cell.config['preset']}"
+
+    @property
+    def address(self) -> Address:
+        """Where the records of the derived scale are."""
+        return Address(self.cell.stem, self.cell.label)
+
+    @property
+    def hardest(self) -> Constant | None:
+        """The best constant: of those that were read the longest, the one that the derived scale does worst against."""
+        known = [one for one in self.constants if one.difference("global") is not None]
+        longest = max((one.rounds or 0 for one in known), default=0)
+        return min(
+            (one for one in known if one.rounds == longest), key=lambda one: one.difference("global") or 0, default=None
+        )
+
+    def claim(self) -> Claim:
+        """Whether it is as good; told, but not decided, where no cell has a second seed."""
+        best = self.hardest
+        missing = [*([self.address] if self.derived is None else [])]
+        missing += [one.address for one in self.constants if one.reference is None]
+        needs: list[Address | str] = [*missing]
+        if best is not None and best.noise is None:
+            needs.append("a second seed, to tell a difference from noise")
+        facts = [] if best is None else [_fact(best, self.cell.rounds)]
+        return Claim(f"With global_scale: auto as good as with the best constant: {self.name}", facts, needs)
+
+    def rows(self) -> Iterator[list[str]]:
+        """Under `AUTO_HEADER`: the derived scale after each number of rounds that it is compared at, then constants."""
+        lengths = sorted({one.rounds for one in self.constants if one.rounds is not None})
+        if self.derived is None:
+            yield [f"{self.name}: auto", NOT_RUN, *[NOTHING] * (len(AUTO_HEADER) - 2)]
+        else:
+            for rounds in lengths or [self.derived.rounds]:
+                accuracy = self.derived.read_after(rounds, None, self.statistic)
+                cells = [spread_cell(found) for found in accuracy.values()]
+                seeds = ", ".join(map(str, self.derived.seeds))
+                yield [f"{self.name}: auto", str(rounds), seeds, *cells, NOTHING]
+        yield from (one.words() for one in self.constants)
+
+    @property
+    def statistic(self) -> str:
+        """Of the preset."""
+        return str(self.cell.config["evaluate"]["statistic"])
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {
+            "method": self.cell.entry["name"],
+            "dataset": self.cell.config["data"]["name"],
+            "preset": self.cell.config["preset"],
+            "statistic": self.statistic,
+            "experiment": self.address.stem,
+            "label": self.address.label,
+            "constants": [one.plain() for one in self.constants],
+        }
+
+
+def searches(records: Records) -> list[Search]:
+    """Every cell with a derived scale, with those that differ from it in nothing but a constant."""
+    groups: dict[str, dict[str, PaperCell]] = {}
+    for config in experiments():
+        for cell in paper_cells(config) if config.target in TARGETS else []:
+            if KEY in cell.entry:
+                groups.setdefault(_without_scale(cell), {}).setdefault(cell.key, cell)
+    found = []
+    for cells in groups.values():
+        own = [cell for cell in cells.values() if cell.entry[KEY] == AUTO]
+        found += [_search(records, cell, [one for one in cells.values() if one is not cell]) for cell in own]
+    return sorted(found, key=_place)
+
+
+def any_derived(found: Sequence[Search]) -> bool:
+    """Whether a cell with a derived scale was run."""
+    return any(search.derived is not None for search in found)
+
+
+def _search(records: Records, cell: PaperCell, others: Sequence[PaperCell]) -> Search:
+    derived = records.find(Address(cell.stem, cell.label))
+    statistic = cell.config["evaluate"]["statistic"]
+    constants = [
+        Constant(
+            variant=derived, reference=records.find(Address(one.stem, one.label)), statistic=statistic, cell=one
+        )
+        for one in sorted(others, key=lambda one: float(one.entry[KEY]))
+    ]  # fmt: skip
+    return Search(cell, derived, constants)
+
+
+def _place(search: Search) -> tuple[str, int, int]:
+    """The paper's preset first, its datasets and methods in their order."""
+    config = search.cell.config
+    return config["preset"], DATASETS.index(config["data"]["name"]), OURS.index(search.cell.entry["name"])
+
+
+def _fact(best: Constant, wanted: int) -> Fact:
+    own, other, change = best.accuracies()["global"], best.compared()["global"], best.difference("global")
+    assert own is not None
+    assert other is not None
+    assert change is not None
+    rounds, noise = best.rounds or 0, best.noise
+    spread = "" if noise is None else f"; seeds of one cell lie up to {100 * noise:.2f} apart"
+    words = (
+        f"{two_digits(own.mean)} against {two_digits(other.mean)} with {best.name} after {counted(rounds, 'round')} "
+        f"({signed(change)}, {counted(own.count, 'seed')}{spread})"
+    )
+    return Fact(change >= -(noise or 0.0), change, words, final=noise is not None and rounds >= wanted)
+
+
+def _apart(outcome: Outcome, rounds: int, statistic: str) -> float | None:
+    """The largest less the smallest accuracy over seeds; None where there is one seed."""
+    known = [value for value in outcome.by_seed("global", rounds, None, statistic) if value is not None]
+    return max(known) - min(known) if len(known) > 1 else None
+
+
+def _without_scale(cell: PaperCell) -> str:
+    """What decides a cell's numbers, its scale aside."""
+    key = json.loads(cell.key)
+    del key["algorithm"][KEY]
+    return json.dumps(key, sort_keys=True)

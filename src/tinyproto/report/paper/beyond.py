@@ -1,0 +1,89 @@
+"""What goes beyond the paper, from the same records: types on the wire, and a scale that needs no search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tinyproto.report import html
+from tinyproto.report.figures.figure import Figure
+from tinyproto.report.paper.auto_scale import AUTO_HEADER, Search, any_derived, searches
+from tinyproto.report.paper.claims import Claim
+from tinyproto.report.paper.records import Records
+from tinyproto.report.paper.wire_figures import wire_figures
+from tinyproto.report.paper.wire_types import WIRE_HEADER, WireRow, any_typed, wire_claims, wire_rows
+
+TITLE, WIRE_TITLE, AUTO_TITLE = "Beyond the paper", "Types on the wire", "A scale that needs no search"
+WIRE_WORDS = (
+    "CIFAR-100, preset reference. Accuracy in %, best of as many rounds as the row says, of the same seeds as FedTGP; "
+    "Δ: points over FedTGP in float32 after as many rounds. Bytes are whole frames as measured, all clients, up and "
+    "down: “training” is what a round of training sends, “with evaluation” adds the frames that bring all classes to "
+    "clients that train on those they hold. “Fewer” is against FedProto in float32. Rows in float32 with all classes "
+    "are those of Table 1."
+)
+AUTO_WORDS = (
+    "With global_scale: auto the server derives μ from the counts of the hello; each row below it has a constant "
+    "instead, and nothing else differs. Accuracy in %, after as many rounds: the best with the preset reference, the "
+    "mean of the last 10 evaluations with sound. As good is what lies no further below the best constant than seeds of "
+    "one cell lie apart; where no cell has a second seed, the difference is told and nothing decided."
+)
+WIRE_MISSING = "Not run yet: `tinyproto reproduce bytes` plays it."
+AUTO_MISSING = "Not run yet: `tinyproto reproduce auto` plays it."
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """Everything that was found of it."""
+
+    wire: Sequence[WireRow]
+    searches: Sequence[Search]
+    claims: Sequence[Claim]
+    figures: Sequence[Figure]
+
+    @property
+    def wire_cells(self) -> list[list[str]]:
+        """Under `WIRE_HEADER`; none where no cell of the study was run."""
+        return [row.words() for row in self.wire] if any_typed(self.wire) else []
+
+    @property
+    def auto_cells(self) -> list[list[str]]:
+        """Under `AUTO_HEADER`; none where no cell has a derived scale."""
+        return [cells for search in self.searches for cells in search.rows()] if any_derived(self.searches) else []
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {
+            "claims": [claim.plain() for claim in self.claims],
+            "bytes": [row.plain() for row in self.wire],
+            "auto": [search.plain() for search in self.searches],
+            "figures": [figure.slug for figure in self.figures],
+        }
+
+
+def go_beyond(records: Records) -> Beyond:
+    """Both studies; cells that were not run are there, empty."""
+    rows, found = wire_rows(records), searches(records)
+    claims = [*wire_claims(rows), *(search.claim() for search in found)]
+    return Beyond(rows, found, claims, wire_figures(records, rows))
+
+
+def as_html(beyond: Beyond) -> Iterator[str]:
+    """The verdicts first, then each study."""
+    yield html.element("h2", TITLE)
+    rows = [[claim.words, claim.tally, claim.evidence] for claim in beyond.claims]
+    yield html.element("div", html.table(["aim", "verdict", "numbers"], rows), class_="told")
+    yield html.element("h3", WIRE_TITLE)
+    yield from _study(WIRE_WORDS, WIRE_HEADER, beyond.wire_cells, WIRE_MISSING)
+    if beyond.figures:
+        yield html.element("div", "".join(map(html.figure, beyond.figures)), class_="figures")
+    yield html.element("h3", AUTO_TITLE)
+    yield from _study(AUTO_WORDS, AUTO_HEADER, beyond.auto_cells, AUTO_MISSING)
+
+
+def _study(words: str, header: Sequence[str], cells: Sequence[Sequence[str]], missing: str) -> Iterator[str]:
+    if cells:
+        yield html.paragraph(words, "quiet")
+        yield html.table(header, cells)
+    else:
+        yield html.paragraph(missing)

@@ -1,0 +1,71 @@
+"""Accuracy against the bytes that a round of training sends, types and CPS dimensions in one picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tinyproto.report.figures.figure import Figure
+from tinyproto.report.paper.curves import Curve, Point, accuracies, draw, sizes
+from tinyproto.report.paper.figures import INKS
+from tinyproto.report.paper.records import Records
+from tinyproto.report.paper.tables import two_digits
+from tinyproto.report.paper.wire_types import STANDARD, STEM, WireRow
+from tinyproto.report.words import counted, size
+from tinyproto.reproduce.printed import Address
+
+TYPE_INKS = {"float32": "c9", "float16": "c3", "bfloat16": "c4", "int8": "c8", "int4": "c1"}
+"""Of TinyProto-FT, colours that no baseline has; a curve that differs from one of these in something else is hollow."""
+
+
+def wire_figures(records: Records, rows: Sequence[WireRow]) -> list[Figure]:
+    """One for each number of rounds that cells of the study are read at: all that have as many."""
+    lengths = {row.read_rounds for row in rows if row.read_rounds is not None and row.address.stem == STEM}
+    return [_figure(records, rows, rounds) for rounds in sorted(lengths, reverse=True)]
+
+
+def _figure(records: Records, rows: Sequence[WireRow], rounds: int) -> Figure:
+    found: dict[tuple[str, str], dict[Address, Point]] = {}
+    for row in rows:
+        for point in _points(row, rounds):
+            found.setdefault(_curve(row), {})[row.address] = point
+    curves = [Curve(*named, sorted(own.values(), key=lambda point: point.x)) for named, own in found.items()]
+    curves += _alone(records, rounds)
+    return draw(
+        f"beyond-bytes-{rounds}", f"Types on the wire, CIFAR-100, after {counted(rounds, 'round')}",
+        "Best round by global prototypes; methods without them by their head. Each type of TinyProto-FT at s=25, 50, "
+        "100, and each baseline in float32, float16 and int8, as far as they were run. Local, which sends nothing, is "
+        "the dashed line. No dot lies above or left of the dotted front. Not counted: frames sent only to evaluate.",
+        curves, sizes(curves, "training bytes on the wire a round, up and down"), accuracies(curves), with_front=True,
+    )  # fmt: skip
+
+
+def _points(row: WireRow, rounds: int) -> Iterator[Point]:
+    """The cell as it stood after so many rounds; none where it has fewer."""
+    if row.variant is None or row.variant.rounds < rounds or not row.training_bytes:
+        return
+    rule = row.variant.rule
+    found = row.variant.best_after(rounds, row.seeds or None)[rule]
+    if found is not None:
+        width = "" if row.cps_dim is None else f"s={row.cps_dim}, "
+        words = f"{width}{row.type}: {two_digits(found.mean)} % for {size(row.training_bytes)}"
+        yield Point(row.training_bytes, found.mean, words)
+
+
+def _curve(row: WireRow) -> tuple[str, str]:
+    """Its name and its colour: TinyProto-FT type by type, a baseline over its types."""
+    if row.cps_dim is None:
+        by_head = row.variant is not None and row.variant.rule == "head"
+        return row.method + (" (head)" if by_head else ""), INKS[row.cell.entry["name"]]
+    plain = row.wire["rounding"] == "nearest" and row.wire["download"] == "held"
+    scope = "" if row.wire["download"] == "held" else ", all classes"
+    return f"{row.method} {row.type}{scope}", TYPE_INKS[row.wire["up"]] + ("" if plain else " hollow")
+
+
+def _alone(records: Records, rounds: int) -> Iterator[Curve]:
+    """What clients reach that never talk, by the better rule."""
+    local = records.find(Address(STANDARD, "local"))
+    if local is None or local.rounds < rounds:
+        return
+    best = max((found.mean for found in local.best_after(rounds).values() if found is not None), default=None)
+    if best is not None:
+        yield Curve("Local", INKS["local"], [Point(0, best, f"{two_digits(best)} % for nothing")], level=True)
