@@ -41,6 +41,12 @@ PAGES: dict[str, Sequence[Made | PaperRecord]] = {
         PaperRecord("readings_methods", "fedproto(running)", 50, rounds=10),
         PaperRecord("appendix_cifar100", "tinyproto_ft(cps_dim=150,scaling=none)", 70, rounds=20),
         PaperRecord("compression_cifar10_250", "fedproto", 160, rounds=20),
+        *(
+            PaperRecord("bytes_cifar100", f"tinyproto_ft(s={s}-{kind}-held)", 60 + s // 5, rounds=20, payload=s)
+            for s in (25, 50)
+            for kind in ("int8", "int4", "bfloat16")
+        ),
+        PaperRecord("readings_methods", "tinyproto_ft(auto)", 50, rounds=10),
     ],
     "many classes": [Made(algorithms=FIVE, clients=20, classes=200, dim=500, rounds=5)],
 }

@@ -139,6 +139,31 @@ def test_records_of_the_paper_bring_its_tables_readings_and_claims(
     assert "Ablation of TinyProto-FT, CIFAR-10: not drawn, no cell of it is among the runs" in page
 
 
+def test_records_that_go_beyond_the_paper_bring_their_tables_figure_and_aims(
+    tmp_path: Path, monkeypatch: Patch, capsys: Captured
+) -> None:
+    for stem, label, payload in (
+        ("table1_cifar100", "fedproto", 5000),
+        ("table1_cifar100", "fedtgp", 5000),
+        ("bytes_cifar100", "tinyproto_ft(s=50-int8-held)", 80),
+    ):
+        PaperRecord(stem, label, rounds=4, payload=payload).write(tmp_path / "results")
+    assert in_process(monkeypatch, tmp_path, "report", "results", "--figures", "figures", "--json") == 0
+    captured = capsys.readouterr()
+    beyond = json.loads(captured.out)["paper"]["beyond"]
+    assert len(beyond["bytes"]) == 24 + 5
+    assert [row["rounds"] for row in beyond["bytes"] if row["experiment"] == "bytes_cifar100"].count(4) == 1
+    assert [len(search["constants"]) for search in beyond["auto"]] == [1, 1, 1, 2, 3, 3]
+    assert [claim["verdict"] for claim in beyond["claims"]] == ["cannot be told yet"] * (2 + 6)
+    assert beyond["figures"] == ["beyond-bytes-4"]
+    assert (tmp_path / "figures" / "beyond-bytes-4.csv").is_file()
+    assert "TinyProto-FT (s=50, int8, held) trains with at least 55× fewer bytes" in " ".join(captured.err.split())
+    page = (tmp_path / "report.html").read_text()
+    assert page.index("Open readings") < page.index("Beyond the paper") < page.index("Verdict")
+    assert "TinyProto-FT, s=50, int4 stochastic" in page
+    assert "Not run yet: `tinyproto reproduce auto` plays it." in page
+
+
 def test_settings_are_named_where_there_are_several(made: Path, monkeypatch: Patch, capsys: Captured) -> None:
     Made(name="longer", rounds=3).write(made / "runs" / "longer")
     assert in_process(monkeypatch, made, "report", "runs") == 0

@@ -57,15 +57,15 @@ def test_a_row_has_accuracy_bytes_the_saving_and_what_evaluation_adds(some: Reco
     (row,) = named(wire_rows(some), "TinyProto-FT, s=50, int8")
     assert row == {
         "method, s, type": "TinyProto-FT, s=50, int8", "download": "held", "rounds": "300", "head": "44.00",
-        "global": "44.00", "local": "44.00", "Δ global to FedTGP": "+7.00", "training bytes a round": "1.58 kB",
-        "times fewer than FedProto": "55.7×", "with evaluation": "2.98 kB",
+        "global": "44.00", "local": "44.00", "Δ FedTGP": "+7.00", "training": "1.58 kB",
+        "fewer": "55.7×", "with evaluation": "2.98 kB",
     }  # fmt: skip
 
 
 def test_a_short_cell_is_held_against_fedtgp_after_as_many_rounds_and_of_the_same_seed(some: Records) -> None:
     rows = wire_rows(some)
     (short,) = named(rows, "TinyProto-FT, s=50, int4")
-    assert (short["rounds"], short["global"], short["Δ global to FedTGP"]) == ("100", "36.50", "+1.50")
+    assert (short["rounds"], short["global"], short["Δ FedTGP"]) == ("100", "36.50", "+1.50")
     other_seed = next(row for row in rows if row.address.label == "tinyproto_ft(s=100-int4-held)")
     assert other_seed.difference("global") is None
     assert told(other_seed)["global"] == "43.00"
@@ -74,12 +74,12 @@ def test_a_short_cell_is_held_against_fedtgp_after_as_many_rounds_and_of_the_sam
 def test_cells_of_table_1_stand_beside_after_every_number_of_rounds(some: Records) -> None:
     rows = wire_rows(some)
     found = named(rows, "TinyProto-FT, s=50, float32", "all")
-    assert [(row["rounds"], row["global"], row["Δ global to FedTGP"]) for row in found] == [
+    assert [(row["rounds"], row["global"], row["Δ FedTGP"]) for row in found] == [
         ("300", "45.00", "+8.00"),
         ("100", "40.00", "+5.00"),
     ]
     assert [row["global"] for row in named(rows, "FedTGP, float32", "all")] == ["37.00", "35.00"]  # not of seed 1
-    assert [row["times fewer than FedProto"] for row in named(rows, "FedProto, float32", "all")] == ["1.0×"] * 2
+    assert [row["fewer"] for row in named(rows, "FedProto, float32", "all")] == ["1.0×"] * 2
 
 
 def test_every_cell_of_the_study_has_a_row_and_what_was_not_run_is_empty(some: Records) -> None:
@@ -88,13 +88,13 @@ def test_every_cell_of_the_study_has_a_row_and_what_was_not_run_is_empty(some: R
     (row,) = named(rows, "TinyProto-FT, s=50, int4 stochastic")
     assert list(row.values())[2:] == ["not run", *["–"] * 7]
     (head,) = named(rows, "FedDistill, int8", "all")
-    assert (head["head"], head["global"], head["Δ global to FedTGP"]) == ("39.00", "–", "–")
+    assert (head["head"], head["global"], head["Δ FedTGP"]) == ("39.00", "–", "–")
 
 
 def test_without_fedproto_nothing_is_said_of_a_saving(tmp_path: Path) -> None:
     rows = wire_rows(records(tmp_path, INT8))
     (row,) = named(rows, "TinyProto-FT, s=50, int8")
-    assert row["times fewer than FedProto"] == row["Δ global to FedTGP"] == "–"
+    assert row["fewer"] == row["Δ FedTGP"] == "–"
     assert any_typed(rows)
     assert not any_typed(wire_rows(records(tmp_path / "other", FEDPROTO)))
 
@@ -169,7 +169,7 @@ def test_each_number_of_rounds_has_a_figure_of_all_cells_that_have_as_many(some:
         ("TinyProto-FT int8", "ours", 1580.0, 0.44),
         ("FedProto", "ours", 88_060.0, 0.3),
         ("FedDistill (head)", "ours", 4460.0, 0.39),
-        ("TinyProto-FT float32, all classes", "ours", 8860.0, 0.45),
+        ("TinyProto-FT float32, all", "ours", 8860.0, 0.45),
         ("Local", "ours", None, 0.38),
     } <= found
     assert not [row for row in found if row[2] == 860.0]  # int4 at s=50 has 100 rounds alone
@@ -183,7 +183,7 @@ def test_the_front_is_drawn_and_told(some: Records) -> None:
     assert whole.alternative.endswith(
         "On the Pareto front: Local (38.00 % for nothing); TinyProto-FT int4 (s=100, int4: 43.00 % for 1.38 kB); "
         "TinyProto-FT int8 (s=50, int8: 44.00 % for 1.58 kB); "
-        "TinyProto-FT float32, all classes (s=50, float32: 45.00 % for 8.86 kB)."
+        "TinyProto-FT float32, all (s=50, float32: 45.00 % for 8.86 kB)."
     )
 
 

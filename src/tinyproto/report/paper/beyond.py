@@ -17,10 +17,10 @@ from tinyproto.report.paper.wire_types import WIRE_HEADER, WireRow, any_typed, w
 TITLE, WIRE_TITLE, AUTO_TITLE = "Beyond the paper", "Types on the wire", "A scale that needs no search"
 WIRE_WORDS = (
     "CIFAR-100, preset reference. Accuracy in %, best of as many rounds as the row says, of the same seeds as FedTGP; "
-    "Δ: points over FedTGP in float32 after as many rounds. Bytes are whole frames as measured, all clients, up and "
-    "down: “training” is what a round of training sends, “with evaluation” adds the frames that bring all classes to "
-    "clients that train on those they hold. “Fewer” is against FedProto in float32. Rows in float32 with all classes "
-    "are those of Table 1."
+    "Δ: global points over FedTGP in float32 after as many rounds. Bytes are whole frames as measured, all clients, up "
+    "and down: “training” is what a round of training sends, “fewer” how many times FedProto in float32 sends that, "
+    "“with evaluation” adds the frames that bring all classes to clients that train on those they hold. Rows in "
+    "float32 with all classes are those of Table 1."
 )
 AUTO_WORDS = (
     "With global_scale: auto the server derives μ from the counts of the hello; each row below it has a constant "
@@ -74,9 +74,9 @@ def as_html(beyond: Beyond) -> Iterator[str]:
     rows = [[claim.words, claim.tally, claim.evidence] for claim in beyond.claims]
     yield html.element("div", html.table(["aim", "verdict", "numbers"], rows), class_="told")
     yield html.element("h3", WIRE_TITLE)
-    yield from _study(WIRE_WORDS, WIRE_HEADER, beyond.wire_cells, WIRE_MISSING)
     if beyond.figures:
         yield html.element("div", "".join(map(html.figure, beyond.figures)), class_="figures")
+    yield from _study(WIRE_WORDS, WIRE_HEADER, beyond.wire_cells, WIRE_MISSING)
     yield html.element("h3", AUTO_TITLE)
     yield from _study(AUTO_WORDS, AUTO_HEADER, beyond.auto_cells, AUTO_MISSING)
 

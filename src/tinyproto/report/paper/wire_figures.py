@@ -11,9 +11,10 @@ from tinyproto.report.paper.records import Records
 from tinyproto.report.paper.tables import two_digits
 from tinyproto.report.paper.wire_types import STANDARD, STEM, WireRow
 from tinyproto.report.words import counted, size
+from tinyproto.reproduce.experiments import BYTES_DIMS
 from tinyproto.reproduce.printed import Address
 
-TYPE_INKS = {"float32": "c9", "float16": "c3", "bfloat16": "c4", "int8": "c8", "int4": "c1"}
+TYPE_INKS = {"float32": "c9", "float16": "c3", "bfloat16": "c3 hollow", "int8": "c8", "int4": "c1"}
 """Of TinyProto-FT, colours that no baseline has; a curve that differs from one of these in something else is hollow."""
 
 
@@ -32,9 +33,10 @@ def _figure(records: Records, rows: Sequence[WireRow], rounds: int) -> Figure:
     curves += _alone(records, rounds)
     return draw(
         f"beyond-bytes-{rounds}", f"Types on the wire, CIFAR-100, after {counted(rounds, 'round')}",
-        "Best round by global prototypes; methods without them by their head. Each type of TinyProto-FT at s=25, 50, "
-        "100, and each baseline in float32, float16 and int8, as far as they were run. Local, which sends nothing, is "
-        "the dashed line. No dot lies above or left of the dotted front. Not counted: frames sent only to evaluate.",
+        f"Best round by global prototypes; methods without them by their head. TinyProto-FT type by type over s="
+        f"{', '.join(map(str, BYTES_DIMS))}, baselines over their types, as far as they were run; “all”: every class "
+        "is downloaded. Local, which sends nothing, is the dashed line. No dot lies above or left of the dotted front. "
+        "Frames sent only to evaluate are not counted; the table has them.",
         curves, sizes(curves, "training bytes on the wire a round, up and down"), accuracies(curves), with_front=True,
     )  # fmt: skip
 
@@ -57,7 +59,7 @@ def _curve(row: WireRow) -> tuple[str, str]:
         by_head = row.variant is not None and row.variant.rule == "head"
         return row.method + (" (head)" if by_head else ""), INKS[row.cell.entry["name"]]
     plain = row.wire["rounding"] == "nearest" and row.wire["download"] == "held"
-    scope = "" if row.wire["download"] == "held" else ", all classes"
+    scope = "" if row.wire["download"] == "held" else ", all"
     return f"{row.method} {row.type}{scope}", TYPE_INKS[row.wire["up"]] + ("" if plain else " hollow")
 
 

@@ -23,8 +23,8 @@ DEAREST, RIVAL = Address(STANDARD, "fedproto"), Address(STANDARD, "fedtgp")
 
 METHODS = ("fedproto", "fedtgp", "feddistill", "lg_fedavg", "tinyproto_ft")
 WIRE_HEADER = (
-    "method, s, type", "download", "rounds", "head", "global", "local", "Δ global to FedTGP", "training bytes a round",
-    "times fewer than FedProto", "with evaluation",
+    "method, s, type", "download", "rounds", "head", "global", "local", "Δ FedTGP", "training", "fewer",
+    "with evaluation",
 )  # fmt: skip
 WANTED = {"int8": 55.0, "int4": 100.0}
 """How many times fewer bytes than FedProto's TinyProto-FT is to train with, by type."""
