@@ -23,6 +23,12 @@ def test_an_epoch_s_batches(samples: int, last: LastBatch, sizes: tuple[int, ...
     assert batch_sizes(samples, 4, last) == sizes
 
 
+@pytest.mark.parametrize(("rest", "tail"), [(3, (35,)), (15, (47,)), (16, (32, 16)), (31, (32, 31))])
+def test_a_rest_of_less_than_half_a_batch_joins_the_batch_before_it(rest: int, tail: tuple[int, ...]) -> None:
+    # EfficientNet-B0 at 32 × 32 pixels: one step on three samples made its features 1e16 times larger.
+    assert batch_sizes(60 * 32 + rest, 32, "join") == (32,) * 59 + tail
+
+
 def test_shuffled_epochs_each_go_through_every_sample_in_a_new_order() -> None:
     plan = batch_plan(20, 8, epochs=3, last="join", shuffle=torch.Generator().manual_seed(0))
     assert plan.order.shape == (3, 20)

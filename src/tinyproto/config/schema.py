@@ -178,7 +178,7 @@ class TrainSection(Section):
     participation: float = Field(1.0, gt=0, le=1, description="share of the clients that take part in a round")
     shuffle: bool = Field(True, description="new batches each epoch, or the same in the same order")
     last_batch: LastBatch = Field(
-        "join", description="the rest of an epoch: join (a single sample joins the batch before), keep, drop"
+        "join", description="the rest of an epoch: join (less than half a batch joins the one before), keep, drop"
     )
     head_dropout: float = Field(
         0.0, ge=0, lt=1, description="share of features dropped before the head, in networks that ask: EfficientNet-B0"

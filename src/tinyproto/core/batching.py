@@ -14,8 +14,9 @@ LastBatch = Literal["join", "keep", "drop"]
 def batch_sizes(samples: int, batch_size: int, last: LastBatch) -> tuple[int, ...]:
     """Sizes of one epoch's batches.
 
-    `join`: the rest is a batch of its own, but a single sample joins the batch before it, since batch statistics need
-    two. `keep`: the rest is a batch of its own. `drop`: the rest is left out, unless it is all there is.
+    `join`: the rest is a batch of its own where it is at least half of one, else it joins the batch before it: one step
+    on the batch statistics of three samples can blow a deep network up. `keep`: the rest is a batch of its own. `drop`:
+    the rest is left out, unless it is all there is.
     """
     full, rest = divmod(samples, batch_size)
     sizes = [batch_size] * full
@@ -24,8 +25,8 @@ def batch_sizes(samples: int, batch_size: int, last: LastBatch) -> tuple[int, ..
     if full == 0 or last == "keep":
         sizes.append(rest)
     elif last == "join":
-        if rest == 1:
-            sizes[-1] += 1
+        if 2 * rest < batch_size:
+            sizes[-1] += rest
         else:
             sizes.append(rest)
     return tuple(sizes)
