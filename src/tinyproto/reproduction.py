@@ -11,8 +11,9 @@ from typing import Any, Literal
 
 from tinyproto.config.load import completed
 from tinyproto.config.schema import DataSection
-from tinyproto.data.sources import SOURCES
-from tinyproto.errors import RunFolderError, TinyProtoError
+from tinyproto.data.images import Images
+from tinyproto.data.sources import SOURCES, Progress
+from tinyproto.errors import DataError, RunFolderError, TinyProtoError
 from tinyproto.experiment import Cell, most_at_once, resolve_device
 from tinyproto.grid.crew import Job, play_jobs
 from tinyproto.grid.observer import Observer
@@ -205,6 +206,14 @@ def _only_one(work: Path) -> Iterator[None]:
         yield
 
 
+def _all_of(section: DataSection, progress: Progress) -> Images:
+    """The images of a section; a part of a dataset is not what the paper's numbers are of."""
+    images = SOURCES[section.name].load(section.request(progress))
+    if images.name != section.name:
+        raise DataError(f"the paper has all of {section.name}; what lies in {section.root} is {images.name}")
+    return images
+
+
 class _Datasets:
     """The datasets that cells are played on, each loaded when its first cell starts and held while cells need it."""
 
@@ -223,7 +232,7 @@ class _Datasets:
             while len(self._held) >= DATASETS_HELD:
                 self._held.popitem(last=False)
             try:
-                self._held[name] = Handover(SOURCES[name].load(section.request(self._tell)))
+                self._held[name] = Handover(_all_of(section, self._tell))
             except TinyProtoError as error:
                 self._missing[name] = error
                 raise

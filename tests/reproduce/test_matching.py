@@ -10,7 +10,7 @@ import yaml
 
 from tinyproto.config import load_config
 from tinyproto.reproduce.experiments import PaperConfig, experiments
-from tinyproto.reproduce.matching import PaperCell, cell_key, paper_cells
+from tinyproto.reproduce.matching import PaperCell, cell_key, paper_cells, record_key
 
 ROOT = Path(__file__).parents[2]
 PAPER = {config.stem: config for config in experiments()}
@@ -70,6 +70,12 @@ def test_what_changes_numbers_makes_another_cell(section: str, key: str, value: 
     cell = TABLE1["fedproto"]
     assert cell.config[section][key] != value
     assert changed(cell, section, key, value) != cell.key
+
+
+def test_what_was_played_on_a_part_of_a_dataset_is_no_cell_of_the_paper() -> None:
+    cell = TABLE1["fedproto"]
+    assert record_key(cell.config, cell.entry, "cifar100") == cell.key
+    assert record_key(cell.config, cell.entry, "cifar100 (50 of 100 classes)") != cell.key
 
 
 def test_another_hyper_parameter_or_preset_makes_another_cell() -> None:

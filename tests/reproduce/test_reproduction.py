@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from support_cli import environment, in_process
 from support_reproduce import miniature, paper, use
 from tinyproto import grid
 from tinyproto.config import parse_config
+from tinyproto.data.sources import SOURCES
 from tinyproto.errors import RunFolderError
 from tinyproto.experiment import Cell, Experiment
 from tinyproto.grid.cell import play_cell
@@ -256,6 +258,17 @@ def test_a_dataset_that_is_not_there_fails_its_cells_alone(
     assert "tinyproto data fetch cifar10 --root nowhere" in sentence
     assert sentence.endswith("; the same command tries again")
     assert list(recorded(tmp_path)) == ["table1_present/local-0"]
+
+
+def test_a_part_of_a_dataset_is_not_taken_for_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, miniature())
+    load = SOURCES["digits"].load
+    part = replace(SOURCES["digits"], load=lambda request: replace(load(request), name="digits (5 of 10 classes)"))
+    monkeypatch.setitem(SOURCES, "digits", part)
+    reproduction, _ = one_cell(tmp_path)
+    outcome = reproduction.play(left(reproduction), Observed())
+    reasons = {reason for _, reason in outcome.failed}
+    assert reasons == {"the paper has all of digits; what lies in data is digits (5 of 10 classes)"}
 
 
 def test_no_minutes_play_nothing_and_say_how_to_go_on(

@@ -63,6 +63,12 @@ def cell_key(config: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
     return json.dumps({**kept, "wire": own.get("wire", whole["wire"]), "algorithm": algorithm}, sort_keys=True)
 
 
+def record_key(config: Mapping[str, Any], entry: Mapping[str, Any], dataset: str) -> str:
+    """The key of what was played: that of the cell, unless it was played on a part of its dataset."""
+    key = cell_key(config, entry)
+    return key if dataset == config["data"]["name"] else f"{dataset}: {key}"
+
+
 def paper_cells(paper: PaperConfig, preset: str | None = None) -> list[PaperCell]:
     """The entries of an experiment in order, all keys decided; with another preset where one is named."""
     values = dict(paper.values) if preset is None else {**paper.values, "preset": preset}

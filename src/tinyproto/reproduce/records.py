@@ -16,7 +16,7 @@ import yaml
 
 from tinyproto.errors import RunFolderError, one_line
 from tinyproto.reproduce.heatmaps import Drawn, drawn_only
-from tinyproto.reproduce.matching import cell_key
+from tinyproto.reproduce.matching import record_key
 from tinyproto.tracking.run_folder import PACKED, RunFolder, lines_kept, run_folders
 
 FOLDER = "reproduction"
@@ -45,7 +45,7 @@ class Finished:
     @property
     def key(self) -> str:
         """What decides its numbers, seed and rounds aside."""
-        return cell_key(self.config, self.entry)
+        return record_key(self.config, self.entry, str(self.result["dataset"]))
 
     @property
     def seed(self) -> int:

@@ -13,7 +13,7 @@ from tinyproto.report.compare import Comparison, Row, Spread, compare, spread
 from tinyproto.report.runs import Run
 from tinyproto.report.studies import Cell
 from tinyproto.reproduce.experiments import experiments
-from tinyproto.reproduce.matching import PaperCell, cell_key, paper_cells
+from tinyproto.reproduce.matching import PaperCell, paper_cells, record_key
 from tinyproto.reproduce.printed import Address
 from tinyproto.tracking.summary import over_rounds
 
@@ -90,9 +90,10 @@ class Records:
     def __init__(self, runs: Sequence[Run]) -> None:
         self._cells: dict[str, list[Cell]] = {}
         for run in runs:
-            keys = {entry["label"]: cell_key(run.config, entry) for entry in run.config["algorithms"]}
+            entries = {entry["label"]: entry for entry in run.config["algorithms"]}
             for result in run.results:
-                self._cells.setdefault(keys[result["label"]], []).append(Cell(run, result))
+                key = record_key(run.config, entries[result["label"]], result["dataset"])
+                self._cells.setdefault(key, []).append(Cell(run, result))
 
     def find(self, address: Address, preset: str = REFERENCE) -> Outcome | None:
         """What a cell of the paper came to; None where it was not run."""
