@@ -92,7 +92,8 @@ def _check_keys(keys: ServerKeys, clients: int, folder: Path) -> None:
     missing = [client for client in range(clients) if client not in keys.clients]
     if missing:
         raise FederationError(
-            f"{folder} has no key for client {missing[0]}; `tinyproto serve --init {folder} --clients {clients}` makes it"
+            f"{folder} has no key for client {missing[0]}; "
+            f"`tinyproto serve --init {folder} --clients {clients}` makes it"
         )
 
 

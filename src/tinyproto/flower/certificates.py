@@ -227,7 +227,7 @@ def _write_private(file: Path, content: bytes) -> None:
     """Only its owner may read it, from the first byte on."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.unlink(missing_ok=True)
-    with open(file, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as stream:  # noqa: PTH123
+    with open(file, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as stream:
         stream.write(content)
 
 

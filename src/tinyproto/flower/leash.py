@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-GRACE_SECONDS = 8.0
+GRACE_SECONDS = 5.0
 """For the command to end by itself, and then for what came of it."""
 
 _SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36  # of prctl(2)

@@ -142,7 +142,7 @@ class SuperLink:
     """The coordinator's end of Flower, on the loopback of its machine, in a folder of its own."""
 
     def __init__(self, folder: Path, keys: ServerKeys) -> None:
-        self.folder = folder
+        self.folder = folder = folder.resolve()
         self.keys = keys
         folder.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
@@ -244,7 +244,7 @@ class SuperNode:
             program("flower-supernode"), "--superlink", server, "--root-certificates", str(keys.authority),
             "--auth-supernode-private-key", str(keys.key), "--port", str(free_port()), "--node-config", node_config,
         ]  # fmt: skip
-        home = folder / "flower"
+        home = folder.resolve() / "flower"
         home.mkdir(parents=True, exist_ok=True)
         env = environment(home, {"HTTPS_PROXY": proxy, "https_proxy": proxy})
         self.process = Kept(command, env, home / "supernode.log")
