@@ -8,15 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Error, Message, RecordDict
+import numpy as np
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
+from support import make_patterns
 from tinyproto.config import Config, parse_config
 from tinyproto.flower.client_app import app
 from tinyproto.flower.coordinator import Coordinator, Pace
 from tinyproto.flower.record import RECORD
+from tinyproto.wire.frame import unpack
 
 TOKEN = "0123456789abcdef" * 2
 NODE = 1000  # client i is at node NODE + i
@@ -34,12 +37,16 @@ class FakeClock:
     """A clock that only sleeping moves."""
 
     now: float = 0.0
+    alarms: list[tuple[float, Callable[[], object]]] = field(default_factory=list)
 
     def __call__(self) -> float:
         return self.now
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
+        for alarm in [alarm for alarm in self.alarms if alarm[0] <= self.now]:
+            self.alarms.remove(alarm)
+            alarm[1]()
 
 
 Change = Callable[[Message, Message], Iterable[tuple[float, Message]]]
@@ -159,6 +166,83 @@ def write_join(folder: Path, model: str, data: Mapping[str, Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "join.json").write_text(json.dumps({"data": data, "model": model, "device": "cpu"}))
     return folder
+
+
+CLASSES, SHAPE = 4, (1, 6, 6)
+
+
+def small_values(name: str = "tinyproto_fp", clients: int = 3, rounds: int = 2, **federation: Any) -> dict[str, Any]:
+    """The config of a federation whose clients have files of their own."""
+    return {
+        "name": "trial",
+        "data": {"name": "npz"},
+        "partition": {"num_clients": clients},
+        "models": ["small_cnn_a", "small_cnn_b"],
+        "prototypes": {"dim": 12, "cps_dim": 3},
+        "train": {"rounds": rounds, "batch_size": 8, "device": "cpu"},
+        "algorithms": [name],
+        "federation": {"num_classes": CLASSES, "input_shape": list(SHAPE), "deadline": 60.0, **federation},
+    }
+
+
+def write_arrays(file: Path, client: int, classes: int = CLASSES, shape: tuple[int, int, int] = SHAPE) -> Path:
+    """A client's own samples: 16 to train on, 8 to test on."""
+    images = make_patterns(24, classes, shape, seed=client)
+    pixels, labels = images.pixels.numpy(), images.labels.numpy()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(file, x_train=pixels[:16], y_train=labels[:16], x_test=pixels[16:], y_test=labels[16:])
+    return file
+
+
+def small_federation(folder: Path, values: Mapping[str, Any] | None = None) -> Federation:
+    """Clients with files of their own."""
+    config = parse_config(small_values() if values is None else values)
+    models = config.model.models
+    clients = config.model.partition.num_clients
+    assert clients is not None
+    folders = {}
+    for client in range(clients):
+        own = folder / f"client-{client}"
+        arrays = write_arrays(own / "data.npz", client)
+        folders[NODE + client] = write_join(own, models[client % len(models)], {"path": str(arrays)})
+    return Federation(config, folder / "run", InProcessGrid(folders))
+
+
+def in_round(number: int, change: Change) -> Change:
+    """Only what is trained in this round."""
+
+    def changed(asked: Message, reply: Message) -> Iterable[tuple[float, Message]]:
+        if asked.metadata.message_type != "train" or unpack(frame_of(asked))[0].round_number != number:
+            return [(0.0, reply)]
+        return change(asked, reply)
+
+    return changed
+
+
+def silent(asked: Message, reply: Message) -> Iterable[tuple[float, Message]]:
+    return []
+
+
+def doubled(asked: Message, reply: Message) -> Iterable[tuple[float, Message]]:
+    return [(0.0, reply), (0.0, reply), (5.0, reply)]
+
+
+def after(seconds: float) -> Change:
+    return lambda asked, reply: [(seconds, reply)]
+
+
+def doing(action: Callable[[], object], change: Change = as_it_is) -> Change:
+    """Something happens when the client is asked."""
+
+    def changed(asked: Message, reply: Message) -> Iterable[tuple[float, Message]]:
+        action()
+        return change(asked, reply)
+
+    return changed
+
+
+def framed(asked: Message, values: Mapping[str, Any]) -> Message:
+    return Message(RecordDict({RECORD: ConfigRecord(dict(values))}), reply_to=asked)
 
 
 def make_federation(folder: Path, values: Mapping[str, Any]) -> Federation:

@@ -102,7 +102,8 @@ class FlowerChannel:
         self.poll = poll
         self.ignored: Counter[str] = Counter()  # late, double and unasked replies
         self.roster = Roster(terms.clients, journal, clock, deadline, keys or {})
-        self._hellos: dict[str, int] = {}  # nodes by message
+        self.participants = 0  # of the round under way; the quorum is counted by them, or by all whom it asks
+        self._hellos: dict[str, tuple[int, float]] = {}  # node, and when Flower gives it up, by message
         self._waiting: dict[str, _Sent] = {}  # of the exchange under way
         self._given_up: dict[str, _Sent] = {}
         self._answered: set[str] = set()
@@ -116,15 +117,8 @@ class FlowerChannel:
         return max(1, math.ceil(self.quorum * asked - 1e-9))
 
     def look_around(self) -> None:
-        """See who is online, say hello to those who are new, and hear what has come; at most every few seconds."""
-        now = self.clock()
-        if now - self._looked >= LOOK_EVERY:
-            self._looked = now
-            online = {int(node.node_id): bytes(node.public_key) for node in self.grid.get_nodes()}
-            for node in self.roster.see(online):
-                identity = self._push(node, "query.hello", {"terms": self.terms.text()})
-                if identity is not None:
-                    self._hellos[identity] = node
+        """See who is online, say hello to those who are new, and hear what they say."""
+        self._look()
         self._pull(None)
 
     def wait(self) -> None:
@@ -140,8 +134,7 @@ class FlowerChannel:
         self._kept = {key: answers for key, answers in self._kept.items() if key[0] == round_number}
         made = {client: frames[client] for client in frames}
         kinds = {client: unpack(frame)[0].kind for client, frame in made.items()}
-        needed = 0 if round_number == 0 else self.needed(len(counted(kinds)))
-        under_way = _Exchange(kinds, needed)
+        under_way = _Exchange(kinds, self._quorum_of(round_number, kinds))
         for client in made:
             known = self._kept.get((round_number, kinds[client]), {}).get(client)
             if known is not None:
@@ -154,12 +147,31 @@ class FlowerChannel:
         for client, error in under_way.bad.items():
             yield Reply(client, b"", error)
 
+    def _look(self) -> None:
+        """At most every few seconds."""
+        now = self.clock()
+        if now - self._looked < LOOK_EVERY:
+            return
+        self._looked = now
+        online = {int(node.node_id): bytes(node.public_key) for node in self.grid.get_nodes()}
+        for node in self.roster.see(online):
+            identity = self._push(node, "query.hello", {"terms": self.terms.text()})
+            if identity is not None:
+                self._hellos[identity] = node, now + self._lifetime
+
     def take_sockets(self) -> Mapping[int, Mapping[Direction, int]] | None:
         """Bytes at the clients' sockets since last asked; None where no client counts them."""
         used, self._used = self._used, {}
         return dict(sorted(used.items())) if self._sockets else None
 
     def _ask(self, round_number: int, frames: Mapping[int, bytes], kinds: Mapping[int, Kind]) -> None:
+        again = {
+            identity: sent
+            for identity, sent in self._given_up.items()
+            if sent.round_number == round_number and kinds.get(sent.client) is sent.kind and sent.client in frames
+        }
+        self._given_up = {identity: sent for identity, sent in self._given_up.items() if identity not in again}
+        self._waiting |= again  # a client that is still at it may answer what it was asked before
         until = self.clock() + self._lifetime
         for client, frame in frames.items():
             node = self.roster.nodes.get(client)
@@ -183,10 +195,17 @@ class FlowerChannel:
                     self._conclude_late(round_number, under_way)
                     break
                 self.wait()
-                self.look_around()
+                self._look()
         finally:
             self._given_up |= self._waiting
             self._waiting = {}
+
+    def _quorum_of(self, round_number: int, kinds: Mapping[int, Kind]) -> int:
+        """Good answers without which this exchange is not concluded; a hello waits for nobody."""
+        if round_number == 0:
+            return 0
+        asked = len(counted(kinds))
+        return self.needed(max(asked, self.participants) if Kind.TRAIN in kinds.values() else asked)
 
     def _conclude_late(self, round_number: int, under_way: _Exchange) -> None:
         """The deadline has passed: without those who are not heard, or not at all."""
@@ -214,12 +233,13 @@ class FlowerChannel:
         """Hear what has come; the good answers of the exchange under way."""
         now = self.clock()
         self._given_up = {identity: sent for identity, sent in self._given_up.items() if sent.until - 30 > now}
-        wanted = {*self._hellos, *self._waiting, *self._given_up}
+        self._hellos = {identity: hello for identity, hello in self._hellos.items() if hello[1] - 30 > now}
+        wanted = {*self._hellos, *self._given_up, *(self._waiting if under_way is not None else ())}
         good = []
         for message in self.grid.pull_messages(sorted(wanted)) if wanted else []:
             identity = message.metadata.reply_to_message_id
             if identity in self._hellos:
-                self._hear_hello(self._hellos.pop(identity), message)
+                self._hear_hello(self._hellos.pop(identity)[0], message)
             elif identity in self._waiting and under_way is not None:
                 answer = self._hear(self._waiting.pop(identity), message, under_way)
                 good += [] if answer is None else [answer]
@@ -244,7 +264,7 @@ class FlowerChannel:
             return
         values = _values(message)
         if "error" in values:
-            self.roster.refuse(node, None, values["error"])
+            self.roster.refuse(node, None, words(values["error"]))
         elif not self.roster.claim(node, values.get("client-id")):
             self._push(node, "query.notice", {"code": "taken", "words": WORDS["taken"]})
         else:

@@ -59,6 +59,8 @@ def frame(message: Message, context: Context) -> Message:
         reply = member.answer(str(asked["federation"]), received)
         header, _ = unpack(reply)
         journal.tell("answered", round=header.round_number, kind=header.kind.name.lower(), bytes=len(reply))
+        if header.round_number > member.rounds:
+            journal.tell("finished", rounds=member.rounds)
         return {"frame": reply}
 
     return _reply(message, context, answer)

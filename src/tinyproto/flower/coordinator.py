@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from flwr.serverapp import Grid
 from pydantic import ValidationError
 
 from tinyproto.algorithms.base import Round
@@ -41,6 +40,9 @@ from tinyproto.tracking.environment import environment
 from tinyproto.tracking.run_folder import RunFolder
 from tinyproto.tracking.summary import summarise
 from tinyproto.wire.meter import Meter
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
 
 
 class ServeFile(Section):
@@ -186,9 +188,8 @@ class Coordinator:
         if new:
             for client, error in self.server.greet(self.channel, new, hellos, tolerant=True).items():
                 node = self.channel.roster.nodes.get(client)
-                if node is not None:
-                    self.channel.roster.refuse(node, client, "failed")
-                self.journal.tell("refused", client=client, reason=str(error))
+                if node is not None:  # else it has been forgotten, and is greeted anew
+                    self.channel.roster.refuse(node, client, str(error))
 
     def _play(self, round_: Round, hellos: Meter) -> PlayedRound:
         """One round; below the quorum it is asked again, of those who are here then."""
@@ -201,6 +202,7 @@ class Coordinator:
             )
             self.journal.tell("round", round=round_.number, of=round_.total, closing=plan.closing or None,
                               participants=list(plan.participants), evaluated=sorted(plan.evaluated))  # fmt: skip
+            self.channel.participants = len(plan.participants)
             meter = Meter(dict(hellos.costs))
             try:
                 with one_thread():

@@ -63,6 +63,7 @@ class Member:
         self.client = client
         self.join = JoinFile.read(folder)
         self.device = torch.device(resolve_device(self.join.device))
+        self.rounds = 0  # of the federation last answered
 
     def hello(self, text: str) -> str:
         """Look at a federation's terms and accept them, which is remembered; its token. Or a Refusal says why not."""
@@ -96,6 +97,7 @@ class Member:
             raise Refusal("unknown", f"nobody has said hello for the federation {federation}")
         with files.alone(), one_thread():
             agreement = accepted_terms(files.read_terms() or "", self.join.model)
+            self.rounds = agreement.terms.train.rounds
             try:
                 return self._answer(files, agreement, frame)
             except WireError as error:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from tinyproto.flower.journal import Journal
-from tinyproto.flower.refusal import words
+from tinyproto.flower.refusal import WORDS
 
 Clock = Callable[[], float]
 
@@ -28,6 +28,7 @@ class Roster:
     nodes: dict[int, int] = field(default_factory=dict)  # by client id
     online: dict[int, bytes] = field(default_factory=dict)  # public keys by node
     asked: dict[int, float] = field(default_factory=dict)  # when, by node that is no client yet
+    reasons: dict[int, str] = field(default_factory=dict)  # why it was refused last, by node
 
     @property
     def present(self) -> list[int]:
@@ -65,23 +66,26 @@ class Roster:
     def claim(self, node: int, client: object) -> bool:
         """A node that accepted the terms says which client it is; whether it may be."""
         if not isinstance(client, int) or isinstance(client, bool) or not 0 <= client < self.num_clients:
-            self.refuse(node, None, "member")
+            self.refuse(node, None, WORDS["member"])
             return False
         key, holder = self.keys.get(client), self.nodes.get(client)
         foreign = key is not None and self.online.get(node) != key
         if foreign or (key is None and holder not in (None, node) and holder in self.online):
-            self.refuse(node, client, "taken")
+            self.refuse(node, client, WORDS["taken"])
             return False
+        self.forget(node)
+        self.reasons.pop(node, None)
         self.nodes[client] = node
-        self.asked.pop(node, None)
         self.journal.tell("joined", client=client, node=node)
         return True
 
-    def refuse(self, node: int, client: int | None, code: object) -> None:
-        """This node stays out for now."""
+    def refuse(self, node: int, client: int | None, reason: str) -> None:
+        """This node stays out, and is asked again later."""
         self.forget(node)
         self.asked[node] = self.clock()
-        self.journal.tell("refused", client=client, node=node, reason=words(code))
+        if self.reasons.get(node) != reason:  # it is asked again and again, which need not be told
+            self.journal.tell("refused", client=client, node=node, reason=reason)
+        self.reasons[node] = reason
 
     def missing(self) -> Collection[int]:
         """Client ids of which nobody is here."""
