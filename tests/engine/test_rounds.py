@@ -135,7 +135,7 @@ class Tampering:
         self.forged = forged
 
     def exchange(self, round_number: int, frames: Mapping[int, bytes]) -> Iterable[Reply]:
-        for client, frame in self.channel.exchange(round_number, frames):
+        for client, frame, _ in self.channel.exchange(round_number, frames):
             yield Reply(client, self.forged if client == 1 and round_number else frame)
 
 

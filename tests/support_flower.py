@@ -1,0 +1,258 @@
+"""A Flower Grid in this process, with the real ClientApp behind it, and federations that run on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from support import make_patterns
+from tinyproto.config import Config, parse_config
+from tinyproto.flower.client_app import app
+from tinyproto.flower.coordinator import Coordinator, Pace
+from tinyproto.flower.record import RECORD
+from tinyproto.wire.frame import unpack
+
+TOKEN = "0123456789abcdef" * 2
+NODE = 1000  # client i is at node NODE + i
+
+
+TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # as in a ServerApp's process
+
+
+class Killed(BaseException):
+    """The coordinator's process ends here."""
+
+
+@dataclass
+class FakeClock:
+    """A clock that only sleeping moves."""
+
+    now: float = 0.0
+    alarms: list[tuple[float, Callable[[], object]]] = field(default_factory=list)
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for alarm in [alarm for alarm in self.alarms if alarm[0] <= self.now]:
+            self.alarms.remove(alarm)
+            alarm[1]()
+
+
+Change = Callable[[Message, Message], Iterable[tuple[float, Message]]]
+"""What becomes of a reply to a message: replies, and after how many seconds each can be pulled."""
+
+
+def as_it_is(asked: Message, reply: Message) -> Iterable[tuple[float, Message]]:
+    return [(0.0, reply)]
+
+
+@dataclass
+class InProcessGrid(Grid):
+    """Hands every message to the ClientApp with a context of its own, as a new process would, and keeps the replies.
+
+    Real messages and contexts of Flower; only the transport is missing. `changes` says by node what becomes of replies.
+    """
+
+    folders: dict[int, Path]  # by node
+    clock: FakeClock = field(default_factory=FakeClock)
+    changes: dict[int, Change] = field(default_factory=dict)
+    client_ids: dict[int, int] = field(default_factory=dict)  # where it is not the node's own
+    keys: dict[int, bytes] = field(default_factory=dict)
+    before_push: Callable[[Message], None] = lambda message: None
+    before_pull: Callable[[], None] = lambda: None
+    asked: list[Message] = field(default_factory=list)
+    offline: set[int] = field(default_factory=set)
+    waiting: list[tuple[float, Message]] = field(default_factory=list)
+
+    def set_run(self, run: Any) -> None:
+        raise NotImplementedError
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise NotImplementedError
+
+    def send_and_receive(self, *args: Any, **kwargs: Any) -> Iterable[Message]:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> list[int]:
+        return [node for node in self.folders if node not in self.offline]
+
+    def get_nodes(self) -> list[NodeInfo]:
+        return [NodeInfo(node_id=node, public_key=self.keys.get(node, b"")) for node in self.get_node_ids()]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        identities = []
+        for message in messages:
+            self.before_push(message)
+            message.metadata.__dict__["_message_id"] = message.object_id
+            self.asked.append(message)
+            identities.append(message.metadata.message_id)
+            node = message.metadata.dst_node_id
+            reply = self._reply(node, message)
+            for delay, changed in self.changes.get(node, as_it_is)(message, reply):
+                self.waiting.append((self.clock.now + delay, changed))
+        return identities
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        self.before_pull()
+        wanted = set(message_ids)
+        due: list[tuple[float, Message]] = []
+        later: list[tuple[float, Message]] = []
+        for when, message in self.waiting:
+            ready = when <= self.clock.now and message.metadata.reply_to_message_id in wanted
+            (due if ready else later).append((when, message))
+        self.waiting = later
+        return [message for _, message in due]
+
+    def _reply(self, node: int, message: Message) -> Message:
+        if node in self.offline:
+            return Message(Error(5, "Node Unavailable"), reply_to=message)
+        config: dict[str, Any] = {
+            "client-id": self.client_ids.get(node, node - NODE),
+            "folder": str(self.folders[node]),
+        }
+        return app(message, Context(1, node, config, RecordDict(), {}))
+
+
+def frame_of(message: Message) -> bytes:
+    frame = message.content[RECORD]["frame"]
+    assert isinstance(frame, bytes)
+    return frame
+
+
+@dataclass
+class Federation:
+    """A run folder, clients' folders, and the Grid between them."""
+
+    config: Config
+    run_folder: Path
+    grid: InProcessGrid
+
+    def coordinator(self, *, resume: bool = False, **more: Any) -> Coordinator:
+        serve = {"config": self.config.resolved(), "federation": TOKEN, "resume": resume, **more}
+        self.run_folder.mkdir(exist_ok=True)
+        (self.run_folder / "serve.json").write_text(json.dumps(serve))
+        clock = self.grid.clock
+        return Coordinator(self.run_folder, self.grid, Pace(clock, clock.sleep, poll=1.0))
+
+    def play(self, **more: Any) -> Coordinator:
+        coordinator = self.coordinator(**more)
+        coordinator.run()
+        return coordinator
+
+    def events(self, event: str) -> list[dict[str, Any]]:
+        lines = (self.run_folder / "progress.jsonl").read_text().splitlines()
+        return [told for told in map(json.loads, lines) if told["event"] == event]
+
+    def records(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.run_folder / "rounds.jsonl").read_text().splitlines()]
+
+
+def write_join(folder: Path, model: str, data: Mapping[str, Any]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "join.json").write_text(json.dumps({"data": data, "model": model, "device": "cpu"}))
+    return folder
+
+
+CLASSES, SHAPE = 4, (1, 6, 6)
+
+
+def small_values(name: str = "tinyproto_fp", clients: int = 3, rounds: int = 2, **federation: Any) -> dict[str, Any]:
+    """The config of a federation whose clients have files of their own."""
+    return {
+        "name": "trial",
+        "data": {"name": "npz"},
+        "partition": {"num_clients": clients},
+        "models": ["small_cnn_a", "small_cnn_b"],
+        "prototypes": {"dim": 12, "cps_dim": 3},
+        "train": {"rounds": rounds, "batch_size": 8, "device": "cpu"},
+        "algorithms": [name],
+        "federation": {"num_classes": CLASSES, "input_shape": list(SHAPE), "deadline": 60.0, **federation},
+    }
+
+
+def write_arrays(file: Path, client: int, classes: int = CLASSES, shape: tuple[int, int, int] = SHAPE) -> Path:
+    """A client's own samples: 16 to train on, 8 to test on."""
+    images = make_patterns(24, classes, shape, seed=client)
+    pixels, labels = images.pixels.numpy(), images.labels.numpy()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(file, x_train=pixels[:16], y_train=labels[:16], x_test=pixels[16:], y_test=labels[16:])
+    return file
+
+
+def small_federation(folder: Path, values: Mapping[str, Any] | None = None) -> Federation:
+    """Clients with files of their own."""
+    config = parse_config(small_values() if values is None else values)
+    models = config.model.models
+    clients = config.model.partition.num_clients
+    assert clients is not None
+    folders = {}
+    for client in range(clients):
+        own = folder / f"client-{client}"
+        arrays = write_arrays(own / "data.npz", client)
+        folders[NODE + client] = write_join(own, models[client % len(models)], {"path": str(arrays)})
+    return Federation(config, folder / "run", InProcessGrid(folders))
+
+
+def in_round(number: int, change: Change) -> Change:
+    """Only what is trained in this round."""
+
+    def changed(asked: Message, reply: Message) -> Iterable[tuple[float, Message]]:
+        if asked.metadata.message_type != "train" or unpack(frame_of(asked))[0].round_number != number:
+            return [(0.0, reply)]
+        return change(asked, reply)
+
+    return changed
+
+
+def silent(asked: Message, reply: Message) -> Iterable[tuple[float, Message]]:
+    return []
+
+
+def doubled(asked: Message, reply: Message) -> Iterable[tuple[float, Message]]:
+    return [(0.0, reply), (0.0, reply), (5.0, reply)]
+
+
+def after(seconds: float) -> Change:
+    return lambda asked, reply: [(seconds, reply)]
+
+
+def doing(action: Callable[[], object], change: Change = as_it_is) -> Change:
+    """Something happens when the client is asked."""
+
+    def changed(asked: Message, reply: Message) -> Iterable[tuple[float, Message]]:
+        action()
+        return change(asked, reply)
+
+    return changed
+
+
+def framed(asked: Message, values: Mapping[str, Any]) -> Message:
+    return Message(RecordDict({RECORD: ConfigRecord(dict(values))}), reply_to=asked)
+
+
+def make_federation(folder: Path, values: Mapping[str, Any]) -> Federation:
+    """Clients with the data and the networks that a simulation of this config would give them."""
+    config = parse_config(values)
+    model = config.model
+    share = {"share": {"data": model.data.model_dump(), "partition": model.partition.model_dump()}}
+    assert model.partition.num_clients is not None
+    folders = {
+        NODE + client: write_join(folder / f"client-{client}", model.models[client % len(model.models)], share)
+        for client in range(model.partition.num_clients)
+    }
+    return Federation(config, folder / "run", InProcessGrid(folders))
