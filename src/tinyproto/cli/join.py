@@ -1,4 +1,4 @@
-"""`tinyproto join`: a client of a federation on this device, until Ctrl-C."""
+"""`tinyproto join`: a client of a federation on this device, until the last round or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ from tinyproto.flower.follower import Follower
 from tinyproto.flower.member import JoinFile
 from tinyproto.flower.processes import SuperNode, split_address
 from tinyproto.flower.socket_bytes import Relay
-from tinyproto.report.words import size
+from tinyproto.report.words import counted, size
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0
 STEADY_SECONDS = 60.0
 """A connection that lasted so long was a good one: pauses begin anew."""
+
+LAST_ANSWER_SECONDS = 60.0
+"""How long a client stays, at most, after its last answer."""
 
 PATIENCE_SECONDS = 150.0
 """How long a client that is turned away tries again; after a kill -9 its key is free again within about a minute."""
@@ -55,10 +58,13 @@ def join_federation(server: str, own: Own, output: Output) -> None:
         with StopOnInterrupt(signal.SIGTERM, signal.SIGHUP) as stop:
             relay = Relay((host, port), own.folder / "socket.json")
             try:
-                Stay(own, (host, port), server, keys, relay, stop, output).last()
+                rounds = Stay(own, (host, port), server, keys, relay, stop, output).last()
             finally:
                 relay.close()
-    raise Interrupted(f"the state of client {own.client} is in {own.folder}; the same command goes on")
+    if rounds is None:
+        raise Interrupted(f"the state of client {own.client} is in {own.folder}; the same command goes on")
+    output.say(f"the federation is over after {counted(rounds, 'round')}; the client's state is in {own.folder}")
+    output.result({"client": own.client, "folder": str(own.folder), "rounds": rounds, "socket_bytes": relay.counts})
 
 
 class Stay:
@@ -78,11 +84,12 @@ class Stay:
         self.journal = Follower(own.folder / "progress.jsonl")
         self._said = ""
         self._turned_away_since: float | None = None
+        self._rounds: int | None = None
 
-    def last(self) -> None:
-        """Until a stop is wanted, or something is wrong that waiting does not cure."""
+    def last(self) -> int | None:
+        """Until the federation is over: its rounds. None where a stop was wanted before."""
         pause = FIRST_PAUSE
-        while not self.stop.wanted:
+        while not self.stop.wanted and self._rounds is None:
             began = time.monotonic()
             try:
                 reach(self.address, self.keys.authority)
@@ -92,11 +99,13 @@ class Stay:
             except TurnedAwayError as reason:
                 self._turned_away(reason)
             pause = FIRST_PAUSE if time.monotonic() - began > STEADY_SECONDS else pause
-            self._wait(pause)
+            if self._rounds is None:
+                self._wait(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
+        return self._rounds
 
     def _be_there(self) -> None:
-        """One SuperNode from start to end; why it ended is raised, unless a stop was wanted."""
+        """One SuperNode from start to end; why it ended is raised, unless nothing is left to do."""
         node = SuperNode(self.own.folder, self.server, self.keys, self.own.client, self.relay.proxy)
         connected = False
         try:
@@ -107,9 +116,22 @@ class Stay:
                     connected, self._turned_away_since = True, None
                     self._say_once(f"client {self.own.client} is connected to {self.server}")
                 self._show()
+                if self._rounds is not None:
+                    self._see_off(node)
+                    return
         finally:
             node.stop()
         raise why_it_ended(node.process.said(), node.process.log)
+
+    def _see_off(self, node: SuperNode) -> None:
+        """The last answer is made: stay until the coordinator has it, and leaves; to Flower, who leaves said nothing."""
+        until = time.monotonic() + LAST_ANSWER_SECONDS
+        while time.monotonic() < until and not self.stop.wanted and not node.process.wait(0.5):
+            try:
+                reach(self.address, self.keys.authority)
+            except AwayError:
+                if node.has_answered_all:
+                    return
 
     def _turned_away(self, reason: TurnedAwayError) -> None:
         now = time.monotonic()
@@ -125,7 +147,10 @@ class Stay:
 
     def _show(self) -> None:
         for event in self.journal.new():
-            self.output.say(_words(event))
+            if event["event"] == "finished":
+                self._rounds = int(event["rounds"])
+            else:
+                self.output.say(_words(event))
 
     def _say_once(self, words: str) -> None:
         if words != self._said:
@@ -137,7 +162,7 @@ def _words(event: dict[str, Any]) -> str:
     """What this client's own journal tells."""
     match event.get("event"):
         case "joined":
-            return f"took part in federation {event['federation'][:8]}"
+            return f"takes part in federation {event['federation'][:8]}"
         case "answered":
             return f"round {event['round']}: answered with {size(event['bytes'])} ({event['kind']})"
         case "refused":

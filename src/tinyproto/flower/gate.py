@@ -8,6 +8,7 @@ this passes on requests of the Fleet interface that a registered client makes.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 import threading
@@ -105,8 +106,9 @@ class OpenGate:
         self._socket = _listening(host, port)
         config = uvicorn.Config(
             gate, ssl_certfile=str(keys.certificate), ssl_keyfile=str(keys.key), log_config=None, access_log=False,
-            lifespan="off", limit_concurrency=MOST_AT_ONCE, server_header=False, timeout_graceful_shutdown=2,
+            lifespan="off", http="h11", ws="none", limit_concurrency=MOST_AT_ONCE, server_header=False, timeout_graceful_shutdown=1,
         )  # fmt: skip
+        _hush()
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="gate", daemon=True)
         self._thread.start()
@@ -121,12 +123,21 @@ class OpenGate:
         self._socket.close()
 
 
+def _hush() -> None:
+    """What uvicorn has to say concerns nobody who looks at a federation."""
+    for name in ("uvicorn.error", "httpx"):
+        logger = logging.getLogger(name)
+        logger.addHandler(logging.NullHandler())
+        logger.propagate = False
+
+
 def _listening(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         opened = socket.socket(family, kind, protocol)
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind(address)
+        opened.listen(MOST_AT_ONCE)
     except OSError as error:
         reason = error.strerror or str(error)
         raise FederationError(

@@ -254,6 +254,12 @@ class SuperNode:
         """Whether the coordinator took it in."""
         return "SuperNode ID:" in self.process.said()
 
+    @property
+    def has_answered_all(self) -> bool:
+        """Whether every message that came was answered, and the answer sent."""
+        said = self.process.said()
+        return said.count("Receiving: ") == said.count("Sent successfully")
+
     def stop(self) -> None:
         """End it, with the ClientApp; the coordinator is told goodbye."""
         self.process.stop()
