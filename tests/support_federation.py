@@ -68,13 +68,16 @@ def eventually(happened: Callable[[], Any], seconds: float, what: str) -> Any:
 class Running:
     """A verb of ours in a process, with everything that it starts."""
 
-    def __init__(self, folder: Path, name: str, *arguments: str, **variables: str) -> None:
+    def __init__(
+        self, folder: Path, name: str, *arguments: str, prepare: Callable[[], None] | None = None, **variables: str
+    ) -> None:
         self.mark = uuid4().hex
         self.out = folder / f"{name}-{self.mark[:6]}.out"
         with self.out.open("w") as stream:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tinyproto.cli.main", *arguments], cwd=folder, stdout=stream,
                 stderr=subprocess.STDOUT, env=environment(**{MARK: self.mark}, **variables), start_new_session=True,
+                preexec_fn=prepare,
             )  # fmt: skip
 
     @property
@@ -94,7 +97,8 @@ class Running:
                 os.kill(process, number)
 
     def kill_all(self) -> None:
-        eventually(lambda: self.signal_all(signal.SIGKILL) or not self.all(), 20, "everything is killed")
+        while self.all():
+            self.signal_all(signal.SIGKILL)
         self.process.wait(10)
 
     def wait(self, seconds: float) -> int:
@@ -128,14 +132,16 @@ class Federation:
         listen = f"127.0.0.1:{self.port}"
         return self._start("serve", "serve", str(self.config), "--listen", listen, *arguments)
 
-    def join(self, client: int, *arguments: str, server: str | None = None, **variables: str) -> Running:
+    def join(
+        self, client: int, *arguments: str, server: str | None = None, prepare: Callable[[], None] | None = None
+    ) -> Running:
         return self._start(
             f"join{client}", "join", "--server", server or self.server, "--client-id", str(client),
-            "--model", NETWORKS[client], "--share", str(self.config), *arguments, **variables,
+            "--model", NETWORKS[client], "--share", str(self.config), *arguments, prepare=prepare,
         )  # fmt: skip
 
-    def _start(self, name: str, *arguments: str, **variables: str) -> Running:
-        started = Running(self.folder, name, *arguments, **variables)
+    def _start(self, name: str, *arguments: str, prepare: Callable[[], None] | None = None) -> Running:
+        started = Running(self.folder, name, *arguments, prepare=prepare)
         self.started.append(started)
         return started
 

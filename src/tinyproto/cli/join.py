@@ -124,7 +124,7 @@ class Stay:
         raise why_it_ended(node.process.said(), node.process.log)
 
     def _see_off(self, node: SuperNode) -> None:
-        """The last answer is made: stay until the coordinator has it, and leaves; to Flower, who leaves said nothing."""
+        """The last answer is made: stay until the coordinator, too, is done; of who leaves, Flower keeps no answer."""
         until = time.monotonic() + LAST_ANSWER_SECONDS
         while time.monotonic() < until and not self.stop.wanted and not node.process.wait(0.5):
             try:

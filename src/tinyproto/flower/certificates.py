@@ -199,13 +199,15 @@ def _as_flower_tells(file: Path) -> bytes:
         key = serialization.load_ssh_public_key(file.read_bytes())
     except ValueError as error:
         raise FederationError(f"{file} is no public key") from error
-    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    told: bytes = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return told
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
+    text: bytes = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
+    return text
 
 
 def _existing(folder: Path, names: Sequence[str], remedy: str) -> list[Path]:

@@ -106,7 +106,8 @@ class OpenGate:
         self._socket = _listening(host, port)
         config = uvicorn.Config(
             gate, ssl_certfile=str(keys.certificate), ssl_keyfile=str(keys.key), log_config=None, access_log=False,
-            lifespan="off", http="h11", ws="none", limit_concurrency=MOST_AT_ONCE, server_header=False, timeout_graceful_shutdown=1,
+            lifespan="off", http="h11", ws="none", limit_concurrency=MOST_AT_ONCE, server_header=False,
+            timeout_graceful_shutdown=1,
         )  # fmt: skip
         _hush()
         self._server = uvicorn.Server(config)
