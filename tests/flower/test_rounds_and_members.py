@@ -13,6 +13,7 @@ pytest.importorskip("flwr")
 from flwr.app import Message
 
 from support import same_tensors
+from support_federation import small_values, write_arrays, write_join
 from support_flower import (
     NODE,
     InProcessGrid,
@@ -23,9 +24,6 @@ from support_flower import (
     in_round,
     silent,
     small_federation,
-    small_values,
-    write_arrays,
-    write_join,
 )
 from tinyproto.config import parse_config
 from tinyproto.flower.refusal import WORDS
