@@ -27,6 +27,9 @@ from support_flower import (
 )
 from tinyproto.config import parse_config
 from tinyproto.flower.refusal import WORDS
+from tinyproto.report.page import make_report
+from tinyproto.report.runs import read_run
+from tinyproto.report.words import size
 from tinyproto.wire.frame import Kind, unpack
 
 pytestmark = pytest.mark.flower
@@ -262,6 +265,9 @@ def test_bytes_at_the_socket_are_counted_by_client_and_round(tmp_path: Path) -> 
         "down": 6006,
         "clients": {str(client): {"up": 1000 + client, "down": 2000 + 2 * client} for client in range(3)},
     }
+    page = make_report([read_run(federation.run_folder)]).html
+    assert ">socket<" in page
+    assert f">{size(9009)}<" in page
 
 
 def test_without_a_counter_there_are_no_socket_bytes(tmp_path: Path) -> None:
