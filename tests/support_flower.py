@@ -13,7 +13,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from support_federation import TOKEN, small_values, write_arrays, write_join
+from support_members import TOKEN, small_values, write_arrays, write_join
 from tinyproto.config import Config, parse_config
 from tinyproto.flower.client_app import app
 from tinyproto.flower.coordinator import Coordinator, Pace

@@ -15,8 +15,8 @@ pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from support import same_tensors
-from support_federation import small_values
 from support_flower import NODE, small_federation
+from support_members import small_values
 from tinyproto.flower import member_state
 from tinyproto.flower.member import Member
 from tinyproto.flower.record import RECORD

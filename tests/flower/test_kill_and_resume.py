@@ -14,8 +14,8 @@ pytest.importorskip("flwr")
 from flwr.app import Message
 
 from support import same_tensors
-from support_federation import TOKEN, small_values
 from support_flower import NODE, Federation, Killed, in_round, silent, small_federation
+from support_members import TOKEN, small_values
 from tinyproto.config import parse_config
 from tinyproto.core.task import State
 from tinyproto.errors import CheckpointError, RunFolderError

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from support import make_patterns, same_tensors
-from support_federation import CLASSES, SHAPE, TOKEN, small_values, write_arrays, write_join
+from support_members import CLASSES, SHAPE, TOKEN, small_values, write_arrays, write_join
 from tinyproto.algorithms.base import Round
 from tinyproto.config import parse_config
 from tinyproto.core.streams import Streams

@@ -13,7 +13,6 @@ pytest.importorskip("flwr")
 from flwr.app import Message
 
 from support import same_tensors
-from support_federation import small_values, write_arrays, write_join
 from support_flower import (
     NODE,
     InProcessGrid,
@@ -25,6 +24,7 @@ from support_flower import (
     silent,
     small_federation,
 )
+from support_members import small_values, write_arrays, write_join
 from tinyproto.config import parse_config
 from tinyproto.flower.refusal import WORDS
 from tinyproto.report.page import make_report
