@@ -71,6 +71,7 @@ class InProcessGrid(Grid):
     before_pull: Callable[[], None] = lambda: None
     asked: list[Message] = field(default_factory=list)
     offline: set[int] = field(default_factory=set)
+    closed: set[int] = field(default_factory=set)  # nodes that Flower takes no messages for
     waiting: list[tuple[float, Message]] = field(default_factory=list)
 
     def set_run(self, run: Any) -> None:
@@ -92,11 +93,14 @@ class InProcessGrid(Grid):
     def get_nodes(self) -> list[NodeInfo]:
         return [NodeInfo(node_id=node, public_key=self.keys.get(node, b"")) for node in self.get_node_ids()]
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        identities = []
+    def push_messages(self, messages: Iterable[Message]) -> list[str | None]:
+        identities: list[str | None] = []
         for message in messages:
             self.before_push(message)
             message.metadata.__dict__["_message_id"] = message.object_id
+            if message.metadata.dst_node_id in self.closed:
+                identities.append(None)
+                continue
             self.asked.append(message)
             identities.append(message.metadata.message_id)
             node = message.metadata.dst_node_id

@@ -9,18 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 pytest.importorskip("flwr")
 
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from support import same_tensors
-from support_flower import NODE, small_federation
+from support_flower import NODE, Killed, small_federation
 from support_members import small_values
+from tinyproto.errors import ConfigError
 from tinyproto.flower import member_state
+from tinyproto.flower.client_app import app as client_app
 from tinyproto.flower.member import Member
 from tinyproto.flower.record import RECORD
 from tinyproto.flower.refusal import WORDS
+from tinyproto.flower.server_app import app as server_app
 from tinyproto.simulation.tensor_files import save_whole
 
 pytestmark = pytest.mark.flower
@@ -99,14 +103,10 @@ def test_a_client_tells_its_own_progress(tmp_path: Path) -> None:
 
 
 def test_the_server_app_plays_what_its_folder_says(tmp_path: Path) -> None:
-    from flwr.app import Context
-
-    from tinyproto.flower.server_app import app
-
     one, two = small_federation(tmp_path / "one"), small_federation(tmp_path / "two")
     state = one.play().server.state
     two.coordinator()  # writes serve.json
-    app(two.grid, Context(1, 1, {}, RecordDict(), {"folder": str(two.run_folder)}))
+    server_app(two.grid, Context(1, 1, {}, RecordDict(), {"folder": str(two.run_folder)}))
     assert one.records() == two.records()
     assert state
     again = two.coordinator(resume=True)
@@ -115,15 +115,41 @@ def test_the_server_app_plays_what_its_folder_says(tmp_path: Path) -> None:
 
 
 def test_the_server_app_tells_what_stops_it(tmp_path: Path) -> None:
-    from flwr.app import Context
-
-    from tinyproto.errors import ConfigError
-    from tinyproto.flower.server_app import app
-
     federation = small_federation(tmp_path)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "serve.json").write_text('{"config": {}}')
     with pytest.raises(ConfigError, match="federation: Field required"):
-        app(federation.grid, Context(1, 1, {}, RecordDict(), {"folder": str(tmp_path / "run")}))
+        server_app(federation.grid, Context(1, 1, {}, RecordDict(), {"folder": str(tmp_path / "run")}))
     (told,) = federation.events("failed")
     assert "serve.json: federation: Field required" in told["reason"]
+
+
+def test_without_serve_the_run_config_names_the_config_and_changes_it(tmp_path: Path) -> None:
+    federation = small_federation(tmp_path, small_values(rounds=5))
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(federation.config.resolved()))
+    asked = {"folder": str(federation.run_folder), "config": str(file), "overrides": "train.rounds=1 seeds=[3]"}
+    context = Context(1, 1, {}, RecordDict(), asked)
+    grid = federation.grid
+    grid.before_pull = federation_ends
+    with pytest.raises(Killed):
+        server_app(grid, context)
+    token = json.loads((federation.run_folder / "serve.json").read_text())["federation"]
+    grid.before_pull = lambda: None
+    server_app(grid, context)
+    served = json.loads((federation.run_folder / "serve.json").read_text())
+    assert (served["federation"], served["resume"]) == (token, True)
+    assert [(record["round"], record["seed"]) for record in federation.records()] == [(1, 3), (2, 3)]
+
+
+def federation_ends() -> None:
+    raise Killed
+
+
+def test_in_flowers_simulation_a_client_is_its_partition(tmp_path: Path) -> None:
+    federation = small_federation(tmp_path, small_values(rounds=1))
+    terms = federation.coordinator().terms.text()
+    message = Message(RecordDict({RECORD: ConfigRecord({"terms": terms})}), dst_node_id=7, message_type="query.hello")
+    message.metadata.__dict__["_message_id"] = message.object_id
+    context = Context(1, 7, {"partition-id": 2, "num-partitions": 3}, RecordDict(), {"clients": str(tmp_path)})
+    assert client_app(message, context).content[RECORD]["client-id"] == 2
