@@ -8,20 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from support import make_patterns
+from support_members import TOKEN, small_values, write_arrays, write_join
 from tinyproto.config import Config, parse_config
 from tinyproto.flower.client_app import app
 from tinyproto.flower.coordinator import Coordinator, Pace
 from tinyproto.flower.record import RECORD
 from tinyproto.wire.frame import unpack
 
-TOKEN = "0123456789abcdef" * 2
 NODE = 1000  # client i is at node NODE + i
 
 
@@ -73,6 +71,7 @@ class InProcessGrid(Grid):
     before_pull: Callable[[], None] = lambda: None
     asked: list[Message] = field(default_factory=list)
     offline: set[int] = field(default_factory=set)
+    closed: set[int] = field(default_factory=set)  # nodes that Flower takes no messages for
     waiting: list[tuple[float, Message]] = field(default_factory=list)
 
     def set_run(self, run: Any) -> None:
@@ -94,11 +93,14 @@ class InProcessGrid(Grid):
     def get_nodes(self) -> list[NodeInfo]:
         return [NodeInfo(node_id=node, public_key=self.keys.get(node, b"")) for node in self.get_node_ids()]
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        identities = []
+    def push_messages(self, messages: Iterable[Message]) -> list[str | None]:
+        identities: list[str | None] = []
         for message in messages:
             self.before_push(message)
             message.metadata.__dict__["_message_id"] = message.object_id
+            if message.metadata.dst_node_id in self.closed:
+                identities.append(None)
+                continue
             self.asked.append(message)
             identities.append(message.metadata.message_id)
             node = message.metadata.dst_node_id
@@ -160,38 +162,6 @@ class Federation:
 
     def records(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.run_folder / "rounds.jsonl").read_text().splitlines()]
-
-
-def write_join(folder: Path, model: str, data: Mapping[str, Any]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "join.json").write_text(json.dumps({"data": data, "model": model, "device": "cpu"}))
-    return folder
-
-
-CLASSES, SHAPE = 4, (1, 6, 6)
-
-
-def small_values(name: str = "tinyproto_fp", clients: int = 3, rounds: int = 2, **federation: Any) -> dict[str, Any]:
-    """The config of a federation whose clients have files of their own."""
-    return {
-        "name": "trial",
-        "data": {"name": "npz"},
-        "partition": {"num_clients": clients},
-        "models": ["small_cnn_a", "small_cnn_b"],
-        "prototypes": {"dim": 12, "cps_dim": 3},
-        "train": {"rounds": rounds, "batch_size": 8, "device": "cpu"},
-        "algorithms": [name],
-        "federation": {"num_classes": CLASSES, "input_shape": list(SHAPE), "deadline": 60.0, **federation},
-    }
-
-
-def write_arrays(file: Path, client: int, classes: int = CLASSES, shape: tuple[int, int, int] = SHAPE) -> Path:
-    """A client's own samples: 16 to train on, 8 to test on."""
-    images = make_patterns(24, classes, shape, seed=client)
-    pixels, labels = images.pixels.numpy(), images.labels.numpy()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(file, x_train=pixels[:16], y_train=labels[:16], x_test=pixels[16:], y_test=labels[16:])
-    return file
 
 
 def small_federation(folder: Path, values: Mapping[str, Any] | None = None) -> Federation:

@@ -23,12 +23,13 @@ from support_flower import (
     in_round,
     silent,
     small_federation,
-    small_values,
-    write_arrays,
-    write_join,
 )
+from support_members import small_values, write_arrays, write_join
 from tinyproto.config import parse_config
 from tinyproto.flower.refusal import WORDS
+from tinyproto.report.page import make_report
+from tinyproto.report.runs import read_run
+from tinyproto.report.words import size
 from tinyproto.wire.frame import Kind, unpack
 
 pytestmark = pytest.mark.flower
@@ -91,7 +92,7 @@ def test_below_the_quorum_a_round_is_asked_again_of_those_who_have_not_answered(
     assert trained(disturbed.grid, 1) == trained(disturbed.grid, 2) == [1, 2, 2, 2]
     again = disturbed.events("again")
     assert [told["reason"] for told in again] == [
-        "round 2: 1 good answers of 3 within 60 s, where 2 are needed; it is asked again"
+        "round 2: 1 of 3 clients answered well within 60 s, 2 have to; it is asked again"
     ] * 2
 
 
@@ -235,6 +236,17 @@ def test_a_client_that_lost_its_folder_is_greeted_again_and_starts_anew(tmp_path
     assert federation.records()[1]["refused"] == {"2": f"client 2, round 2: {WORDS['unknown']}"}
 
 
+def test_a_node_that_flower_takes_no_messages_for_is_not_waited_for(tmp_path: Path) -> None:
+    federation = small_federation(tmp_path)
+    grid = federation.grid
+    grid.changes[NODE] = in_round(1, doing(lambda: grid.closed.add(NODE + 2)))  # once the others have been asked
+    grid.changes[NODE + 1] = in_round(2, doing(grid.closed.clear))
+    federation.play()
+    assert grid.clock.now < 60
+    assert federation.records()[0]["refused"] == {"2": "client 2, round 1: Flower takes no message for its node"}
+    assert [record["participants"] for record in federation.records()] == [[0, 1], [0, 1, 2], []]
+
+
 def test_a_share_of_the_members_takes_part(tmp_path: Path) -> None:
     values = small_values(clients=4, rounds=2)
     values["train"]["participation"] = 0.5
@@ -264,6 +276,9 @@ def test_bytes_at_the_socket_are_counted_by_client_and_round(tmp_path: Path) -> 
         "down": 6006,
         "clients": {str(client): {"up": 1000 + client, "down": 2000 + 2 * client} for client in range(3)},
     }
+    page = make_report([read_run(federation.run_folder)]).html
+    assert ">socket<" in page
+    assert f">{size(9009)}<" in page
 
 
 def test_without_a_counter_there_are_no_socket_bytes(tmp_path: Path) -> None:

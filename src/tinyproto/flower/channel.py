@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -131,7 +131,8 @@ class FlowerChannel:
         Raises BelowQuorum where too few are good at the deadline. What was answered until then is kept: asked for the
         same round again, only those are asked who have not answered.
         """
-        self._kept = {key: answers for key, answers in self._kept.items() if key[0] == round_number}
+        if round_number:  # who is greeted in between has no part in it
+            self._kept = {key: answers for key, answers in self._kept.items() if key[0] == round_number}
         made = {client: frames[client] for client in frames}
         kinds = {client: unpack(frame)[0].kind for client, frame in made.items()}
         under_way = _Exchange(kinds, self._quorum_of(round_number, kinds))
@@ -140,9 +141,8 @@ class FlowerChannel:
             if known is not None:
                 under_way.good.add(client)
                 yield Reply(client, known)
-        self._ask(
-            round_number, {client: frame for client, frame in made.items() if client not in under_way.good}, kinds
-        )
+        left = {client: frame for client, frame in made.items() if client not in under_way.good}
+        self._ask(round_number, left, under_way)
         yield from self._collect(round_number, under_way)
         for client, error in under_way.bad.items():
             yield Reply(client, b"", error)
@@ -154,8 +154,9 @@ class FlowerChannel:
             return
         self._looked = now
         online = {int(node.node_id): bytes(node.public_key) for node in self.grid.get_nodes()}
-        for node in self.roster.see(online):
-            identity = self._push(node, "query.hello", {"terms": self.terms.text()})
+        new = self.roster.see(online)
+        identities = self._push([(node, "query.hello", {"terms": self.terms.text()}) for node in new])
+        for node, identity in zip(new, identities, strict=True):
             if identity is not None:
                 self._hellos[identity] = node, now + self._lifetime
 
@@ -164,7 +165,8 @@ class FlowerChannel:
         used, self._used = self._used, {}
         return dict(sorted(used.items())) if self._sockets else None
 
-    def _ask(self, round_number: int, frames: Mapping[int, bytes], kinds: Mapping[int, Kind]) -> None:
+    def _ask(self, round_number: int, frames: Mapping[int, bytes], under_way: _Exchange) -> None:
+        kinds = under_way.kinds
         again = {
             identity: sent
             for identity, sent in self._given_up.items()
@@ -173,21 +175,29 @@ class FlowerChannel:
         self._given_up = {identity: sent for identity, sent in self._given_up.items() if identity not in again}
         self._waiting |= again  # a client that is still at it may answer what it was asked before
         until = self.clock() + self._lifetime
-        for client, frame in frames.items():
-            node = self.roster.nodes.get(client)
-            if node is None:
-                continue
-            values: Values = {"federation": self.terms.federation, "frame": frame}
-            identity = self._push(node, _TYPES[kinds[client]], values)
+        nodes = {client: node for client, node in self.roster.nodes.items() if client in frames}
+        asked: list[tuple[int, str, Values]] = [
+            (node, _TYPES[kinds[client]], {"federation": self.terms.federation, "frame": frames[client]})
+            for client, node in nodes.items()
+        ]
+        identities = dict(zip(nodes, self._push(asked), strict=True))
+        for client in frames:
+            identity, sent = (
+                identities.get(client),
+                _Sent(client, nodes.get(client, 0), round_number, kinds[client], until),
+            )
             if identity is not None:
-                self._waiting[identity] = _Sent(client, node, round_number, kinds[client], until)
+                self._waiting[identity] = sent
+            elif not any(earlier.client == client for earlier in again.values()):
+                self._bad(under_way, sent, self._refusal(sent, "Flower takes no message for its node"))
 
     def _collect(self, round_number: int, under_way: _Exchange) -> Iterator[Reply]:
         end = self.clock() + self.deadline
         try:
             while True:
                 for client, frame in self._pull(under_way):
-                    self._kept.setdefault((round_number, under_way.kinds[client]), {})[client] = frame
+                    if round_number:
+                        self._kept.setdefault((round_number, under_way.kinds[client]), {})[client] = frame
                     yield Reply(client, frame)
                 if under_way.enough() and not under_way.open():
                     break
@@ -215,14 +225,18 @@ class FlowerChannel:
                 self._bad(under_way, sent, self._refusal(sent, f"no answer within {self.deadline:g} s"), "silent")
         if not under_way.enough():
             raise BelowQuorum(
-                f"round {round_number}: {len(under_way.good)} good answers of {len(under_way.kinds)} within "
-                f"{self.deadline:g} s, where {under_way.needed} are needed; it is asked again"
+                f"round {round_number}: {len(under_way.good)} of {len(under_way.kinds)} clients answered well within "
+                f"{self.deadline:g} s, {under_way.needed} have to; it is asked again"
             )
 
-    def _push(self, node: int, kind: str, values: Values) -> str | None:
-        content = RecordDict({RECORD: ConfigRecord(dict(values))})
-        message = Message(content, dst_node_id=node, message_type=kind, ttl=self._lifetime)
-        return next(iter(self.grid.push_messages([message])), None) or None
+    def _push(self, asked: Sequence[tuple[int, str, Values]]) -> list[str | None]:
+        """Node, type and values of messages; how each is known, or None where Flower did not take it."""
+        messages = [
+            Message(RecordDict({RECORD: ConfigRecord(values)}), dst_node_id=node, message_type=kind, ttl=self._lifetime)
+            for node, kind, values in asked
+        ]
+        identities = [identity or None for identity in self.grid.push_messages(messages)] if messages else []
+        return identities if len(identities) == len(messages) else [None] * len(messages)
 
     @property
     def _lifetime(self) -> float:
@@ -266,7 +280,7 @@ class FlowerChannel:
         if "error" in values:
             self.roster.refuse(node, None, words(values["error"]))
         elif not self.roster.claim(node, values.get("client-id")):
-            self._push(node, "query.notice", {"code": "taken", "words": WORDS["taken"]})
+            self._push([(node, "query.notice", {"code": "taken", "words": WORDS["taken"]})])
         else:
             client = self.roster.client_of(node)
             assert client is not None

@@ -1,7 +1,10 @@
 """Flower's entry point on a client: `flower-supernode` runs it for every message, in a process of its own.
 
-The node config says which client this is (`client-id`) and where its folder lies (`folder`). What goes wrong travels as
-a short code; the sentence, and the traceback of a bug, go to `progress.jsonl` in the client's folder and to stderr.
+The node config says which client this is (`client-id`) and where its folder lies (`folder`). In Flower's simulation,
+which knows no such keys, the client id is the partition's and the folder is `client-N` in the run config's `clients`.
+
+What goes wrong travels as a short code; the sentence, or the traceback of a bug, goes to `progress.jsonl` in the
+client's folder and to stderr.
 """
 
 from __future__ import annotations
@@ -71,11 +74,10 @@ def _reply(message: Message, context: Context, work: Callable[[Member, ConfigRec
     values: Values
     folder: Path | None = None
     try:
-        folder = Path(str(context.node_config["folder"]))
+        client, folder = _who(context)
         journal = Journal(folder / "progress.jsonl")
         try:
-            member = Member(folder, int(context.node_config["client-id"]))
-            values = work(member, message.content[RECORD], journal)
+            values = work(Member(folder, client), message.content[RECORD], journal)
         except Refusal as refusal:
             journal.tell("refused", code=refusal.code, reason=str(refusal))
             values = {"error": refusal.code}
@@ -90,6 +92,15 @@ def _reply(message: Message, context: Context, work: Callable[[Member, ConfigRec
         values = {"error": "failed"}
     counted = {} if folder is None else _sockets(folder)
     return Message(RecordDict({RECORD: ConfigRecord({**values, **counted})}), reply_to=message)
+
+
+def _who(context: Context) -> tuple[int, Path]:
+    """The client's id and folder."""
+    node = context.node_config
+    if "folder" in node:
+        return int(node["client-id"]), Path(str(node["folder"]))
+    client = int(node["partition-id"])
+    return client, Path(str(context.run_config["clients"])) / f"client-{client}"
 
 
 def _sockets(folder: Path) -> Values:

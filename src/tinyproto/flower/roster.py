@@ -41,10 +41,11 @@ class Roster:
 
     def see(self, online: Mapping[int, bytes]) -> list[int]:
         """These nodes are online now; those to say hello to. Who went away is greeted anew when back."""
-        for client, node in list(self.nodes.items()):
-            if node not in online and node in self.online:
-                self.journal.tell("left", client=client, reason="its node is offline")
-        self.asked = {node: when for node, when in self.asked.items() if node in online}
+        left = [client for client, node in self.nodes.items() if node not in online and node in self.online]
+        for client in left:
+            self.journal.tell("left", client=client, reason="its node is offline")
+        freed = {node for node, reason in self.reasons.items() if left and reason == WORDS["taken"]}
+        self.asked = {node: when for node, when in self.asked.items() if node in online and node not in freed}
         back = [node for node in online if node not in self.online]
         for node in back:
             self.forget(node)
