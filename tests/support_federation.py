@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -69,14 +69,15 @@ class Running:
     """A verb of ours in a process, with everything that it starts."""
 
     def __init__(
-        self, folder: Path, name: str, *arguments: str, prepare: Callable[[], None] | None = None, **variables: str
-    ) -> None:
+        self, folder: Path, name: str, *arguments: str, inside: Sequence[str] = (),
+        prepare: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
         self.mark = uuid4().hex
         self.out = folder / f"{name}-{self.mark[:6]}.out"
         with self.out.open("w") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tinyproto.cli.main", *arguments], cwd=folder, stdout=stream,
-                stderr=subprocess.STDOUT, env=environment(**{MARK: self.mark}, **variables), start_new_session=True,
+                [*inside, sys.executable, "-m", "tinyproto.cli.main", *arguments], cwd=folder, stdout=stream,
+                stderr=subprocess.STDOUT, env=environment(**{MARK: self.mark}), start_new_session=True,
                 preexec_fn=prepare,
             )  # fmt: skip
 

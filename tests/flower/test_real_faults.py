@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -177,7 +178,7 @@ def stay(tmp_path: Path) -> join_verb.Stay:
 
 def test_who_is_turned_away_gives_up_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(join_verb.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     client, reason = stay(tmp_path), TurnedAwayError("the coordinator does not take this key")
     for seconds in (1.0, 60.0, join_verb.PATIENCE_SECONDS):
         now[0] = seconds
