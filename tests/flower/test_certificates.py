@@ -21,7 +21,7 @@ from tinyproto.flower.certificates import ClientKeys, ServerKeys, make_keys
 pytestmark = pytest.mark.flower
 
 
-def shake_hands(server: ServerKeys, host: str, authority: Path) -> None:
+def shake_hands(server: ServerKeys, host: str, authority: Path) -> dict[str, int]:
     """A client's handshake with a server that has these keys."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(server.certificate, server.key)
@@ -35,7 +35,7 @@ def shake_hands(server: ServerKeys, host: str, authority: Path) -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         try:
-            reach((host, listening.getsockname()[1]), authority)
+            return reach((host, listening.getsockname()[1]), authority)
         finally:
             thread.join()
 
@@ -59,7 +59,8 @@ def test_the_certificate_is_good_for_its_names_and_of_its_authority_only(tmp_pat
     make_keys(tmp_path / "theirs", 1, [])
     ours, theirs = (ServerKeys.open(tmp_path / whose) for whose in ("ours", "theirs"))
     for host in ("localhost", "127.0.0.1"):
-        shake_hands(ours, host, ours.authority)
+        counts = shake_hands(ours, host, ours.authority)
+        assert 200 < counts["up"] < counts["down"] < 4000
     with pytest.raises(FederationError, match="not from the authority"):
         shake_hands(theirs, "localhost", ours.authority)
 

@@ -92,7 +92,7 @@ class Stay:
         while not self.stop.wanted and self._rounds is None:
             began = time.monotonic()
             try:
-                reach(self.address, self.keys.authority)
+                self.relay.add(reach(self.address, self.keys.authority))
                 self._be_there()
             except AwayError as reason:
                 self._say_once(f"waiting for {self.server}: {reason}")
@@ -127,11 +127,8 @@ class Stay:
         """The last answer is made: stay until the coordinator, too, is done; of who leaves, Flower keeps no answer."""
         until = time.monotonic() + LAST_ANSWER_SECONDS
         while time.monotonic() < until and not self.stop.wanted and not node.process.wait(0.5):
-            try:
-                reach(self.address, self.keys.authority)
-            except AwayError:
-                if node.has_answered_all:
-                    return
+            if node.has_answered_all and node.is_cut_off:
+                return
 
     def _turned_away(self, reason: TurnedAwayError) -> None:
         now = time.monotonic()

@@ -19,19 +19,19 @@ class TurnedAwayError(Exception):
     """The coordinator answers, but does not take this client in, for now."""
 
 
-def reach(server: tuple[str, int], authority: Path) -> None:
-    """Shake hands with the coordinator as a SuperNode would; what will not change by waiting is an error."""
+def reach(server: tuple[str, int], authority: Path) -> dict[str, int]:
+    """Shake hands with the coordinator as a SuperNode would: the bytes that took, up and down.
+
+    What will not change by waiting is an error, what may is an AwayError.
+    """
     host, port = server
     try:
         context = ssl.create_default_context(cafile=str(authority))
     except (ssl.SSLError, OSError) as error:
         raise FederationError(f"{authority} is no certificate of an authority") from error
     try:
-        with (
-            socket.create_connection(server, REACH_SECONDS) as opened,
-            context.wrap_socket(opened, server_hostname=host),
-        ):
-            return
+        with socket.create_connection(server, REACH_SECONDS) as opened:
+            return _shake_hands(opened, context, host)
     except ssl.SSLCertVerificationError as error:
         if error.verify_code in (62, 64):  # another host name, another IP address
             raise FederationError(
@@ -55,6 +55,29 @@ def reach(server: tuple[str, int], authority: Path) -> None:
         raise AwayError("no answer") from error
     except OSError as error:
         raise AwayError(error.strerror or str(error)) from error
+
+
+def _shake_hands(opened: socket.socket, context: ssl.SSLContext, host: str) -> dict[str, int]:
+    received, to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
+    shaking = context.wrap_bio(received, to_send, server_hostname=host)
+    counts = {"up": 0, "down": 0}
+    while True:
+        try:
+            shaking.do_handshake()
+            done = True
+        except ssl.SSLWantReadError:
+            done = False
+        data = to_send.read()
+        opened.sendall(data)
+        counts["up"] += len(data)
+        if done:
+            return counts
+        data = opened.recv(65536)
+        counts["down"] += len(data)
+        if data:
+            received.write(data)
+        else:
+            received.write_eof()
 
 
 def why_it_ended(said: str, log: Path) -> Exception:

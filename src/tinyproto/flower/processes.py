@@ -260,6 +260,11 @@ class SuperNode:
         said = self.process.said()
         return said.count("Receiving: ") == said.count("Sent successfully")
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the coordinator no longer answers since its last answer was sent."""
+        return "Connection attempt failed" in self.process.said().rpartition("Sent successfully")[2]
+
     def stop(self) -> None:
         """End it, with the ClientApp; the coordinator is told goodbye."""
         self.process.stop()

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from tinyproto.errors import FederationError
@@ -39,6 +40,14 @@ class Relay:
     def proxy(self) -> str:
         """The address that a SuperNode is given as `HTTPS_PROXY`."""
         return f"http://127.0.0.1:{self.port}"
+
+    def add(self, counts: Mapping[str, int]) -> None:
+        """Count what went to the server by another way."""
+        self._loop.call_soon_threadsafe(self._add, dict(counts))
+
+    def _add(self, counts: Mapping[str, int]) -> None:
+        for way, count in counts.items():
+            self.counts[way] += count
 
     def close(self) -> None:
         """Cut what is open, and leave the last counts in the file."""
