@@ -21,6 +21,7 @@ from tinyproto.flower.follower import Follower
 from tinyproto.flower.gate import Gate, OpenGate
 from tinyproto.flower.processes import Kept, SuperLink, split_address
 from tinyproto.flower.terms import agree, members, new_token, offered_terms
+from tinyproto.report.words import counted
 from tinyproto.tracking.run_folder import RunFolder, write_whole
 
 LOOK_SECONDS = 0.3
@@ -45,6 +46,9 @@ def serve_config(asked: Asked, output: Output) -> None:
     host, port = split_address(asked.listen, "--listen")
     keys = ServerKeys.open(asked.keys)
     folder, config, before = _source(asked)
+    if asked.resume and RunFolder(folder).read_results():  # it has ended already
+        conclude(output, config, folder)
+        return
     token = str(before["federation"]) if before is not None else new_token()
     largest = agree(offered_terms(config, token), config.model.models).expectation.largest_frame
     _check_keys(keys, members(config), asked.keys)
@@ -62,8 +66,10 @@ def serve_config(asked: Asked, output: Output) -> None:
         gate = OpenGate(Gate(superlink.address, keys, largest), host, port, keys)
         stack.callback(gate.close)
         progress = stack.enter_context(FederationProgress(output, config.model.evaluate.rule))
-        output.say(f"{config.model.name}: waiting for {members(config)} clients at {asked.listen}; each joins with")
-        output.say(f"  tinyproto join --server HOST:{port} --client-id N --keys client-N --data DIR --model NAME")
+        output.say(
+            f"{config.model.name}: open at {asked.listen} for {counted(members(config), 'client')}: "
+            f"tinyproto join --server HOST:{port} --client-id N --keys client-N ..."
+        )
         _watch(folder, superlink, progress, stop)
     conclude(output, config, folder)
 
