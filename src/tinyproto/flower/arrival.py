@@ -71,6 +71,9 @@ def _shake_hands(opened: socket.socket, context: ssl.SSLContext, host: str) -> d
         opened.sendall(data)
         counts["up"] += len(data)
         if done:
+            opened.shutdown(socket.SHUT_WR)
+            while data := opened.recv(65536):  # tickets for another time, which count, too
+                counts["down"] += len(data)
             return counts
         data = opened.recv(65536)
         counts["down"] += len(data)
