@@ -24,7 +24,7 @@ test-flower: .venv-flower/.dev
 	$(FLOWER)/mypy
 	$(FLOWER)/pytest -n 2 -m "flower and not flower_slow"
 
-test-flower-all: .venv-flower/.dev
+test-flower-all: .venv-flower/.all
 	$(FLOWER)/mypy
 	$(FLOWER)/pytest -n 2 -m flower
 
@@ -64,4 +64,8 @@ clean:
 	$(PYTHON) -m venv .venv-flower
 	$(FLOWER)/python -m pip install --quiet --disable-pip-version-check "pip>=25.1"
 	$(FLOWER)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,flower]"
+	@touch $@
+
+.venv-flower/.all: .venv-flower/.dev
+	$(FLOWER)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,flower,flower-simulation]"
 	@touch $@
