@@ -24,7 +24,7 @@ test-flower: .venv-flower/.dev
 	$(FLOWER)/mypy
 	$(FLOWER)/pytest -n 2 -m "flower and not flower_slow"
 
-test-flower-all: .venv-flower/.simulation
+test-flower-all: .venv-flower/.all
 	$(FLOWER)/mypy
 	$(FLOWER)/pytest -n 2 -m flower
 
@@ -66,6 +66,6 @@ clean:
 	$(FLOWER)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,flower]"
 	@touch $@
 
-.venv-flower/.simulation: .venv-flower/.dev
-	$(FLOWER)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,flower-simulation]"
+.venv-flower/.all: .venv-flower/.dev
+	$(FLOWER)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,flower,flower-simulation]"
 	@touch $@

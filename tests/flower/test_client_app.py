@@ -62,7 +62,7 @@ def test_a_bug_travels_as_a_code_and_its_text_stays(
 
 
 def test_a_refusal_travels_as_a_code_and_its_sentence_stays(tmp_path: Path) -> None:
-    assert ask(tmp_path, "query.hello", {"terms": SECRET}) == {"error": "terms"}
+    assert ask(tmp_path, "query.hello", {"terms": SECRET}) == {"error": "terms", "client-id": 0}
     assert "no JSON" in (tmp_path / "client-0" / "progress.jsonl").read_text()
 
 
@@ -71,7 +71,8 @@ def test_a_folder_without_a_join_file_is_answered_with_a_code(tmp_path: Path) ->
     (federation.grid.folders[NODE] / "join.json").unlink()
     federation.play()
     assert federation.records()[0]["participants"] == [1, 2]
-    assert federation.events("refused")[0]["reason"] == WORDS["failed"]
+    (told,) = federation.events("refused")
+    assert (told["client"], told["reason"]) == (0, WORDS["failed"])
 
 
 def test_a_client_without_space_is_done_without_for_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

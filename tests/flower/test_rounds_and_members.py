@@ -213,7 +213,7 @@ def test_refused_at_the_hello_a_client_is_named_on_both_ends_and_the_others_go_o
     federation.play()
     assert [record["participants"] for record in federation.records()] == [[0, 2], [0, 2], []]
     (told,) = federation.events("refused")
-    assert (told["node"], told["reason"]) == (NODE + 1, WORDS["classes"])
+    assert (told["client"], told["node"], told["reason"]) == (1, NODE + 1, WORDS["classes"])
     own, *_ = map(json.loads, (tmp_path / "client-1" / "progress.jsonl").read_text().splitlines())
     assert own["code"] == "classes"
     assert "label 8, the federation has 0 … 3" in own["reason"]

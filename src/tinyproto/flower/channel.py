@@ -10,7 +10,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -18,13 +17,14 @@ from flwr.serverapp import Grid
 from tinyproto.engine.intake import inspect_answer
 from tinyproto.engine.server import Reply
 from tinyproto.errors import TinyProtoError, WireError
+from tinyproto.flower.exchange import Exchange, Sent, counted
 from tinyproto.flower.journal import Journal
 from tinyproto.flower.record import RECORD, Values
 from tinyproto.flower.refusal import WORDS, words
 from tinyproto.flower.roster import Clock, Roster
+from tinyproto.flower.socket_counts import SocketCounts
 from tinyproto.flower.terms import Terms
 from tinyproto.wire.frame import Kind, unpack
-from tinyproto.wire.meter import WAYS, Direction
 from tinyproto.wire.validate import Expectation
 
 _TYPES = {Kind.HELLO: "query.frame", Kind.TRAIN: "train", Kind.EVALUATE: "evaluate"}
@@ -42,45 +42,6 @@ LOOK_EVERY = 3.0
 
 class BelowQuorum(TinyProtoError):  # noqa: N818
     """Too few good answers by the deadline: nothing has changed, and the round is to be asked again."""
-
-
-@dataclass
-class _Sent:
-    """A message that may still be answered."""
-
-    client: int
-    node: int
-    round_number: int
-    kind: Kind
-    until: float  # after which Flower no longer knows it
-
-
-@dataclass
-class _Exchange:
-    """One exchange under way."""
-
-    kinds: Mapping[int, Kind]
-    needed: int
-    good: set[int] = field(default_factory=set)
-    bad: dict[int, WireError] = field(default_factory=dict)  # the last reason, by client without a good answer
-
-    def open(self) -> bool:
-        """Whether anyone has not been heard at all."""
-        return any(client not in self.good and client not in self.bad for client in self.kinds)
-
-    def enough(self) -> bool:
-        """Whether it could be concluded: of those who train where anyone does."""
-        return sum(client in self.good for client in self._counted) >= self.needed
-
-    @property
-    def _counted(self) -> list[int]:
-        return counted(self.kinds)
-
-
-def counted(kinds: Mapping[int, Kind]) -> list[int]:
-    """The clients by whom a quorum is counted: those who train; where nobody does, all who are asked."""
-    training = [client for client, kind in kinds.items() if kind is Kind.TRAIN]
-    return training or list(kinds)
 
 
 class FlowerChannel:
@@ -104,12 +65,11 @@ class FlowerChannel:
         self.roster = Roster(terms.clients, journal, clock, deadline, keys or {})
         self.participants = 0  # of the round under way; the quorum is counted by them, or by all whom it asks
         self._hellos: dict[str, tuple[int, float]] = {}  # node, and when Flower gives it up, by message
-        self._waiting: dict[str, _Sent] = {}  # of the exchange under way
-        self._given_up: dict[str, _Sent] = {}
+        self._waiting: dict[str, Sent] = {}  # of the exchange under way
+        self._given_up: dict[str, Sent] = {}
         self._answered: set[str] = set()
         self._kept: dict[tuple[int, Kind], dict[int, bytes]] = {}  # good answers of the round under way
-        self._sockets: dict[int, dict[Direction, int]] = {}  # as last told, by client
-        self._used: dict[int, dict[Direction, int]] = {}  # since last asked
+        self.sockets = SocketCounts()
         self._looked = -math.inf
 
     def needed(self, asked: int) -> int:
@@ -135,7 +95,7 @@ class FlowerChannel:
             self._kept = {key: answers for key, answers in self._kept.items() if key[0] == round_number}
         made = {client: frames[client] for client in frames}
         kinds = {client: unpack(frame)[0].kind for client, frame in made.items()}
-        under_way = _Exchange(kinds, self._quorum_of(round_number, kinds))
+        under_way = Exchange(kinds, self._quorum_of(round_number, kinds))
         for client in made:
             known = self._kept.get((round_number, kinds[client]), {}).get(client)
             if known is not None:
@@ -160,12 +120,7 @@ class FlowerChannel:
             if identity is not None:
                 self._hellos[identity] = node, now + self._lifetime
 
-    def take_sockets(self) -> Mapping[int, Mapping[Direction, int]] | None:
-        """Bytes at the clients' sockets since last asked; None where no client counts them."""
-        used, self._used = self._used, {}
-        return dict(sorted(used.items())) if self._sockets else None
-
-    def _ask(self, round_number: int, frames: Mapping[int, bytes], under_way: _Exchange) -> None:
+    def _ask(self, round_number: int, frames: Mapping[int, bytes], under_way: Exchange) -> None:
         kinds = under_way.kinds
         again = {
             identity: sent
@@ -182,16 +137,14 @@ class FlowerChannel:
         ]
         identities = dict(zip(nodes, self._push(asked), strict=True))
         for client in frames:
-            identity, sent = (
-                identities.get(client),
-                _Sent(client, nodes.get(client, 0), round_number, kinds[client], until),
-            )
+            sent = Sent(client, nodes.get(client, 0), round_number, kinds[client], until)
+            identity = identities.get(client)
             if identity is not None:
                 self._waiting[identity] = sent
             elif not any(earlier.client == client for earlier in again.values()):
                 self._bad(under_way, sent, self._refusal(sent, "Flower takes no message for its node"))
 
-    def _collect(self, round_number: int, under_way: _Exchange) -> Iterator[Reply]:
+    def _collect(self, round_number: int, under_way: Exchange) -> Iterator[Reply]:
         end = self.clock() + self.deadline
         try:
             while True:
@@ -217,11 +170,11 @@ class FlowerChannel:
         asked = len(counted(kinds))
         return self.needed(max(asked, self.participants) if Kind.TRAIN in kinds.values() else asked)
 
-    def _conclude_late(self, round_number: int, under_way: _Exchange) -> None:
+    def _conclude_late(self, round_number: int, under_way: Exchange) -> None:
         """The deadline has passed: without those who are not heard, or not at all."""
         for client, kind in under_way.kinds.items():
             if client not in under_way.good and client not in under_way.bad:
-                sent = _Sent(client, 0, round_number, kind, 0.0)
+                sent = Sent(client, 0, round_number, kind, 0.0)
                 self._bad(under_way, sent, self._refusal(sent, f"no answer within {self.deadline:g} s"), "silent")
         if not under_way.enough():
             raise BelowQuorum(
@@ -243,7 +196,7 @@ class FlowerChannel:
         """Seconds for which Flower keeps a message and its reply: beyond the deadline, so that late ones are seen."""
         return 2 * self.deadline + 60
 
-    def _pull(self, under_way: _Exchange | None) -> list[tuple[int, bytes]]:
+    def _pull(self, under_way: Exchange | None) -> list[tuple[int, bytes]]:
         """Hear what has come; the good answers of the exchange under way."""
         now = self.clock()
         self._given_up = {identity: sent for identity, sent in self._given_up.items() if sent.until - 30 > now}
@@ -278,15 +231,16 @@ class FlowerChannel:
             return
         values = _values(message)
         if "error" in values:
-            self.roster.refuse(node, None, words(values["error"]))
+            said = values.get("client-id")
+            self.roster.refuse(node, said if isinstance(said, int) else None, words(values["error"]))
         elif not self.roster.claim(node, values.get("client-id")):
             self._push([(node, "query.notice", {"code": "taken", "words": WORDS["taken"]})])
         else:
             client = self.roster.client_of(node)
             assert client is not None
-            self._note_sockets(client, values)
+            self.sockets.note(client, values)
 
-    def _hear(self, sent: _Sent, message: Message, under_way: _Exchange) -> tuple[int, bytes] | None:
+    def _hear(self, sent: Sent, message: Message, under_way: Exchange) -> tuple[int, bytes] | None:
         """A good answer, or the reason noted why it is none."""
         client, number = sent.client, sent.round_number
         if client in under_way.good:
@@ -303,7 +257,7 @@ class FlowerChannel:
         self.journal.tell("answered", client=client, round=number, kind=sent.kind.answer.name.lower(), bytes=len(frame))
         return client, frame
 
-    def _open(self, sent: _Sent, message: Message) -> bytes:
+    def _open(self, sent: Sent, message: Message) -> bytes:
         """The frame of a reply, once all of it was found good; its size is looked at before anything is decoded."""
         if message.has_error():
             raise self._refusal(sent, _flower_error(message))
@@ -316,27 +270,15 @@ class FlowerChannel:
         if not isinstance(frame, bytes):
             raise self._refusal(sent, "its reply has no frame")
         inspect_answer(frame, self.expectation, sent.client, sent.round_number, (sent.kind.answer,))
-        self._note_sockets(sent.client, values)
+        self.sockets.note(sent.client, values)
         return frame
 
-    def _refusal(self, sent: _Sent, reason: str) -> WireError:
+    def _refusal(self, sent: Sent, reason: str) -> WireError:
         return WireError(f"client {sent.client}, round {sent.round_number}: {reason}")
 
-    def _bad(self, under_way: _Exchange, sent: _Sent, error: WireError, event: str = "refused") -> None:
+    def _bad(self, under_way: Exchange, sent: Sent, error: WireError, event: str = "refused") -> None:
         under_way.bad[sent.client] = error
         self.journal.tell(event, client=sent.client, round=sent.round_number, reason=str(error))
-
-    def _note_sockets(self, client: int, values: Mapping[str, object]) -> None:
-        told = {way: values.get(f"socket-{way}") for way in WAYS}
-        if not all(isinstance(count, int) and count >= 0 for count in told.values()):
-            return
-        now: dict[Direction, int] = {way: count for way, count in told.items() if isinstance(count, int)}
-        before = self._sockets.get(client)
-        self._sockets[client] = now
-        used = self._used.setdefault(client, dict.fromkeys(WAYS, 0))
-        if before is not None:
-            for way in WAYS:  # a counter that is smaller than it was began anew
-                used[way] += now[way] - before[way] if now[way] >= before[way] else now[way]
 
 
 def _values(message: Message) -> Mapping[str, object]:

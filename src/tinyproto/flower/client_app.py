@@ -71,7 +71,7 @@ def frame(message: Message, context: Context) -> Message:
 
 def _reply(message: Message, context: Context, work: Callable[[Member, ConfigRecord, Journal], Values]) -> Message:
     """Whatever happens, a reply: what the work gives, or a code."""
-    values: Values
+    values: Values = {"error": "failed"}
     folder: Path | None = None
     try:
         client, folder = _who(context)
@@ -80,16 +80,15 @@ def _reply(message: Message, context: Context, work: Callable[[Member, ConfigRec
             values = work(Member(folder, client), message.content[RECORD], journal)
         except Refusal as refusal:
             journal.tell("refused", code=refusal.code, reason=str(refusal))
-            values = {"error": refusal.code}
+            values = {"error": refusal.code, "client-id": client}
         except TinyProtoError as error:
             journal.tell("failed", reason=str(error))
-            values = {"error": "failed"}
+            values = {"error": "failed", "client-id": client}
         except Exception:
             journal.tell("failed", reason=traceback.format_exc())
             raise
     except Exception:
         traceback.print_exc()
-        values = {"error": "failed"}
     counted = {} if folder is None else _sockets(folder)
     return Message(RecordDict({RECORD: ConfigRecord({**values, **counted})}), reply_to=message)
 

@@ -211,7 +211,7 @@ class Coordinator:
             except BelowQuorum as error:
                 self.journal.tell("again", round=round_.number, reason=str(error))
         seconds = {"total": self.stopwatch.now() - start, **self.stopwatch.take()}
-        return PlayedRound(record, seconds, sockets=self.channel.take_sockets())
+        return PlayedRound(record, seconds, sockets=self.channel.sockets.take())
 
     def _conclude(self, played: PlayedRound) -> None:
         record = played.record
