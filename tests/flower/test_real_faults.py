@@ -126,7 +126,7 @@ def test_a_federation_goes_on_without_those_who_fail_and_against_those_who_do_no
 
     told = json.loads((federation.client_folder(0) / "socket.json").read_text())
     for way, count in proxy.counts.items():  # what a client says to a coordinator that has just left may get lost
-        assert 40_000 < count
+        assert count > 40_000
         assert abs(count - told[way]) < 600
     used = federation.result()["socket_bytes_per_round"]["clients"]["0"]
     assert 0 < used["up"] * 3 < told["up"]

@@ -329,7 +329,10 @@ def serve(
         raise ConfigError("name a CONFIG, such as configs/federation.yaml, or make keys with --init")
     from tinyproto.cli.serve import Asked, serve_config
 
-    serve_config(Asked(config, tuple(overrides or ()), runs, keys, listen, overwrite, resume), output)
+    try:
+        serve_config(Asked(config, tuple(overrides or ()), runs, keys, listen, overwrite, resume), output)
+    except KeyboardInterrupt:
+        raise Interrupted("--resume goes on after the last round that was concluded") from None
 
 
 @app.command()
@@ -391,7 +394,10 @@ def join(
         client_id, keys or Path("keys") / f"client-{client_id}", data, share, image_size, model, device,
         folder or Path("clients") / f"client-{client_id}",
     )  # fmt: skip
-    join_federation(server, own, Output(json=json, quiet=quiet))
+    try:
+        join_federation(server, own, Output(json=json, quiet=quiet))
+    except KeyboardInterrupt:
+        raise Interrupted("the same command goes on") from None
 
 
 @app.command()

@@ -75,23 +75,27 @@ def serve_config(asked: Asked, output: Output) -> None:
 
 
 def _source(asked: Asked) -> tuple[Path, Config, dict[str, Any] | None]:
-    """The run folder, its config, and what was served there before; a run folder may be named in place of a config."""
+    """The run folder, its config, and what was served there before; a run folder may be named in place of a config.
+
+    What is resumed goes on with the config that it began with, whatever has become of the file.
+    """
     is_folder = asked.config.is_dir()
     if is_folder and not asked.resume:
         raise ConfigError(f"{asked.config} is a folder; --resume goes on with the federation in it")
-    if is_folder:
-        RunFolder.open(asked.config)
-        if asked.overrides:
-            raise ConfigError("a federation goes on with the config it began with; leave out the overrides")
-    config = load_config(asked.config / "config.yaml" if is_folder else asked.config, list(asked.overrides))
-    folder = asked.config if is_folder else asked.runs / config.model.name
-    file = folder / "serve.json"
+    if is_folder and asked.overrides:
+        raise ConfigError("a federation goes on with the config it began with; leave out the overrides")
+    config = None if is_folder else load_config(asked.config, list(asked.overrides))
+    folder = asked.config if config is None else asked.runs / config.model.name
     if not asked.resume:
+        assert config is not None
         return folder, config, None
+    RunFolder.open(folder)
+    file = folder / "serve.json"
     try:
-        return folder, config, json.loads(file.read_text(encoding="utf-8"))
+        before: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise FederationError(f"{folder} holds no federation to go on with: {file.name} cannot be read") from error
+    return folder, load_config(folder / "config.yaml", []), before
 
 
 def _check_keys(keys: ServerKeys, clients: int, folder: Path) -> None:
