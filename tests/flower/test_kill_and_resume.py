@@ -230,6 +230,17 @@ def test_it_goes_on_with_the_config_it_began_with_or_not_at_all(tmp_path: Path) 
         other.play(resume=True)
 
 
+def test_it_goes_on_with_the_token_it_began_with_or_not_at_all(tmp_path: Path) -> None:
+    federation = small_federation(tmp_path, values())
+    Calls(18).watch(federation)
+    with pytest.raises(Killed):
+        federation.play()
+    records = (federation.run_folder / "rounds.jsonl").read_bytes()
+    with pytest.raises(CheckpointError, match="token"):
+        federation.play(resume=True, federation="f" * 32)
+    assert (federation.run_folder / "rounds.jsonl").read_bytes() == records
+
+
 def test_who_was_not_heard_before_the_kill_is_heard_after_it(tmp_path: Path, undisturbed: Undisturbed) -> None:
     federation = small_federation(tmp_path, values())
     federation.grid.changes[NODE + 1] = in_round(2, silent)

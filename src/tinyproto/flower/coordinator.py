@@ -128,7 +128,7 @@ class Coordinator:
         if self.folder.read_results():
             self.journal.tell("finished", rounds=self.terms.train.rounds)
             return
-        checkpoints = Checkpoints(self.folder, self.config.resolved(), every_seconds=0.0)
+        checkpoints = Checkpoints(self.folder, self._begun_with, every_seconds=0.0)
         played = self._begin()
         total = self.terms.train.rounds
         self.journal.tell("started", algorithm=self.identity["label"], clients=self.terms.clients, rounds=total,
@@ -147,12 +147,14 @@ class Coordinator:
 
     def _begin(self) -> list[PlayedRound]:
         """Put state and files where the newest checkpoint was taken; the rounds played until then."""
-        folder, config = self.folder, self.config.resolved()
+        folder = self.folder
         checkpoint = load_newest(folder.checkpoints, folder.clients)
         if checkpoint is not None and not self.resume:
             raise RunFolderError(f"{folder.path} holds a federation that is under way; --resume goes on with it")
+        if checkpoint is not None:
+            check_same_config(completed(checkpoint.position.config), completed(self._begun_with))
         if not folder.size("config.yaml"):
-            folder.write_config(config)
+            folder.write_config(self.config.resolved())
         if not folder.size("environment.json"):
             folder.write_json("environment.json", {**environment(self.device, workers=0), "trainer": "eager"})
         for name in ("rounds.jsonl", "timings.jsonl"):
@@ -160,9 +162,13 @@ class Coordinator:
             folder.cut(name, length)
         if checkpoint is None:
             return []
-        check_same_config(completed(checkpoint.position.config), completed(config))
         restore(self, checkpoint)
         return folder.read_rounds(self.identity)
+
+    @property
+    def _begun_with(self) -> dict[str, Any]:
+        """What must not change while it is under way; with another token, clients would start anew."""
+        return {**self.config.resolved(), "token": self.terms.federation}
 
     def _gather(self, hellos: Meter, *, everyone: bool) -> list[int]:
         """Wait until enough members are here, and greet those whom the server does not know yet.
