@@ -56,7 +56,7 @@ def test_a_federation_lives_through_a_kill_a_silence_and_a_new_coordinator(feder
     serve = federation.serve("--resume")
     assert serve.wait(240) == 0, federation.tail()
     for join in joins.values():
-        assert join.wait(60) == 0, join.said
+        assert join.wait(90) == 0, join.said
         join.assert_nothing_left()
     serve.assert_nothing_left()
 

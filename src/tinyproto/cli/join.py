@@ -127,7 +127,7 @@ class Stay:
         """The last answer is made: stay until the coordinator, too, is done; of who leaves, Flower keeps no answer."""
         until = time.monotonic() + LAST_ANSWER_SECONDS
         while time.monotonic() < until and not self.stop.wanted and not node.process.wait(0.5):
-            if node.has_answered_all and node.is_cut_off:
+            if node.has_answered and node.is_cut_off:
                 return
 
     def _turned_away(self, reason: TurnedAwayError) -> None:

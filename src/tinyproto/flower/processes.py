@@ -255,10 +255,10 @@ class SuperNode:
         return "SuperNode ID:" in self.process.said()
 
     @property
-    def has_answered_all(self) -> bool:
-        """Whether every message that came was answered, and the answer sent."""
+    def has_answered(self) -> bool:
+        """Whether the last message that came was answered, and the answer sent."""
         said = self.process.said()
-        return said.count("Receiving: ") == said.count("Sent successfully")
+        return said.rfind("Sent successfully") > said.rfind("Receiving: ")
 
     @property
     def is_cut_off(self) -> bool:
