@@ -1,9 +1,10 @@
 # Both `make run` and `make test` set up everything they need in .venv; a second call finds it there.
 PYTHON ?= python3
 BIN := .venv/bin
+FLOWER := .venv-flower/bin
 COVERED := core algorithms wire engine
 
-.PHONY: run test test-all docs format clean
+.PHONY: run test test-all test-flower test-flower-all docs format clean
 
 run: .venv/.core
 	$(BIN)/tinyproto run configs/quickstart.yaml --overwrite
@@ -18,6 +19,15 @@ test: .venv/.dev
 test-all: .venv/.dev
 	$(BIN)/pytest -n 2 -m "slow or browser or gpu or not slow"
 
+# Flower has an environment of its own: it wants older releases of some packages.
+test-flower: .venv-flower/.dev
+	$(FLOWER)/mypy
+	$(FLOWER)/pytest -n 2 -m "flower and not flower_slow"
+
+test-flower-all: .venv-flower/.all
+	$(FLOWER)/mypy
+	$(FLOWER)/pytest -n 2 -m flower
+
 docs: .venv/.dev
 	$(BIN)/python -X utf8 -m tinyproto.config.reference > docs/configuration.md.new
 	mv docs/configuration.md.new docs/configuration.md
@@ -31,7 +41,7 @@ format: .venv/.dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf .venv .venv-flower .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 
 .venv/.pip:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tinyproto needs Python 3.11 or newer; try make PYTHON=python3.11 ...")'
@@ -46,4 +56,16 @@ clean:
 
 .venv/.dev: .venv/.core
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	@touch $@
+
+.venv-flower/.dev: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tinyproto needs Python 3.11 or newer; try make PYTHON=python3.11 ...")'
+	@echo "Setting up .venv-flower (about two minutes, once)"
+	$(PYTHON) -m venv .venv-flower
+	$(FLOWER)/python -m pip install --quiet --disable-pip-version-check "pip>=25.1"
+	$(FLOWER)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,flower]"
+	@touch $@
+
+.venv-flower/.all: .venv-flower/.dev
+	$(FLOWER)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,flower,flower-simulation]"
 	@touch $@

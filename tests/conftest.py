@@ -44,3 +44,8 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> GoodRun:
     done = command("run", "trial.yaml", cwd=cwd)
     assert (done.returncode, done.stderr) == (0, "")
     return GoodRun(cwd, cwd / "runs" / "trial", done.stdout)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The federation of real processes waits more than it works; it begins first, beside all others."""
+    items.sort(key=lambda item: "test_real_federation.py" not in item.nodeid)

@@ -27,12 +27,16 @@ RANKS = {
     "reproduce": 8,
     "report": 9,
     "workers": 9,
+    "flower": 9,
     "grid": 10,
     "api": 11,
     "bench": 11,
     "reproduction": 11,
     "cli": 12,
 }
+ENTRY_POINTS = ("flower/client_app.py", "flower/server_app.py")
+"""Flower's, which rank with `cli` and which nobody imports."""
+
 LIGHT = ("core", "models", "data", "wire", "algorithms", "engine")
 ALLOWED_IN_LIGHT = {"torch", "numpy", "tinyproto", "sklearn", "PIL", "triton"}
 MODULES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
@@ -59,10 +63,19 @@ def imported(path: Path, top_level_only: bool = False) -> list[str]:
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_module_imports_only_from_its_left(path: Path) -> None:
     own = path.relative_to(ROOT).with_suffix("").parts[0]
+    rank = RANKS["cli"] if str(path.relative_to(ROOT)) in ENTRY_POINTS else RANKS[own]
     for name in imported(path):
         if not name.startswith("tinyproto.") or name.split(".")[1] == own:
             continue
-        assert RANKS[layer(name)] < RANKS[own], f"{own} imports {name}"
+        assert RANKS[layer(name)] < rank, f"{own} imports {name}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_the_package_flower_knows_flower_and_nobody_imports_its_entry_points(path: Path) -> None:
+    names = imported(path)
+    assert path.relative_to(ROOT).parts[0] == "flower" or "flwr" not in {name.split(".")[0] for name in names}
+    entry_points = {f"tinyproto.{Path(name).with_suffix('').as_posix().replace('/', '.')}" for name in ENTRY_POINTS}
+    assert not entry_points & set(names)
 
 
 @pytest.mark.parametrize(

@@ -46,3 +46,7 @@ class WorkerError(TinyProtoError):
 
 class RunFolderError(TinyProtoError):
     """A run folder cannot be created, or holds another run."""
+
+
+class FederationError(TinyProtoError):
+    """A federation over the network cannot begin or go on."""

@@ -82,7 +82,7 @@ class Tampering:
         self.change = change
 
     def exchange(self, round_number: int, frames: Mapping[int, bytes]) -> Iterable[Reply]:
-        for client, frame in self.channel.exchange(round_number, frames):
+        for client, frame, _ in self.channel.exchange(round_number, frames):
             if client != 1 or not round_number:
                 yield Reply(client, frame)
                 continue

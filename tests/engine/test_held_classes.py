@@ -93,7 +93,7 @@ class Listening:
             asked[client] = decoded.header.kind
             present = set() if rows is None else set(rows.present.nonzero()[:, 0].tolist())
             self.rows[round_number, decoded.header.kind, client] = present
-        for client, frame in self.loopback.exchange(round_number, frames):
+        for client, frame, _ in self.loopback.exchange(round_number, frames):
             yield Reply(client, frame[:-1] if (asked[client], client) in self.spoiled else frame)
 
 

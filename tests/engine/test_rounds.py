@@ -135,7 +135,7 @@ class Tampering:
         self.forged = forged
 
     def exchange(self, round_number: int, frames: Mapping[int, bytes]) -> Iterable[Reply]:
-        for client, frame in self.channel.exchange(round_number, frames):
+        for client, frame, _ in self.channel.exchange(round_number, frames):
             yield Reply(client, self.forged if client == 1 and round_number else frame)
 
 
@@ -189,6 +189,38 @@ def test_a_tolerant_round_leaves_a_refused_client_out_and_says_why(quarters: Fed
     assert record.participants == (0, 2, 3, 4)
     assert record.refused[1].startswith("frame of client 1, round 1, refused: length")
     assert list(record.clients) == [0, 2, 3, 4]
+
+
+class Giving(Loopback):
+    """A channel that knows from whom no good answer will come."""
+
+    def exchange(self, round_number: int, frames: Mapping[int, bytes]) -> Iterable[Reply]:
+        for client, frame, _ in super().exchange(round_number, frames):
+            yield Reply(client, b"", WireError("it is gone")) if client == 1 else Reply(client, frame)
+
+
+@pytest.mark.parametrize("name", ["fedproto", "fedtgp"])  # which gathers uploads as they come, and which does not
+def test_whom_the_channel_gives_up_is_left_out_with_the_reason_it_names(quarters: FederatedData, name: str) -> None:
+    played = simulation(quarters, build(name))
+    meter = Meter()
+    played.server.greet(played.host, range(5), meter)
+    channel = Giving(played.loopback.clients, played.loopback.shelf)
+    plan = RoundPlan(Round(1, 2), participants=range(5), evaluated=frozenset())
+    with pytest.raises(WireError, match="it is gone"):
+        play_round(played.server, channel, plan, meter)
+    record = play_round(played.server, channel, plan, meter, tolerant=True)
+    assert record.participants == (0, 2, 3, 4)
+    assert record.refused == {1: "it is gone"}
+
+
+def test_a_tolerant_greeting_leaves_out_whom_it_cannot_understand(quarters: FederatedData) -> None:
+    played = simulation(quarters, build("fedproto"))
+    channel = Giving(played.loopback.clients, played.loopback.shelf)
+    with pytest.raises(WireError, match="it is gone"):
+        played.server.greet(channel, range(5), Meter())
+    refused = played.server.greet(channel, range(5), Meter(), tolerant=True)
+    assert {client: str(error) for client, error in refused.items()} == {1: "it is gone"}
+    assert sorted(played.server.infos) == [0, 2, 3, 4]
 
 
 class Echoing(Loopback):

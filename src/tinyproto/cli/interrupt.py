@@ -1,4 +1,4 @@
-"""Ctrl-C: the first asks a run to stop after its round, the second ends it at once."""
+"""Ctrl-C: the first asks to stop in good order, the second ends at once."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from types import FrameType, TracebackType
 
 
 class StopOnInterrupt:
-    """While open, the first interrupt is only noted."""
+    """While open, the first interrupt is only noted; so is SIGTERM, where it is named too."""
 
-    def __init__(self) -> None:
+    def __init__(self, *others: signal.Signals) -> None:
         self.wanted = False
+        self._signals = (signal.SIGINT, *others)
 
     def __enter__(self) -> StopOnInterrupt:
-        self._before = signal.signal(signal.SIGINT, self._note)
+        self._before = {number: signal.signal(number, self._note) for number in self._signals}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
         if self.wanted:

@@ -262,6 +262,145 @@ def reproduce(
 
 
 @app.command()
+def serve(
+    config: Annotated[
+        Path | None,
+        typer.Argument(metavar="CONFIG", help="A config file, or with --resume a run folder.", show_default=False),
+    ] = None,
+    overrides: Overrides = None,
+    keys: Annotated[Path, typer.Option(metavar="DIR", help="The folder that --init made.")] = Path("keys"),
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where clients reach it; 0.0.0.0 is every network it is in.")
+    ] = "127.0.0.1:8443",
+    runs: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run folder if it exists.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after the last round that was concluded.")] = False,
+    init: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Make certificates and keys, and stop.", show_default="none"),
+    ] = None,
+    clients: Annotated[
+        int | None,
+        typer.Option(parser=positive("--clients"), metavar="N", help="With --init: keys for so many clients."),
+    ] = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="With --init: a name or address that clients know this machine by.",
+            show_default="localhost and 127.0.0.1, always",
+        ),
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Coordinate a real federation over the network; clients take part with **tinyproto join**.
+
+    It runs on Flower (pip install 'tinyproto[flower]'), under TLS, for clients whose key is registered. The network
+    reaches what clients need and nothing else. Rounds go on when clients vanish, and wait when too few are there. The
+    run folder **runs/NAME** is like that of **tinyproto run**.
+
+    Examples:
+
+    - tinyproto serve --init keys --clients 3 --host coordinator.example.org
+    - tinyproto serve federation.yaml --listen 0.0.0.0:8443
+    - tinyproto serve runs/federation --resume --listen 0.0.0.0:8443
+    """
+    from tinyproto.cli.terminal import Output
+    from tinyproto.flower.extra import require_flower
+
+    require_flower()
+    output = Output(json=json, quiet=quiet, verbose=verbose)
+    if init is None and (clients is not None or host):
+        raise ConfigError(
+            "--clients and --host belong to --init; a config's federation.clients says how many there are"
+        )
+    if init is not None:
+        if config is not None or resume:
+            raise ConfigError("--init only makes certificates and keys; leave out CONFIG and --resume")
+        if clients is None:
+            raise ConfigError("--init needs --clients: how many clients get a key")
+        from tinyproto.cli.keys import init_keys
+
+        init_keys(init, clients, host or [], output)
+        return
+    if config is None:
+        raise ConfigError("name a CONFIG, such as configs/federation.yaml, or make keys with --init")
+    from tinyproto.cli.serve import Asked, serve_config
+
+    try:
+        serve_config(Asked(config, tuple(overrides or ()), runs, keys, listen, overwrite, resume), output)
+    except KeyboardInterrupt:
+        raise Interrupted("--resume goes on after the last round that was concluded") from None
+
+
+@app.command()
+def join(
+    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the coordinator is.")],
+    client_id: Annotated[int, typer.Option(min=0, metavar="N", help="This client's number.")],
+    model: Annotated[str, typer.Option(metavar="NAME", help="Its network: a registered name, or package.module:name.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Its samples: a folder with train/CLASS and test/CLASS, or an .npz file.",
+            show_default=False,
+        ),
+    ] = None,
+    share: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CONFIG",
+            help="To try things out: its share of the dataset that this config splits.",
+            show_default=False,
+        ),
+    ] = None,
+    image_size: Annotated[
+        int | None,
+        typer.Option(
+            parser=positive("--image-size"),
+            metavar="N",
+            help="Height and width that images of a folder are brought to.",
+            show_default="as they are",
+        ),
+    ] = None,
+    keys: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Its keys, from the coordinator.", show_default="keys/client-N")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where it keeps its state.", show_default="clients/client-N")
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:N or auto.")] = "cpu",
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Be a client of a real federation, with its own samples and its own network, until Ctrl-C.
+
+    It may come before the coordinator, leave and come back; it goes on from the state in its folder.
+
+    Examples:
+
+    - tinyproto join --server coordinator.example.org:8443 --client-id 0 --data images --model small_cnn_a
+    - tinyproto join --server localhost:8443 --client-id 1 --share configs/federation.yaml --model small_cnn_b
+    """
+    from tinyproto.flower.extra import require_flower
+
+    require_flower()
+    from tinyproto.cli.join import Own, join_federation
+    from tinyproto.cli.terminal import Output
+
+    own = Own(
+        client_id, keys or Path("keys") / f"client-{client_id}", data, share, image_size, model, device,
+        folder or Path("clients") / f"client-{client_id}",
+    )  # fmt: skip
+    try:
+        join_federation(server, own, Output(json=json, quiet=quiet))
+    except KeyboardInterrupt:
+        raise Interrupted("the same command goes on") from None
+
+
+@app.command()
 def doctor(json: Json = False) -> None:
     """Say what this machine offers: versions, devices, threads, extras, and where data is found."""
     from tinyproto.cli.doctor import examine

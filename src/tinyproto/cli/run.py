@@ -52,7 +52,7 @@ def _watch(experiment: Experiment, folder: Path, output: Output, play: Callable[
                 play(progress)
         except KeyboardInterrupt:
             raise Interrupted(f"go on with: tinyproto resume {folder}") from None
-    _conclude(output, config, folder)
+    conclude(output, config, folder)
 
 
 def _announce(output: Output, experiment: Experiment) -> None:
@@ -76,7 +76,7 @@ def _announce(output: Output, experiment: Experiment) -> None:
         )
 
 
-def _conclude(output: Output, config: Config, folder: Path) -> None:
+def conclude(output: Output, config: Config, folder: Path) -> None:
     """The table, the verdict, the report, and where everything is."""
     results = RunFolder(folder).read_results()
     titles = {entry.label: entry.title for entry in config.algorithms}

@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from tinyproto.config.algorithms import AlgorithmEntry, resolve_algorithms
 from tinyproto.config.presets import PRESETS
-from tinyproto.config.schema import ConfigModel, WireSection
+from tinyproto.config.schema import ConfigModel, FederationSection, WireSection
 from tinyproto.config.yaml_text import parse_yaml
 from tinyproto.data.images import Images
 from tinyproto.data.partition_kinds import OWN_KEYS
@@ -42,6 +42,7 @@ def completed(resolved: Mapping[str, Any]) -> dict[str, Any]:
     """A resolved config of any release: what came later has the values that it was run with."""
     return {
         "wire": WireSection().model_dump(),
+        "federation": FederationSection().model_dump(),
         **resolved,
         "prototypes": {"byte_budget": None, **resolved.get("prototypes", {})},
         "algorithms": [completed_entry(entry) for entry in resolved.get("algorithms", [])],

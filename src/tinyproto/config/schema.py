@@ -19,7 +19,7 @@ from tinyproto.engine.client import PrototypeSamples
 from tinyproto.engine.training import Precision, TrainerName
 from tinyproto.errors import ConfigError
 from tinyproto.simulation.budget import AUTO
-from tinyproto.simulation.loop import EvaluatedClients
+from tinyproto.simulation.participation import EvaluatedClients
 from tinyproto.wire.values import Download, Rounding, ValueName, WireSettings
 
 PresetName = Literal["sound", "reference", "paper"]
@@ -250,6 +250,38 @@ class CheckpointSection(Section):
     every_seconds: float = Field(30.0, ge=0, description="seconds between checkpoints; 0 writes one after every round")
 
 
+class FederationSection(Section):
+    """A real federation over a network: read by `tinyproto serve` alone; docs/federation.md says how one is run."""
+
+    clients: Positive | None = Field(
+        None, description="how many members there are, with client ids 0 … clients − 1; null: partition.num_clients"
+    )
+    classes: list[str] | None = Field(
+        None, min_length=1, description="names of the classes in order, which clients' folders of images are called by"
+    )
+    num_classes: Positive | None = Field(
+        None, description="K; null: as many as `classes` names, or as the dataset that `data` names has"
+    )
+    input_shape: list[Positive] | None = Field(
+        None, min_length=3, max_length=3, description="[channels, height, width]; null: of the dataset `data` names"
+    )
+    quorum: float = Field(
+        0.5, gt=0, le=1, description="share of a round's participants without whose good answers no round is concluded"
+    )
+    deadline: float = Field(
+        300.0, gt=0, description="seconds after which a round is concluded without those who have not answered"
+    )
+
+    @model_validator(mode="after")
+    def _one_number_of_classes(self) -> FederationSection:
+        if self.classes is not None:
+            if len(set(self.classes)) < len(self.classes):
+                raise ValueError("classes names a class twice")
+            if self.num_classes not in (None, len(self.classes)):
+                raise ValueError(f"num_classes is {self.num_classes}, but classes names {len(self.classes)}")
+        return self
+
+
 class ConfigModel(Section):
     """A whole config file."""
 
@@ -266,6 +298,7 @@ class ConfigModel(Section):
     evaluate: EvaluateSection = EvaluateSection()
     wire: WireSection = WireSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    federation: FederationSection = FederationSection()
     algorithms: list[Any] = Field(
         min_length=1, description="names, or mappings with `name`, `label`, `wire` and hyper-parameters"
     )

@@ -26,10 +26,11 @@ _TRAINING: Purpose = "training"
 
 
 class Reply(NamedTuple):
-    """A client's answer."""
+    """A client's answer; or, from a channel that knows that no good one will come, why not."""
 
     client: int
     frame: bytes
+    refused: WireError | None = None
 
 
 class Channel(Protocol):
@@ -103,14 +104,25 @@ class ServerRuntime:
         self.infos: dict[int, ClientInfo] = {}
         self.held: dict[int, Tensor] = {}  # (K,) by client: the classes of its last upload, where that matters
 
-    def greet(self, channel: Channel, clients: Sequence[int], meter: Meter) -> None:
-        """The one-off hello, from which the server learns the clients' sizes."""
+    def greet(
+        self, channel: Channel, clients: Sequence[int], meter: Meter, *, tolerant: bool = False
+    ) -> Mapping[int, WireError]:
+        """The one-off hello, from which the server learns the clients' sizes; who was refused, and why.
+
+        The first refusal raises, unless it is tolerated: then that client is left out.
+        """
         asked = dict.fromkeys(clients, Kind.HELLO)
         answers = self._ask(channel, 0, asked, evaluated=(), purposes=dict.fromkeys(clients, "hello"), meter=meter)
-        for error in answers.refused.values():
-            raise error
+        refused = dict(answers.refused)
         for client, message in answers.messages.items():
-            self.infos[client] = read_hello(client, message, self.expectation.num_classes)
+            try:
+                self.infos[client] = read_hello(client, message, self.expectation.num_classes)
+            except WireError as error:
+                refused[client] = error
+        if not tolerant:
+            for reason in refused.values():
+                raise reason
+        return refused
 
     def ask(
         self, channel: Channel, round_: Round, participants: Sequence[int], evaluated: Collection[int], closing: bool,
@@ -167,11 +179,13 @@ class ServerRuntime:
         refused: dict[int, WireError] = {}
         classes: dict[int, Tensor] = {}
         turns = self._turns(client for client, kind in asked.items() if kind is Kind.TRAIN)
-        for client, frame in channel.exchange(round_number, frames):
+        for client, frame, no_answer in channel.exchange(round_number, frames):
             if client not in asked or client in messages or client in refused:
                 continue  # nobody asked, or this is the second answer
             turn = turns if asked[client] is Kind.TRAIN else None
             try:
+                if no_answer is not None:
+                    raise no_answer
                 sections = inspect_answer(frame, self.expectation, client, round_number, kinds=(asked[client].answer,))
             except WireError as error:
                 refused[client] = error

@@ -6,12 +6,19 @@ from tinyproto.engine.evaluate import RULES
 from tinyproto.report.compare import Comparison, Row, Spread
 from tinyproto.report.words import number, points, size
 
-COSTS = ("params", "formula", "payload", "wire", "evaluation", "s/round")
+COSTS = ("params", "formula", "payload", "wire", "evaluation", "socket", "s/round")
+_OF_FEDERATIONS = ("socket",)
 
 
 def columns(comparison: Comparison) -> list[str]:
     """Every column right of the algorithm's name."""
-    return [*accuracy_columns(comparison), *COSTS]
+    return [*accuracy_columns(comparison), *cost_columns(comparison)]
+
+
+def cost_columns(comparison: Comparison) -> list[str]:
+    """Those that any of the algorithms has something to say in."""
+    counted = any(row.socket_bytes is not None for row in comparison.rows)
+    return [name for name in COSTS if counted or name not in _OF_FEDERATIONS]
 
 
 def accuracy_columns(comparison: Comparison) -> list[str]:
@@ -36,6 +43,7 @@ def cost_cells(row: Row) -> dict[str, str]:
         "payload": size(row.payload_bytes),
         "wire": size(row.wire_bytes),
         "evaluation": size(row.evaluation_bytes),
+        "socket": "–" if row.socket_bytes is None else size(row.socket_bytes),
         "s/round": f"{row.seconds:.3f}",
     }
 

@@ -36,6 +36,7 @@ class Row:
     wire_bytes: float
     evaluation_bytes: float  # wire bytes of frames sent only to evaluate
     seconds: float
+    socket_bytes: float | None = None  # on the network, where there was one
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,12 @@ def _row(results: Sequence[Mapping[str, Any]], titles: Mapping[str, str], statis
         wire_bytes=both_ways("wire_bytes_per_round"),
         evaluation_bytes=both_ways("evaluation_bytes_per_round"),
         seconds=statistics.fmean(result["seconds_per_round"]["total"] for result in results),
+        socket_bytes=both_ways("socket_bytes_per_round") if all(map(_on_a_network, results)) else None,
     )
+
+
+def _on_a_network(result: Mapping[str, Any]) -> bool:
+    return result.get("socket_bytes_per_round") is not None
 
 
 def spread(values: Sequence[float | None]) -> Spread | None:

@@ -8,7 +8,7 @@ from html import escape
 from importlib import resources
 
 from tinyproto.report import html
-from tinyproto.report.columns import accuracy_cells, columns, cost_cells, share_cell
+from tinyproto.report.columns import accuracy_cells, columns, cost_cells, cost_columns, share_cell
 from tinyproto.report.compare import RULE_NAMES, STATISTIC_NAMES, spread
 from tinyproto.report.figures.clients import accuracy_per_client
 from tinyproto.report.figures.figure import Figure
@@ -217,7 +217,8 @@ def _table(setting: Setting) -> str:
     names = columns(comparison)
     rows, strong = [], []
     for row in comparison.rows:
-        rows.append([row.title, *accuracy_cells(comparison, row), *cost_cells(row).values()])
+        costs = cost_cells(row)
+        rows.append([row.title, *accuracy_cells(comparison, row), *(costs[name] for name in cost_columns(comparison))])
         strong.append(1 + list(RULE_NAMES).index(comparison.headline_rule(row)))
     seeds = max(len(series.cells) for series in setting.series)
     caption = (
@@ -225,6 +226,7 @@ def _table(setting: Setting) -> str:
         f"{', mean ± standard deviation over seeds' if seeds > 1 else ''}: by own head, nearest global and nearest "
         "local prototype; bold is the number a method is read by. Δ: points over what Local reaches alone. Parameters "
         "and bytes a round are measured, up and down, all clients; “formula” is the paper's Table 2."
+        f"{' “socket” is what went over the network, polling included.' if 'socket' in names else ''}"
     )
     return html.table(["algorithm", *names], rows, strong) + html.paragraph(caption, "quiet")
 

@@ -10,22 +10,48 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import safetensors
 import torch
 from torch import Tensor
 
 from tinyproto.algorithms.base import ClientInfo
+from tinyproto.engine.server import ServerRuntime
 from tinyproto.errors import CheckpointError
 from tinyproto.simulation.client_files import Stored, stored_from
-from tinyproto.simulation.loop import Simulation
 from tinyproto.simulation.tensor_files import own, save_whole
 
 SCHEMA_VERSION = 2
 KEPT = 2
 _SUFFIX = ".safetensors"
 _TAG = "tinyproto"
+
+
+class Keeper(Protocol):
+    """Who has the clients, or knows that they keep their own state."""
+
+    def save(self) -> Mapping[int, Stored]:
+        """Have all that changed on disk; where it lies, by client, for those that ever changed."""
+        ...
+
+    def restore(self, stored: Mapping[int, Stored]) -> None:
+        """Put the clients where they were saved."""
+        ...
+
+
+class UnderWay(Protocol):
+    """What a checkpoint is taken of: a simulation, or a federation whose clients are elsewhere."""
+
+    @property
+    def server(self) -> ServerRuntime:
+        """Its state is saved."""
+        ...
+
+    @property
+    def host(self) -> Keeper:
+        """Saves the clients' state."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -55,7 +81,7 @@ class Checkpoint:
     clients: Mapping[int, Stored]  # those that ever changed
 
 
-def save(folder: Path, position: Position, simulation: Simulation | None) -> None:
+def save(folder: Path, position: Position, simulation: UnderWay | None) -> None:
     """Write the next checkpoint and drop all but the newest few."""
     folder.mkdir(exist_ok=True)
     numbers = [int(path.stem) for path in _files(folder)]
@@ -140,7 +166,7 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob(f"*{_SUFFIX}") if path.stem.isdecimal())
 
 
-def restore(simulation: Simulation, checkpoint: Checkpoint) -> None:
+def restore(simulation: UnderWay, checkpoint: Checkpoint) -> None:
     """Put a new simulation where the checkpointed one was."""
     simulation.server.state = dict(checkpoint.server)
     simulation.server.infos = dict(checkpoint.infos)

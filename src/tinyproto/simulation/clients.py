@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from tinyproto.algorithms.base import Client, ClientInfo, ClientSide
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.streams import Streams
+from tinyproto.core.task import TensorData
 from tinyproto.data.federation import CountedSamples, FederatedData
 from tinyproto.models import ModelEntry, ModelShape, build_model, entry_name
 from tinyproto.simulation.tensor_files import own
@@ -47,18 +48,11 @@ class ClientBuilder:
         """As it is before round 1."""
         kind = self.kind(client)
         entry = self.models[kind]
-        with one_thread():
-            built = Client(
-                id=client,
-                architecture=entry if isinstance(entry, str) else (kind, entry_name(entry)),
-                model=build_model(entry, self.shape, self.streams.derive("model", client=client)).to(self.device),
-                train=self._placed.train(client),
-                test=self._placed.test(client),
-                class_counts=self._counts[client].to(self.device),
-                local=Prototypes.absent(self.shape.num_classes, self.shape.proto_dim, self.device),
-            )
-            self.side.init(built, self.streams)
-        return built
+        architecture = entry if isinstance(entry, str) else (kind, entry_name(entry))
+        samples = (self._placed.train(client), self._placed.test(client))
+        return new_client(
+            client, entry, architecture, self.shape, samples, self._counts[client], self.side, self.streams
+        )
 
     @cached_property
     def _counts(self) -> Tensor:
@@ -67,6 +61,27 @@ class ClientBuilder:
     @cached_property
     def _placed(self) -> FederatedData:
         return self.data.to(self.device)
+
+
+def new_client(
+    id_: int, entry: ModelEntry, architecture: Hashable, shape: ModelShape, samples: tuple[TensorData, TensorData],
+    counts: Tensor, side: ClientSide, streams: Streams,
+) -> Client:  # fmt: skip
+    """A client as it is before round 1, where its samples (train, test) are; `counts` (K,) is its n_ij."""
+    train, test = samples
+    device = train.labels.device
+    with one_thread():
+        client = Client(
+            id=id_,
+            architecture=architecture,
+            model=build_model(entry, shape, streams.derive("model", client=id_)).to(device),
+            train=train,
+            test=test,
+            class_counts=counts.to(device),
+            local=Prototypes.absent(shape.num_classes, shape.proto_dim, device),
+        )
+        side.init(client, streams)
+    return client
 
 
 def parts_of(client: Client) -> dict[str, Mapping[str, Tensor]]:

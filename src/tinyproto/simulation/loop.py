@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import torch
 
@@ -24,13 +23,11 @@ from tinyproto.simulation.client_files import ClientFiles
 from tinyproto.simulation.clients import ClientBuilder
 from tinyproto.simulation.loopback import ClientHost, Loopback
 from tinyproto.simulation.memory import PeakMemory
-from tinyproto.simulation.participation import draw_participants
+from tinyproto.simulation.participation import EvaluatedClients, plan_round
 from tinyproto.simulation.shelf import UNBOUNDED, ClientShelf
 from tinyproto.simulation.threads import one_thread
-from tinyproto.wire.meter import Meter
+from tinyproto.wire.meter import Direction, Meter
 from tinyproto.wire.values import EXACT, WireSettings
-
-EvaluatedClients = Literal["auto", "all", "participants"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +56,7 @@ class PlayedRound:
     seconds: dict[str, float]  # total, train, prototypes, server, evaluate, clients
     notes: tuple[str, ...] = ()  # on how it was executed
     steps: Steps | None = None  # of the clients, where their host knows
+    sockets: Mapping[int, Mapping[Direction, int]] | None = None  # bytes on the network by client, where there is one
 
 
 def make_loopback(
@@ -117,14 +115,8 @@ class Simulation:
             meter = Meter()
 
     def _plan(self, round_: Round) -> RoundPlan:
-        everyone = range(self.num_clients)
-        if round_.number > round_.total:
-            return RoundPlan(round_, participants=(), evaluated=frozenset(everyone), closing=True)
         settings = self.settings
-        participants = draw_participants(len(everyone), settings.participation, self.streams, round_.number)
-        due = (round_.number - 1) % settings.evaluate_every == 0
-        choice = settings.evaluate_clients
-        if choice == "auto":
-            choice = "all" if len(participants) == len(everyone) else "participants"
-        evaluated = (everyone if choice == "all" else participants) if due else ()
-        return RoundPlan(round_, participants, frozenset(evaluated))
+        return plan_round(
+            range(self.num_clients), round_, settings.participation, settings.evaluate_every, settings.evaluate_clients,
+            self.streams,
+        )  # fmt: skip

@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal
+
 import torch
 
+from tinyproto.algorithms.base import Round
 from tinyproto.core.streams import Streams
+from tinyproto.engine.round import RoundPlan
+
+EvaluatedClients = Literal["auto", "all", "participants"]
+
+
+def plan_round(
+    members: Sequence[int], round_: Round, participation: float, evaluate_every: int, evaluated: EvaluatedClients,
+    streams: Streams,
+) -> RoundPlan:  # fmt: skip
+    """Who of the members trains and who is evaluated in this round; after the last one all are, once more."""
+    if round_.number > round_.total:
+        return RoundPlan(round_, participants=(), evaluated=frozenset(members), closing=True)
+    places = draw_participants(len(members), participation, streams, round_.number)
+    participants = [members[place] for place in places]
+    due = (round_.number - 1) % evaluate_every == 0
+    if evaluated == "auto":
+        evaluated = "all" if len(participants) == len(members) else "participants"
+    return RoundPlan(round_, participants, frozenset((members if evaluated == "all" else participants) if due else ()))
 
 
 def draw_participants(num_clients: int, fraction: float, streams: Streams, round_number: int) -> list[int]:

@@ -11,13 +11,20 @@ from torch import Tensor
 
 
 def save_whole(target: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> int:
-    """Write under another name, wait for the disk, then rename; returns the bytes written."""
+    """Write under another name, wait for the disk, then rename; returns the bytes written.
+
+    Where that fails the target is as it was, and what was written of the other is gone.
+    """
     partial = target.with_suffix(".partial")
-    safetensors.torch.save_file(dict(tensors), partial, metadata=None if metadata is None else dict(metadata))
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    size = partial.stat().st_size
-    partial.replace(target)
+    try:
+        safetensors.torch.save_file(dict(tensors), partial, metadata=None if metadata is None else dict(metadata))
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        size = partial.stat().st_size
+        partial.replace(target)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
     return size
 
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tinyproto.errors import CheckpointError
-from tinyproto.simulation.checkpoint import Position, keep_newest, save, sweep
-from tinyproto.simulation.loop import Simulation
+from tinyproto.simulation.checkpoint import Position, UnderWay, keep_newest, save, sweep
 from tinyproto.tracking.differences import differences
 from tinyproto.tracking.run_folder import RunFolder
 
@@ -33,7 +32,7 @@ class Checkpoints:
         """Whether enough seconds have passed since the last."""
         return self._clock() - self._last >= self._every
 
-    def save(self, cell: int, next_round: int, simulation: Simulation | None) -> None:
+    def save(self, cell: int, next_round: int, simulation: UnderWay | None) -> None:
         """Write where the run stands now: `cell` cells done, the next one about to play `next_round`."""
         position = Position(
             cell=cell,

@@ -22,11 +22,11 @@ from tinyproto.engine.round import ClientRecord, RoundRecord
 from tinyproto.errors import RunFolderError
 from tinyproto.simulation.loop import PlayedRound
 from tinyproto.tracking.summary import SCHEMA_VERSION
-from tinyproto.wire.meter import WAYS, Cost
+from tinyproto.wire.meter import WAYS, Cost, Direction
 
 FILES = {
     "config.yaml", "environment.json", "federation.json", "rounds.jsonl", "timings.jsonl", "prototypes.safetensors",
-    "summary.json", "report.html", "checkpoint", "clients", "cells",
+    "summary.json", "report.html", "checkpoint", "clients", "cells", "serve.json", "progress.jsonl", "flower",
 }  # fmt: skip
 
 
@@ -109,7 +109,8 @@ class RunFolder:
         records = self._lines("rounds.jsonl", identity)
         timings = self._lines("timings.jsonl", identity)
         return [
-            PlayedRound(record_from(record), timing["seconds"]) for record, timing in zip(records, timings, strict=True)
+            PlayedRound(record_from(record), timing["seconds"], sockets=_sockets_from(timing.get("socket_bytes")))
+            for record, timing in zip(records, timings, strict=True)
         ]
 
     def read_prototypes(self) -> dict[str, Tensor]:
@@ -155,6 +156,10 @@ class RunFolder:
         timing: dict[str, Any] = {"round": played.record.round, "seconds": played.seconds}
         if played.steps is not None:
             timing["steps"] = asdict(played.steps)
+        if played.sockets is not None:
+            timing["socket_bytes"] = {
+                "id": list(played.sockets), **{way: [used[way] for used in played.sockets.values()] for way in WAYS}
+            }  # fmt: skip
         self._append("timings.jsonl", {**identity, **timing})
 
     def write_prototypes(self, tensors: dict[str, Tensor]) -> None:
@@ -197,6 +202,12 @@ class RunFolder:
             raise RunFolderError(
                 f"cannot write {self.path / name}: {getattr(error, 'strerror', None) or error}"
             ) from error
+
+
+def _sockets_from(columns: dict[str, list[int]] | None) -> dict[int, dict[Direction, int]] | None:
+    if columns is None:
+        return None
+    return {client: {way: columns[way][row] for way in WAYS} for row, client in enumerate(columns["id"])}
 
 
 def run_folders(root: Path) -> list[Path]:

@@ -31,8 +31,8 @@ def summarise(
         "evaluation_bytes_per_round": {
             way: _mean([_cost(round_.record, "evaluation")[way].wire for round_ in measured]) for way in WAYS
         },
-        "socket_bytes_per_round": None,
-        "hello_bytes": {way: _cost(records[0], "hello")[way].wire for way in WAYS},
+        "socket_bytes_per_round": _sockets(measured),
+        "hello_bytes": {way: sum(_cost(record, "hello")[way].wire for record in records) for way in WAYS},
         "closing_bytes": {way: _cost(records[-1], "closing")[way].wire for way in WAYS},
         "seconds_per_round": {
             phase: sum(round_.seconds.get(phase, 0.0) for round_ in measured) / len(measured) for phase in PHASES
@@ -77,6 +77,22 @@ def _measured(played: Sequence[PlayedRound]) -> Sequence[PlayedRound]:
 
 def _cost(record: RoundRecord, purpose: Purpose) -> dict[Direction, Cost]:
     return record.traffic.get(purpose, {"up": Cost(), "down": Cost()})
+
+
+def _sockets(played: Sequence[PlayedRound]) -> dict[str, Any] | None:
+    """Bytes on the network, all clients together and for each; None where nobody counted them."""
+    counted = [round_.sockets for round_ in played if round_.sockets is not None]
+    if not counted:
+        return None
+    clients = sorted({client for sockets in counted for client in sockets})
+    by_client = {
+        str(client): {way: _mean([sockets[client][way] for sockets in counted if client in sockets]) for way in WAYS}
+        for client in clients
+    }
+    totals: dict[str, Any] = {
+        way: _mean([sum(used[way] for used in sockets.values()) for sockets in counted]) for way in WAYS
+    }
+    return {**totals, "clients": by_client}
 
 
 def _mean(values: Sequence[int]) -> int | float:

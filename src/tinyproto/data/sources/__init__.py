@@ -14,10 +14,10 @@ from tinyproto.imports import unknown
 SOURCES: Mapping[str, Source] = {
     "cifar10": cifar.source(cifar.CIFAR10),
     "cifar100": cifar.source(cifar.CIFAR100),
-    "tiny_imagenet": Source(tiny_imagenet.load, tiny_imagenet.locate, tiny_imagenet.labels),
+    "tiny_imagenet": Source(tiny_imagenet.load, tiny_imagenet.locate, tiny_imagenet.labels, always=(200, (3, 64, 64))),
     "image_folder": Source(image_folder.load, image_folder.locate, image_folder.labels),
     "npz": Source(arrays.load, arrays.locate),
-    "digits": Source(digits.load, digits.locate),
+    "digits": Source(digits.load, digits.locate, always=(10, (1, 8, 8))),
 }
 
 

@@ -52,6 +52,7 @@ class Source:
     load: Callable[[Request], Images]
     locate: Callable[[Path | None], str]
     labels: Callable[[Request], LabelledNames] | None = None
+    always: tuple[int, tuple[int, int, int]] | None = None  # K and (C, H, W), where whoever has it has the same
 
     def only_labels(self, request: Request) -> LabelledNames:
         """The labels in the order of the images."""

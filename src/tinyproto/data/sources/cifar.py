@@ -133,7 +133,7 @@ def locate(cifar: Cifar, root: Path | None) -> str:
 
 def source(cifar: Cifar) -> Source:
     """How a config gets at one of the two."""
-    return Source(partial(load, cifar), partial(locate, cifar))
+    return Source(partial(load, cifar), partial(locate, cifar), always=(cifar.num_classes, (3, 32, 32)))
 
 
 def _find(cifar: Cifar, root: Path) -> tuple[Path, Layout]:

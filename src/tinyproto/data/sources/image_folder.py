@@ -33,24 +33,24 @@ class Listing:
 
 def load(request: Request) -> Images:
     """All images; a network sees −1 to 1."""
-    listing = _list(request.root)
+    found = listing(request.root)
     files = ImageFiles(
         name=NAME,
-        folder=listing.folder,
-        paths=listing.paths,
+        folder=found.folder,
+        paths=found.paths,
         colours="auto",
         size=request.image_size,
         remedy="replace or remove it",
     )
     shared = decoded(files, request.cache, request.progress)
-    labels = torch.tensor(listing.labels)
-    return Images(NAME, shared.tensor, labels, len(listing.classes), shared=shared, **MINUS_ONE_TO_ONE)
+    labels = torch.tensor(found.labels)
+    return Images(NAME, shared.tensor, labels, len(found.classes), shared=shared, **MINUS_ONE_TO_ONE)
 
 
 def labels(request: Request) -> LabelledNames:
     """The labels alone, for which nothing is decoded."""
-    listing = _list(request.root)
-    return LabelledNames(NAME, np.array(listing.labels), len(listing.classes))
+    found = listing(request.root)
+    return LabelledNames(NAME, np.array(found.labels), len(found.classes))
 
 
 def locate(root: Path | None) -> str:
@@ -71,7 +71,8 @@ def subfolders(folder: Path) -> list[str]:
     return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _list(root: Path | None) -> Listing:
+def listing(root: Path | None) -> Listing:
+    """The files and labels of a folder, its parts one after another."""
     if root is None:
         raise DataError("data.root has to name the folder that holds one folder of images per class")
     if not root.is_dir():

@@ -1,0 +1,118 @@
+"""What a coordinator shows while a federation goes on: a bar for its rounds, a line for whoever comes, goes or errs."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from rich import progress as bars
+
+from tinyproto.cli.progress import REMEMBERED_SECONDS, TimeLeft
+from tinyproto.cli.terminal import Output
+from tinyproto.report.words import counted, percent
+
+
+class FederationProgress:
+    """Is told the coordinator's events, one after another."""
+
+    def __init__(self, output: Output, rule: str) -> None:
+        self.output = output
+        self.rule = rule
+        self.over = False
+        self.failure: str | None = None
+        self._here: set[int] = set()
+        self._rounds = 0
+        self.bars = bars.Progress(
+            bars.TextColumn("{task.description}", markup=False),
+            bars.BarColumn(bar_width=16),
+            bars.TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            bars.TextColumn("{task.fields[state]}"),
+            TimeLeft(),
+            console=output.console,
+            disable=not output.has_bars,
+            speed_estimate_period=REMEMBERED_SECONDS,
+        )
+        self._bar: bars.TaskID | None = None
+
+    def __enter__(self) -> FederationProgress:
+        self.bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bars.stop()
+
+    def tell(self, event: dict[str, Any]) -> None:
+        """One event; kinds that nobody here knows are shown with --verbose only."""
+        getattr(self, f"_{event['event']}", self._other)(event)
+
+    def _started(self, event: dict[str, Any]) -> None:
+        self._rounds = event["rounds"]
+        self._bar = self.bars.add_task(
+            event["algorithm"], total=self._rounds, completed=event["done"], state="waiting for clients"
+        )
+        if event["done"]:
+            self.output.say(f"going on after round {event['done']} of {self._rounds}")
+
+    def _waiting(self, event: dict[str, Any]) -> None:
+        missing = ", ".join(map(str, event["missing"]))
+        self._state(f"{counted(len(event['present']), 'client')} here")
+        self.output.say(
+            f"{counted(len(event['present']), 'client')} here, {event['needed']} needed; missing: {missing}"
+        )
+
+    def _joined(self, event: dict[str, Any]) -> None:
+        self._here.add(event["client"])
+        self.output.say(f"client {event['client']} is here")
+
+    def _left(self, event: dict[str, Any]) -> None:
+        self._here.discard(event["client"])
+        self.output.say(f"client {event['client']} left: {event['reason']}")
+
+    def _refused(self, event: dict[str, Any]) -> None:
+        who = f"client {event['client']}" if "client" in event else f"node {event.get('node')}"
+        self.output.say(f"{who} refused: {event['reason']}")
+
+    def _silent(self, event: dict[str, Any]) -> None:
+        who = f"client {event['client']}" if "client" in event else f"node {event.get('node')}"
+        self.output.say(f"{who} is silent: {event['reason']}")
+
+    def _again(self, event: dict[str, Any]) -> None:
+        self.output.say(event["reason"])
+
+    def _round(self, event: dict[str, Any]) -> None:
+        name = "closing" if event.get("closing") else f"round {event['round']}"
+        asked = event.get("evaluated", []) if event.get("closing") else event["participants"]
+        self._state(f"{name}: {counted(len(asked), 'client')} asked")
+
+    def _concluded(self, event: dict[str, Any]) -> None:
+        known = {rule: value for rule, value in event["accuracy"].items() if value is not None}
+        rule = self.rule if self.rule in known else next(iter(known), None)
+        reached = f"{rule} {percent(known[rule])}" if rule is not None else ""
+        closing = bool(event.get("closing"))
+        name = "closing" if closing else f"round {event['round']} of {self._rounds}"
+        without = f", without {', '.join(event['refused'])}" if event.get("refused") else ""
+        if self._bar is not None and not closing:
+            self.bars.update(self._bar, completed=event["round"])
+        self._state(reached)
+        if self.output.verbose or not self.output.has_bars:
+            who = "" if closing else f"{counted(len(event['participants']), 'client')}{without}, "
+            self.output.say(f"{name}: {who}{event['seconds']:.1f} s{f', {reached}' if reached else ''}")
+        elif without:
+            self.output.say(f"{name} was concluded{without}")
+
+    def _finished(self, event: dict[str, Any]) -> None:  # noqa: ARG002
+        self.over = True
+
+    def _failed(self, event: dict[str, Any]) -> None:
+        self.failure = str(event["reason"])
+
+    def _other(self, event: dict[str, Any]) -> None:
+        if self.output.verbose:
+            facts = ", ".join(f"{key} {value}" for key, value in event.items() if key not in ("time", "event"))
+            self.output.say(f"{event['event']}: {facts}")
+
+    def _state(self, words: str) -> None:
+        if self._bar is not None:
+            self.bars.update(self._bar, state=words)

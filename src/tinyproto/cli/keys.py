@@ -1,0 +1,21 @@
+"""`tinyproto serve --init`: certificates and keys, and what to copy where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tinyproto.cli.terminal import Output
+from tinyproto.flower.certificates import make_keys
+from tinyproto.report.words import counted
+
+
+def init_keys(folder: Path, clients: int, hosts: Sequence[str], output: Output) -> None:
+    """Make what is not there yet, and say what belongs on which machine."""
+    made = make_keys(folder, clients, hosts)
+    output.say(f"{folder}/server      for this machine: a certificate for {', '.join(made.names)}")
+    output.say(f"{folder}/client-N    for client N and nobody else, such as: scp -r {folder}/client-0 DEVICE:keys")
+    output.say(f"{folder}/authority   makes more certificates; keep it where no other machine reads it")
+    output.say(f"{counted(len(made.clients), 'new key')}; {'a new' if made.certificate else 'the same'} certificate")
+    output.result({"folder": str(folder), "names": list(made.names), "new_clients": list(made.clients),
+                   "new_certificate": made.certificate})  # fmt: skip

@@ -1,0 +1,241 @@
+"""Certificates and keys: an authority of the federation's own, the server's certificate, a key for each client.
+
+`make_keys` lays them out by who needs what, so that a folder is what is copied to a machine:
+
+    authority/ca.key                              makes more of them; kept away from every machine of the federation
+    server/   ca.crt server.crt server.key clients/N.pub
+    client-N/ ca.crt client.key
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from tinyproto.errors import FederationError
+
+ALWAYS = ("localhost", "127.0.0.1")
+"""Names that every server's certificate is good for: the processes on the coordinator's own machine use them."""
+
+AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
+CURVE = ec.SECP384R1()
+_HOST = re.compile(r"[a-z0-9-]{1,63}(\.[a-z0-9-]{1,63})*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class ServerKeys:
+    """What the coordinator's machine needs."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+    clients: dict[int, Path]  # public keys
+
+    @classmethod
+    def open(cls, folder: Path) -> ServerKeys:
+        """Those in a folder that `make_keys` made, or in its part `server`."""
+        if (folder / "server").is_dir():
+            folder = folder / "server"
+        names = ("ca.crt", "server.crt", "server.key")
+        authority, certificate, key = _existing(folder, names, "tinyproto serve --init makes it")
+        clients = {int(file.stem): file for file in sorted((folder / "clients").glob("*.pub")) if file.stem.isdigit()}
+        return cls(authority, certificate, key, clients)
+
+    def public_keys(self) -> dict[int, str]:
+        """As Flower tells them of its nodes, in hexadecimal."""
+        return {client: _as_flower_tells(file).hex() for client, file in self.clients.items()}
+
+
+@dataclass(frozen=True)
+class ClientKeys:
+    """What a client's machine needs."""
+
+    authority: Path
+    key: Path
+
+    @classmethod
+    def open(cls, folder: Path) -> ClientKeys:
+        """Those in a client's folder."""
+        return cls(
+            *_existing(folder, ("ca.crt", "client.key"), "the coordinator makes it, with tinyproto serve --init")
+        )
+
+
+@dataclass(frozen=True)
+class MadeKeys:
+    """What `make_keys` found to do."""
+
+    authority: bool  # whether it is new
+    names: tuple[str, ...]  # that the server's certificate is good for
+    certificate: bool  # whether that is new
+    clients: tuple[int, ...]  # new ones
+
+
+def make_keys(folder: Path, clients: int, hosts: Sequence[str]) -> MadeKeys:
+    """Make what is not there yet; keys that are there are kept, so that a federation can grow."""
+    names = tuple(dict.fromkeys((*ALWAYS, *hosts)))
+    for name in names:
+        _subject_name(name)
+    with _writing(folder):
+        new_authority = not (folder / "server" / "ca.crt").exists()
+        if new_authority:
+            _make_authority(folder)
+        certificate, names = _certificate_for(folder, names)
+        new = tuple(number for number in range(clients) if not (folder / f"client-{number}" / "client.key").exists())
+        for number in new:
+            _make_client(folder, number)
+    return MadeKeys(new_authority, names, certificate, new)
+
+
+def _make_authority(folder: Path) -> None:
+    key = ec.generate_private_key(CURVE)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "tinyproto federation")])
+    usage = x509.KeyUsage(
+        digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False,
+        key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+    certificate = (
+        _certificate(name, name, key.public_key(), AUTHORITY_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA384())
+    )
+    _write_private(folder / "authority" / "ca.key", _pem(key))
+    _write(folder / "server" / "ca.crt", certificate.public_bytes(serialization.Encoding.PEM))
+
+
+def _certificate_for(folder: Path, names: tuple[str, ...]) -> tuple[bool, tuple[str, ...]]:
+    """Have a server's certificate that is good for these names: whether it is new, and what it is good for."""
+    place = folder / "server" / "server.crt"
+    if place.exists():
+        had = _names_of(place)
+        if set(names) <= set(had):
+            return False, had
+        names = tuple(dict.fromkeys((*had, *names)))
+    authority_key = folder / "authority" / "ca.key"
+    if not authority_key.is_file():
+        raise FederationError(f"{authority_key} is not there; a certificate for {', '.join(names)} cannot be made")
+    signer = serialization.load_pem_private_key(authority_key.read_bytes(), password=None)
+    if not isinstance(signer, ec.EllipticCurvePrivateKey):
+        raise FederationError(f"{authority_key} is no key that tinyproto serve --init made")
+    authority = x509.load_pem_x509_certificate((folder / "server" / "ca.crt").read_bytes())
+    key = ec.generate_private_key(CURVE)
+    certificate = (
+        _certificate(_common_name(names[-1]), authority.subject, key.public_key(), SERVER_DAYS)
+        .add_extension(x509.SubjectAlternativeName([_subject_name(name) for name in names]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .sign(signer, hashes.SHA384())
+    )
+    _write_private(folder / "server" / "server.key", _pem(key))
+    _write(place, certificate.public_bytes(serialization.Encoding.PEM))
+    return True, names
+
+
+def _make_client(folder: Path, number: int) -> None:
+    key = ec.generate_private_key(CURVE)
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    _write(folder / "server" / "clients" / f"{number}.pub", public + b"\n")
+    _write(folder / f"client-{number}" / "ca.crt", (folder / "server" / "ca.crt").read_bytes())
+    _write_private(folder / f"client-{number}" / "client.key", private)
+
+
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))  # clocks differ
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
+
+
+def _common_name(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+
+
+def _subject_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        pass
+    if not _HOST.fullmatch(name):
+        raise FederationError(f"--host: {name!r} is neither a host name nor an IP address; no port belongs to it")
+    return x509.DNSName(name)
+
+
+def _names_of(certificate: Path) -> tuple[str, ...]:
+    try:
+        loaded = x509.load_pem_x509_certificate(certificate.read_bytes())
+    except ValueError as error:
+        raise FederationError(f"{certificate} is no certificate") from error
+    names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return tuple(str(name.value) for name in names)
+
+
+def _as_flower_tells(file: Path) -> bytes:
+    try:
+        key = serialization.load_ssh_public_key(file.read_bytes())
+    except ValueError as error:
+        raise FederationError(f"{file} is no public key") from error
+    told: bytes = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return told
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    text: bytes = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return text
+
+
+def _existing(folder: Path, names: Sequence[str], remedy: str) -> list[Path]:
+    files = [(folder / name).resolve() for name in names]
+    for file in files:
+        if not file.is_file():
+            raise FederationError(f"{file} is not there; {remedy}")
+        if not os.access(file, os.R_OK):
+            raise FederationError(f"{file} cannot be read by this user")
+    return files
+
+
+def _write(file: Path, content: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
+
+
+def _write_private(file: Path, content: bytes) -> None:
+    """Only its owner may read it, from the first byte on."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)
+    with open(file, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as stream:
+        stream.write(content)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise FederationError(f"cannot write to {folder}: {error.strerror or error}") from error

@@ -1,0 +1,270 @@
+"""Flower's real processes: started on a leash, with logs of their own, and ended with all that came of them."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import sysconfig
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tinyproto.errors import FederationError
+from tinyproto.flower import leash
+from tinyproto.flower.certificates import ClientKeys, ServerKeys
+
+START_SECONDS = 60.0
+"""For a SuperLink to answer; it takes 3 on an idle machine."""
+
+COMMAND_SECONDS = 60.0
+REGISTER_AT_ONCE = 4
+CONNECTION = "tinyproto"
+"""What the SuperLink is called in Flower's own configuration."""
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",  # of 1.0: a message waits that much less for its process
+}
+PROXIES = {f"{kind}_proxy" for kind in ("http", "https", "all", "no")}
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+APP = """\
+[project]
+name = "tinyproto-federation"
+version = "1.0.0"
+description = "A federation that tinyproto serve started"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "tinyproto"
+
+[tool.flwr.app.components]
+serverapp = "tinyproto.flower.server_app:app"
+clientapp = "tinyproto.flower.client_app:app"
+
+[tool.flwr.app.config]
+folder = {folder}
+"""
+
+
+def program(name: str) -> str:
+    """One of Flower's commands, from the environment that this Python is of."""
+    found = shutil.which(name, path=_search_path())
+    if found is None:
+        raise FederationError(f"{name} is not installed beside {sys.executable}; pip install 'tinyproto[flower]'")
+    return found
+
+
+def environment(home: Path, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """For Flower's processes: its files in a folder of ours, nothing sent elsewhere, no proxy on the way."""
+    kept = {name: value for name, value in os.environ.items() if name.lower() not in PROXIES}
+    return kept | QUIET | {"FLWR_HOME": str(home), "PATH": _search_path()} | dict(more or {})
+
+
+def _search_path() -> str:
+    return os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
+
+
+def free_port() -> int:
+    """One on the loopback that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def split_address(text: str, option: str) -> tuple[str, int]:
+    """HOST:PORT taken apart; an IPv6 address is in brackets."""
+    found = re.fullmatch(r"\[([0-9a-fA-F:.]+)\]:(\d+)|([^:/\s\[\]]+):(\d+)", text)
+    port = int(found[2] or found[4]) if found else 0
+    if found is None or not 1 <= port <= 65535:
+        raise FederationError(f"{option}: HOST:PORT is needed, such as 192.168.1.20:8443, not {text!r}")
+    return found[1] or found[3], port
+
+
+class Kept:
+    """A command on a leash, and its log."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+        self.log = log
+        try:
+            with log.open("ab") as stream:
+                self._from = stream.tell()
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", str(leash.__file__), *command], stdin=subprocess.PIPE, stdout=stream,
+                    stderr=subprocess.STDOUT, env=dict(env), start_new_session=True,
+                )  # fmt: skip
+        except OSError as error:
+            raise FederationError(f"cannot start {command[0]}: {error.strerror or error}") from error
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is over."""
+        return self._process.poll() is not None
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it was over within so many seconds."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def stop(self) -> None:
+        """Let go of the leash, and wait until nothing of it runs."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        if not self.wait(4 * leash.GRACE_SECONDS):
+            self._process.kill()
+            self._process.wait()
+
+    def said(self) -> str:
+        """What it wrote since it was started, without colours."""
+        with self.log.open("rb") as stream:
+            stream.seek(self._from)
+            return _COLOUR.sub("", stream.read().decode("utf-8", errors="replace"))
+
+
+class SuperLink:
+    """The coordinator's end of Flower, on the loopback of its machine, in a folder of its own."""
+
+    def __init__(self, folder: Path, keys: ServerKeys) -> None:
+        self.folder = folder = folder.resolve()
+        self.keys = keys
+        folder.mkdir(parents=True, exist_ok=True)
+        self.port = free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.env = environment(folder)
+        (folder / "config.toml").write_text(
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{self.address}"\n'
+            f"root-certificates = {json.dumps(str(keys.authority))}\n",
+            encoding="utf-8",
+        )
+        command = [
+            program("flower-superlink"), "--host", "127.0.0.1", "--port", str(self.port),
+            "--database", str(folder / "superlink.db"), "--ssl-ca-certfile", str(keys.authority),
+            "--ssl-certfile", str(keys.certificate), "--ssl-keyfile", str(keys.key), "--enable-supernode-auth",
+            "--disable-runtime-dependency-installation",
+        ]  # fmt: skip
+        self.process = Kept(command, self.env, folder / "superlink.log")
+
+    def wait_until_up(self) -> None:
+        """Until it answers."""
+        context = ssl.create_default_context(cafile=str(self.keys.authority))
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+        )
+        give_up = time.monotonic() + START_SECONDS
+        reason = "it does not answer"
+        while time.monotonic() < give_up and not self.process.ended:
+            try:
+                with opener.open(f"https://{self.address}/health", timeout=2):
+                    return
+            except urllib.error.URLError as error:
+                if isinstance(error.reason, ssl.SSLCertVerificationError):
+                    reason = f"{self.keys.certificate} is not of {self.keys.authority}: {error.reason.verify_message}"
+                    break
+                time.sleep(0.1)
+            except OSError:
+                time.sleep(0.1)
+        raise FederationError(f"Flower's SuperLink did not start: {reason}; its log is {self.process.log}")
+
+    def register(self, clients: Mapping[int, Path]) -> dict[int, int]:
+        """Make these public keys, by client, the ones that may take part; the nodes' numbers, by client.
+
+        Keys that an earlier start registered stay; those that are gone from the folder are taken back.
+        """
+        file = self.folder / "nodes.json"
+        before: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        wanted = {str(client): key.read_text(encoding="utf-8").strip() for client, key in clients.items()}
+        kept = {client: entry for client, entry in before.items() if wanted.get(client) == entry["key"]}
+        for client in before.keys() - kept.keys():
+            self._flwr("supernode", "unregister", str(before[client]["node"]))
+        new = [int(client) for client in wanted.keys() - kept.keys()]
+        with concurrent.futures.ThreadPoolExecutor(REGISTER_AT_ONCE) as pool:
+            nodes = pool.map(lambda client: self._register(client, clients[client]), new)
+        kept |= {
+            str(client): {"key": wanted[str(client)], "node": node} for client, node in zip(new, nodes, strict=True)
+        }
+        file.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+        return {
+            int(client): int(entry["node"]) for client, entry in sorted(kept.items(), key=lambda item: int(item[0]))
+        }
+
+    def _register(self, client: int, key: Path) -> int:
+        return int(self._flwr("supernode", "register", str(key), "--name", f"client {client}")["node-id"])
+
+    def submit(self, run_folder: Path) -> Kept:
+        """Start a run of our ServerApp on a folder; it is over when the run is."""
+        app = self.folder / "app"
+        app.mkdir(exist_ok=True)
+        (app / "pyproject.toml").write_text(APP.format(folder=json.dumps(str(run_folder.resolve()))), encoding="utf-8")
+        command = [program("flwr"), "run", str(app), CONNECTION, "--stream"]
+        return Kept(command, self.env, self.folder / "run.log")
+
+    def _flwr(self, verb: str, *arguments: str) -> dict[str, Any]:
+        """One of Flower's own commands at this SuperLink, and what it says."""
+        command = [program("flwr"), verb, arguments[0], *arguments[1:], CONNECTION, "--format", "json"]
+        try:
+            done = subprocess.run(
+                command, env=self.env, capture_output=True, encoding="utf-8", timeout=COMMAND_SECONDS, check=False
+            )
+            said: dict[str, Any] = json.loads(done.stdout)
+        except (subprocess.TimeoutExpired, ValueError):
+            said = {}
+        if not said.get("success"):
+            reason = said.get("error-message", "it did not answer")
+            raise FederationError(f"`flwr {verb} {arguments[0]}` failed: {' '.join(str(reason).split())}")
+        return said
+
+    def stop(self) -> None:
+        """End it, with the ServerApp."""
+        self.process.stop()
+
+
+class SuperNode:
+    """A client's end of Flower."""
+
+    def __init__(self, folder: Path, server: str, keys: ClientKeys, client: int, proxy: str) -> None:
+        node_config = f"client-id={client} folder={json.dumps(str(folder.resolve()))}"
+        command = [
+            program("flower-supernode"), "--superlink", server, "--root-certificates", str(keys.authority),
+            "--auth-supernode-private-key", str(keys.key), "--port", str(free_port()), "--node-config", node_config,
+        ]  # fmt: skip
+        home = folder.resolve() / "flower"
+        home.mkdir(parents=True, exist_ok=True)
+        env = environment(home, {"HTTPS_PROXY": proxy, "https_proxy": proxy})
+        self.process = Kept(command, env, home / "supernode.log")
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the coordinator took it in."""
+        return "SuperNode ID:" in self.process.said()
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether the last message that came was answered, and the answer sent."""
+        said = self.process.said()
+        return said.rfind("Sent successfully") > said.rfind("Receiving: ")
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the coordinator no longer answers since its last answer was sent."""
+        return "Connection attempt failed" in self.process.said().rpartition("Sent successfully")[2]
+
+    def stop(self) -> None:
+        """End it, with the ClientApp; the coordinator is told goodbye."""
+        self.process.stop()

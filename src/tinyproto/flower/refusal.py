@@ -1,0 +1,47 @@
+"""Why a client does not do what it was asked: a short code that travels, and a sentence that stays where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from tinyproto.errors import TinyProtoError
+
+Code = Literal[
+    "protocol", "terms", "path", "digest", "classes", "shape", "member", "model", "data", "taken", "unknown", "frame",
+    "stale", "no-space", "state", "failed",
+]  # fmt: skip
+
+WORDS: Mapping[str, str] = {
+    "protocol": "it speaks another version of the protocol; install the same release of tinyproto on both ends",
+    "terms": "it cannot read the federation's terms; install the same release of tinyproto on both ends",
+    "path": "the terms name a dotted path, and no client imports what a coordinator names",
+    "digest": "its digest of the federation differs: algorithm, classes, prototype and CPS dimension, masks, value "
+    "types or, where networks are averaged, its network",
+    "classes": "its data has other classes than the federation",
+    "shape": "its images have another shape than the federation's",
+    "member": "its client id is none of the federation's",
+    "model": "its network does not fit the federation",
+    "data": "its data cannot be read",
+    "taken": "another node that is online has its client id, or its key belongs to another client id",
+    "unknown": "it does not know this federation yet, or no longer",
+    "frame": "it refused the frame",
+    "stale": "it has done a later round already",
+    "no-space": "it has no space left to keep its state",
+    "state": "its state on disk cannot be read",
+    "failed": "it failed; its own log says why",
+}
+"""What each code means, as the coordinator says it of a client."""
+
+
+class Refusal(TinyProtoError):  # noqa: N818
+    """A client's no: the code goes to the coordinator, the sentence into the client's own log."""
+
+    def __init__(self, code: Code, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+def words(code: object) -> str:
+    """A code from the network in our own words, whatever it is."""
+    return WORDS.get(code, WORDS["failed"]) if isinstance(code, str) else WORDS["failed"]

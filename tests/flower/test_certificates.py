@@ -1,0 +1,151 @@
+"""Keys and certificates: who gets what, who may read it, and what the certificate is good for."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from support_cli import command
+from tinyproto.errors import FederationError
+from tinyproto.flower.arrival import AwayError, reach
+from tinyproto.flower.certificates import ClientKeys, ServerKeys, make_keys
+
+pytestmark = pytest.mark.flower
+
+
+def shake_hands(server: ServerKeys, host: str, authority: Path) -> dict[str, int]:
+    """A client's handshake with a server that has these keys."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(server.certificate, server.key)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            opened, _ = listening.accept()
+            with opened, contextlib.suppress(OSError):  # of which TLS's errors are some
+                context.wrap_socket(opened, server_side=True).close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            return reach((host, listening.getsockname()[1]), authority)
+        finally:
+            thread.join()
+
+
+def test_private_keys_are_their_owners_alone_and_each_machine_has_a_folder(tmp_path: Path) -> None:
+    made = make_keys(tmp_path, 2, ["coordinator.example.org", "10.1.2.3"])
+    assert made.names == ("localhost", "127.0.0.1", "coordinator.example.org", "10.1.2.3")
+    files = {str(path.relative_to(tmp_path)): path for path in tmp_path.rglob("*") if path.is_file()}
+    assert set(files) == {
+        "authority/ca.key", "server/ca.crt", "server/server.crt", "server/server.key", "server/clients/0.pub",
+        "server/clients/1.pub", "client-0/ca.crt", "client-0/client.key", "client-1/ca.crt", "client-1/client.key",
+    }  # fmt: skip
+    for name, path in files.items():
+        assert (stat.S_IMODE(path.stat().st_mode) == 0o600) == name.endswith(".key"), name
+    assert ClientKeys.open(tmp_path / "client-1").key == files["client-1/client.key"]
+    assert set(ServerKeys.open(tmp_path).public_keys()) == {0, 1}
+
+
+def test_the_certificate_is_good_for_its_names_and_of_its_authority_only(tmp_path: Path) -> None:
+    make_keys(tmp_path / "ours", 1, ["127.0.0.2"])
+    make_keys(tmp_path / "theirs", 1, [])
+    ours, theirs = (ServerKeys.open(tmp_path / whose) for whose in ("ours", "theirs"))
+    for host in ("localhost", "127.0.0.1"):
+        counts = shake_hands(ours, host, ours.authority)
+        assert 200 < counts["up"] < counts["down"] < 4000
+    with pytest.raises(FederationError, match="not from the authority"):
+        shake_hands(theirs, "localhost", ours.authority)
+
+
+def test_a_name_that_the_certificate_lacks_is_an_error_that_says_how_to_add_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_keys(tmp_path, 1, [])
+    keys = ServerKeys.open(tmp_path)
+    resolve = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *more, **named: resolve("127.0.0.1", *more, **named))
+    with pytest.raises(FederationError, match="--host coordinator"):
+        shake_hands(keys, "coordinator", keys.authority)
+    assert make_keys(tmp_path, 1, ["coordinator"]).certificate
+    shake_hands(ServerKeys.open(tmp_path), "coordinator", keys.authority)
+
+
+def test_a_federation_grows_without_new_keys_for_those_who_have_one(tmp_path: Path) -> None:
+    make_keys(tmp_path, 1, ["a"])
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    made = make_keys(tmp_path, 3, ["a"])
+    assert made.clients == (1, 2)
+    assert not made.certificate
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_without_the_authority_s_key_clients_can_be_added_but_no_name(tmp_path: Path) -> None:
+    make_keys(tmp_path, 1, [])
+    (tmp_path / "authority" / "ca.key").unlink()
+    assert make_keys(tmp_path, 2, []).clients == (1,)
+    with pytest.raises(FederationError, match=r"ca\.key is not there"):
+        make_keys(tmp_path, 2, ["b"])
+
+
+@pytest.mark.parametrize("name", ["", "a b", "host:80", "https://host", "a..b"])
+def test_what_is_no_host_is_refused_before_anything_is_written(name: str, tmp_path: Path) -> None:
+    with pytest.raises(FederationError, match="--host"):
+        make_keys(tmp_path / "keys", 1, [name])
+    assert not (tmp_path / "keys").exists()
+
+
+def test_nobody_there_is_no_error_but_a_reason_to_wait(tmp_path: Path) -> None:
+    make_keys(tmp_path, 1, [])
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        with pytest.raises(AwayError, match="refused"):
+            reach(("127.0.0.1", unused.getsockname()[1]), ServerKeys.open(tmp_path).authority)
+
+
+def test_a_server_without_tls_is_an_error(tmp_path: Path) -> None:
+    make_keys(tmp_path, 1, [])
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            opened, _ = listening.accept()
+            with opened:
+                opened.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                opened.recv(4096)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(FederationError, match="speaks no TLS"):
+            reach(("127.0.0.1", listening.getsockname()[1]), ServerKeys.open(tmp_path).authority)
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["serve"], "name a CONFIG"),
+        (["serve", "--init", "keys"], "--init needs --clients"),
+        (["serve", "--clients", "2"], "belong to --init"),
+        (["serve", "--init", "keys", "--clients", "0"], "--clients: a whole number from 1"),
+        (["serve", "c.yaml", "--init", "keys", "--clients", "1"], "leave out CONFIG"),
+        (["serve", "c.yaml"], "ca.crt is not there; tinyproto serve --init makes it"),
+        (["serve", "c.yaml", "--listen", "8443"], "--listen: HOST:PORT is needed"),
+        (["join", "--server", "host", "--client-id", "0", "--model", "m", "--data", "."], "--server: HOST:PORT"),
+        (
+            ["join", "--server", "h:1", "--client-id", "0", "--model", "m", "--data", "."],
+            "client-0/ca.crt is not there",
+        ),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_sentence(arguments: list[str], words: str, tmp_path: Path) -> None:
+    done = command(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert words in done.stderr

@@ -1,0 +1,76 @@
+"""A federation ends in the bits of a simulation: the same server state, the same records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from support import same_tensors
+from support_flower import Federation, make_federation
+from tinyproto.algorithms import ALGORITHMS
+from tinyproto.experiment import Experiment
+from tinyproto.report.page import make_report
+from tinyproto.report.runs import read_run
+from tinyproto.tracking.run_folder import record_values
+
+pytestmark = pytest.mark.flower
+
+ROUNDS = 3
+
+
+def values_for(name: str, **more: Any) -> dict[str, Any]:
+    hyper: dict[str, Any] = {"cps_dim": 3} if name.startswith("tinyproto") else {}
+    if name in ("fedtgp", "tinyproto_ft"):
+        hyper["server_epochs"] = 3
+    return {
+        "name": "trial",
+        "partition": {"num_clients": 4, "alpha": 0.3, "min_samples": 10},
+        "models": ["small_cnn_a"] if name == "fedavg" else ["small_cnn_a", "small_cnn_b", "small_cnn_c"],
+        "prototypes": {"dim": 20, "cps_dim": 3},
+        "train": {"rounds": ROUNDS, "batch_size": 32, "device": "cpu"},
+        "algorithms": [{"name": name, **hyper}],
+        **more,
+    }
+
+
+def assert_equal_to_the_simulation(federation: Federation) -> None:
+    experiment = Experiment(federation.config)
+    (cell,) = experiment.cells
+    simulation = experiment.simulation(cell, experiment.loopback(cell))
+    played = [record_values(round_.record) for round_ in simulation.rounds()]
+    coordinator = federation.play()
+    assert same_tensors(simulation.server.state, coordinator.server.state)
+    identity = experiment.identity(cell)
+    assert federation.records() == [{**identity, **record} for record in played]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_ends_in_the_bits_of_the_simulation(name: str, tmp_path: Path) -> None:
+    federation = make_federation(tmp_path, values_for(name))
+    assert_equal_to_the_simulation(federation)
+    if name != "local":
+        assert federation.records()[0]["traffic"]["training"]["up"]["payload"] > 0
+
+
+@pytest.mark.parametrize("name", ["tinyproto_fp", "fedtgp"])
+def test_held_classes_rounded_by_chance_and_half_of_the_clients_make_no_difference(name: str, tmp_path: Path) -> None:
+    """Evaluated by all rows and trained on some, a client is sent two frames in a round."""
+    values = values_for(name, wire={"up": "int8", "down": "float16", "rounding": "stochastic", "download": "held"})
+    values["train"]["participation"] = 0.5
+    values["evaluate"] = {"clients": "all"}
+    federation = make_federation(tmp_path, values)
+    assert_equal_to_the_simulation(federation)
+    asked = [message.metadata.message_type for message in federation.grid.asked]
+    assert (asked.count("evaluate"), asked.count("train")) == (4 * (ROUNDS + 1), 2 * ROUNDS)
+
+
+def test_the_run_folder_has_a_report(tmp_path: Path) -> None:
+    federation = make_federation(tmp_path, values_for("tinyproto_fp"))
+    federation.play()
+    run = read_run(federation.run_folder)
+    assert run.unfinished == 0
+    assert "tinyproto_fp(cps_dim=3)" in make_report([run]).html
