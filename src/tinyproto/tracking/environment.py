@@ -62,20 +62,20 @@ def devices() -> list[str]:
 
 def source_commit() -> str | None:
     """The commit of the package's checkout, with a mark where files differ from it; None outside a checkout."""
-    folder = Path(__file__).parent
+    package = Path(tinyproto.__file__).parent
 
     def git(*arguments: str) -> str | None:
         try:
             done = subprocess.run(
-                ("git", *arguments), cwd=folder, capture_output=True, text=True, timeout=5, check=True
+                ("git", *arguments), cwd=package, capture_output=True, text=True, timeout=5, check=True
             )
         except (OSError, subprocess.SubprocessError):
             return None
         return done.stdout.strip()
 
-    tracked = git("ls-files", "--error-unmatch", Path(__file__).name)
+    tracked = git("ls-files", "--error-unmatch", "__init__.py")
     commit = git("rev-parse", "HEAD") if tracked else None
-    return commit if commit is None or not git("status", "--porcelain", "--", str(folder)) else f"{commit}-modified"
+    return commit if commit is None or not git("status", "--porcelain", "--", str(package)) else f"{commit}-modified"
 
 
 def environment(device: str, workers: int, parallel_cells: int = 1) -> dict[str, Any]:
