@@ -163,9 +163,9 @@ def test_a_network_may_be_given_by_dotted_path(tmp_path: Path, monkeypatch: pyte
 
 def test_hyper_parameters_reach_the_algorithm() -> None:
     # Without the pull FedProto trains as Local does; with it, it does not.
-    local = simulate(algorithm="local")
-    unpulled = simulate(algorithm={"name": "fedproto", "proto_weight": 0.0})
-    pulled = simulate(algorithm={"name": "fedproto", "proto_weight": 50.0})
+    local = simulate(algorithm="local", rounds=3)
+    unpulled = simulate(algorithm={"name": "fedproto", "proto_weight": 0.0}, rounds=3)
+    pulled = simulate(algorithm={"name": "fedproto", "proto_weight": 50.0}, rounds=3)
     losses = [[record.loss.get("cross_entropy") for record in run.rounds] for run in (local, unpulled, pulled)]
     assert losses[0] == losses[1]
     assert losses[0] != losses[2]
