@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import httpx
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
@@ -36,6 +37,7 @@ _FLOWER_SAYS = {
     5: "its node went offline",
     8: "its app crashed",
 }
+_UNREADABLE = "its reply is no message that can be read"
 LOOK_EVERY = 3.0
 """Seconds between two looks at who is online."""
 
@@ -203,8 +205,7 @@ class FlowerChannel:
         self._hellos = {identity: hello for identity, hello in self._hellos.items() if hello[1] - 30 > now}
         wanted = {*self._hellos, *self._given_up, *(self._waiting if under_way is not None else ())}
         good = []
-        for message in self.grid.pull_messages(sorted(wanted)) if wanted else []:
-            identity = message.metadata.reply_to_message_id
+        for identity, message in ((one, reply) for one in sorted(wanted) for reply in self._replies(one)):
             if identity in self._hellos:
                 self._hear_hello(self._hellos.pop(identity)[0], message)
             elif identity in self._waiting and under_way is not None:
@@ -215,9 +216,23 @@ class FlowerChannel:
             self._answered.add(identity)
         return good
 
-    def _ignore(self, identity: str, message: Message) -> None:
+    def _replies(self, identity: str) -> list[Message | None]:
+        """What has come in reply to one message; None stands for what is no reply to it, or none at all.
+
+        Each is pulled on its own: Flower hands a reply out once, and one that it cannot read would take those that are
+        pulled with it along.
+        """
+        try:
+            replies = list(self.grid.pull_messages([identity]))
+        except (httpx.HTTPError, OSError):
+            return []  # the way was blocked; it is tried again
+        except Exception:  # whatever garbage of a client makes Flower raise
+            return [None]
+        return [reply if _is_reply(reply, identity) else None for reply in replies]
+
+    def _ignore(self, identity: str, message: Message | None) -> None:
         sent = self._given_up.pop(identity, None)
-        if sent is not None and message.has_error():
+        if sent is not None and message is not None and message.has_error():
             return  # Flower gave it up, as we did
         which = "late" if sent is not None else "double" if identity in self._answered else "unasked"
         self.ignored[which] += 1
@@ -225,7 +240,10 @@ class FlowerChannel:
         number = None if sent is None else sent.round_number
         self.journal.tell("ignored", client=client, round=number, reason=f"a {which} reply")
 
-    def _hear_hello(self, node: int, message: Message) -> None:
+    def _hear_hello(self, node: int, message: Message | None) -> None:
+        if message is None:
+            self.roster.refuse(node, None, _UNREADABLE)
+            return
         if message.has_error():
             self.journal.tell("silent", node=node, reason=f"hello: {_flower_error(message)}")
             return
@@ -240,7 +258,7 @@ class FlowerChannel:
             assert client is not None
             self.sockets.note(client, values)
 
-    def _hear(self, sent: Sent, message: Message, under_way: Exchange) -> tuple[int, bytes] | None:
+    def _hear(self, sent: Sent, message: Message | None, under_way: Exchange) -> tuple[int, bytes] | None:
         """A good answer, or the reason noted why it is none."""
         client, number = sent.client, sent.round_number
         if client in under_way.good:
@@ -257,8 +275,10 @@ class FlowerChannel:
         self.journal.tell("answered", client=client, round=number, kind=sent.kind.answer.name.lower(), bytes=len(frame))
         return client, frame
 
-    def _open(self, sent: Sent, message: Message) -> bytes:
+    def _open(self, sent: Sent, message: Message | None) -> bytes:
         """The frame of a reply, once all of it was found good; its size is looked at before anything is decoded."""
+        if message is None:
+            raise self._refusal(sent, _UNREADABLE)
         if message.has_error():
             raise self._refusal(sent, _flower_error(message))
         values = _values(message)
@@ -279,6 +299,13 @@ class FlowerChannel:
     def _bad(self, under_way: Exchange, sent: Sent, error: WireError, event: str = "refused") -> None:
         under_way.bad[sent.client] = error
         self.journal.tell(event, client=sent.client, round=sent.round_number, reason=str(error))
+
+
+def _is_reply(reply: object, identity: str) -> bool:
+    """Whether this is a whole message of Flower, in reply to that one; what a client uploads may be anything."""
+    if not isinstance(reply, Message) or reply.metadata.reply_to_message_id != identity:
+        return False
+    return reply.has_error() or reply.has_content()
 
 
 def _values(message: Message) -> Mapping[str, object]:
