@@ -38,6 +38,9 @@ _FLOWER_SAYS = {
     8: "its app crashed",
 }
 _UNREADABLE = "its reply is no message that can be read"
+HELLO_SECONDS = 30.0
+"""For a client that accepted the terms to tell its sizes, unless a round's deadline is shorter."""
+
 LOOK_EVERY = 3.0
 """Seconds between two looks at who is online."""
 
@@ -147,7 +150,8 @@ class FlowerChannel:
                 self._bad(under_way, sent, self._refusal(sent, "Flower takes no message for its node"))
 
     def _collect(self, round_number: int, under_way: Exchange) -> Iterator[Reply]:
-        end = self.clock() + self.deadline
+        patience = self._patience(round_number, under_way)
+        end = self.clock() + patience
         try:
             while True:
                 for client, frame in self._pull(under_way):
@@ -157,7 +161,7 @@ class FlowerChannel:
                 if under_way.enough() and not under_way.open():
                     break
                 if self.clock() >= end:
-                    self._conclude_late(round_number, under_way)
+                    self._conclude_late(round_number, under_way, patience)
                     break
                 self.wait()
                 self._look()
@@ -172,16 +176,27 @@ class FlowerChannel:
         asked = len(counted(kinds))
         return self.needed(max(asked, self.participants) if Kind.TRAIN in kinds.values() else asked)
 
-    def _conclude_late(self, round_number: int, under_way: Exchange) -> None:
+    def _patience(self, round_number: int, under_way: Exchange) -> float:
+        """Seconds until an exchange ends without those who do not answer.
+
+        Everyone waits while sizes are asked for, so that may take less; twice as much where it did not suffice.
+        """
+        if round_number:
+            return self.deadline
+        nodes = [self.roster.nodes.get(client) for client in under_way.kinds]
+        failed = max((self.roster.stalls.get(node, 0) for node in nodes if node is not None), default=0)
+        return min(self.deadline, HELLO_SECONDS * 2**failed)
+
+    def _conclude_late(self, round_number: int, under_way: Exchange, patience: float) -> None:
         """The deadline has passed: without those who are not heard, or not at all."""
         for client, kind in under_way.kinds.items():
             if client not in under_way.good and client not in under_way.bad:
                 sent = Sent(client, 0, round_number, kind, 0.0)
-                self._bad(under_way, sent, self._refusal(sent, f"no answer within {self.deadline:g} s"), "silent")
+                self._bad(under_way, sent, self._refusal(sent, f"no answer within {patience:g} s"), "silent")
         if not under_way.enough():
             raise BelowQuorum(
                 f"round {round_number}: {len(under_way.good)} of {len(under_way.kinds)} clients answered well within "
-                f"{self.deadline:g} s, {under_way.needed} have to; it is asked again"
+                f"{patience:g} s, {under_way.needed} have to; it is asked again"
             )
 
     def _push(self, asked: Sequence[tuple[int, str, Values]]) -> list[str | None]:
