@@ -14,7 +14,7 @@ pytest.importorskip("flwr")
 
 import httpx
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
-from google.protobuf.message import DecodeError
+from flwr.proto.node_pb2 import NodeInfo
 
 from support import same_tensors
 from support_flower import NODE, InProcessGrid, doubled, frame_of, framed, in_round, silent, small_federation
@@ -188,7 +188,7 @@ def test_the_size_is_looked_at_before_anything_is_decoded(tmp_path: Path, monkey
 
 
 def decode_error(identity: str) -> list[Any]:
-    raise DecodeError("Error parsing message")
+    return [NodeInfo.FromString(b"garbage")]
 
 
 def key_error(identity: str) -> list[Any]:
@@ -240,7 +240,7 @@ def test_a_hello_that_flower_cannot_read_is_refused(tmp_path: Path, monkeypatch:
         for reply in (replies := pull(grid, message_ids)):
             asked = next(one for one in grid.asked if one.metadata.message_id == reply.metadata.reply_to_message_id)
             if asked.metadata.dst_node_id == NODE + BAD:
-                raise DecodeError("Error parsing message")
+                NodeInfo.FromString(b"garbage")
         return replies
 
     monkeypatch.setattr(InProcessGrid, "pull_messages", pull_messages)

@@ -185,7 +185,7 @@ class FlowerChannel:
             return self.deadline
         nodes = [self.roster.nodes.get(client) for client in under_way.kinds]
         failed = max((self.roster.stalls.get(node, 0) for node in nodes if node is not None), default=0)
-        return min(self.deadline, HELLO_SECONDS * 2**failed)
+        return min(self.deadline, HELLO_SECONDS * 2.0**failed)
 
     def _conclude_late(self, round_number: int, under_way: Exchange, patience: float) -> None:
         """The deadline has passed: without those who are not heard, or not at all."""
@@ -320,7 +320,7 @@ def _is_reply(reply: object, identity: str) -> bool:
     """Whether this is a whole message of Flower, in reply to that one; what a client uploads may be anything."""
     if not isinstance(reply, Message) or reply.metadata.reply_to_message_id != identity:
         return False
-    return reply.has_error() or reply.has_content()
+    return bool(reply.has_error() or reply.has_content())
 
 
 def _values(message: Message) -> Mapping[str, object]:

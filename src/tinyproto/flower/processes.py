@@ -218,7 +218,8 @@ class SuperLink:
         )  # fmt: skip
         try:
             with self._opener().open(request, timeout=COMMAND_SECONDS) as answer:
-                return ListNodesResponse.FromString(answer.read()).nodes_info
+                nodes: Sequence[NodeInfo] = ListNodesResponse.FromString(answer.read()).nodes_info
+                return nodes
         except OSError as error:
             raise FederationError(f"Flower's SuperLink does not say who is registered: {error}") from error
 
