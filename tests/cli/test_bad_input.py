@@ -182,3 +182,18 @@ def test_an_interruption_is_said_in_one_line(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert lines[0].startswith("tinyproto: interrupted")
+
+
+def test_a_federation_is_not_gone_on_with_by_simulating_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "runs" / "trial"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(CONFIG)
+    (folder / "serve.json").write_text("{}")
+    before = tree(tmp_path)
+    assert in_process(monkeypatch, tmp_path, "resume", "runs/trial") == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert "`tinyproto serve runs/trial --resume` goes on with it" in said
+    assert tree(tmp_path) == before

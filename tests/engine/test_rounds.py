@@ -269,6 +269,8 @@ def test_a_client_s_first_answer_counts_good_or_bad(quarters: FederatedData) -> 
         {"train_samples": 5.0, "counted_samples": 4.0, "counted_classes": 2.0},
         {"train_samples": 5.0, "counted_samples": 5.0, "counted_classes": 99.0},
         {"train_samples": 5.5, "counted_samples": 6.0, "counted_classes": 2.0},
+        {"train_samples": 5.0, "counted_samples": 1e308, "counted_classes": 2.0},
+        {"train_samples": 5.0, "counted_samples": 2.0**31, "counted_classes": 2.0},
     ],
 )
 def test_an_impossible_hello_is_refused(said: dict[str, float]) -> None:
@@ -276,7 +278,9 @@ def test_an_impossible_hello_is_refused(said: dict[str, float]) -> None:
         read_hello(3, Message(metrics=said), num_classes=4)
 
 
-@pytest.mark.parametrize("scores", [{"correct_head": 1.0}, {"test_samples": 1.0, "correct_local": 500.0}])
+@pytest.mark.parametrize(
+    "scores", [{"correct_head": 1.0}, {"test_samples": 1.0, "correct_local": 500.0}, {"test_samples": 1e308}]
+)
 def test_impossible_scores_are_refused(scores: dict[str, float]) -> None:
     with pytest.raises(WireError, match="test samples correct"):
         check_scores(3, scores)

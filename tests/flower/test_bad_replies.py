@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,12 @@ import torch
 
 pytest.importorskip("flwr")
 
-from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
+import httpx
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
 
 from support import same_tensors
-from support_flower import NODE, doubled, frame_of, framed, in_round, silent, small_federation
+from support_flower import NODE, InProcessGrid, doubled, frame_of, framed, in_round, silent, small_federation
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.task import State
 from tinyproto.flower.coordinator import Coordinator
@@ -183,3 +185,79 @@ def test_the_size_is_looked_at_before_anything_is_decoded(tmp_path: Path, monkey
     assert seen
     assert max(seen) <= limit
     assert HEADER_BYTES < limit < 100_000
+
+
+def decode_error(identity: str) -> list[Any]:
+    return [NodeInfo.FromString(b"garbage")]
+
+
+def key_error(identity: str) -> list[Any]:
+    raise KeyError("CustomDataClass")
+
+
+def no_message(identity: str) -> list[Any]:
+    return [ConfigRecord({"frame": b"x"})]
+
+
+def reply_to_another(identity: str) -> list[Any]:
+    other = Message(RecordDict(), dst_node_id=NODE, message_type="train")
+    other.metadata.__dict__["_message_id"] = "other"
+    return [Message(RecordDict(), reply_to=other)]
+
+
+@pytest.mark.parametrize("comes", [decode_error, key_error, no_message, reply_to_another])
+def test_what_flower_cannot_read_is_the_senders_refusal_and_takes_nobody_along(
+    comes: Callable[[str], list[Any]], tmp_path: Path, without: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation = small_federation(tmp_path)
+    pull = InProcessGrid.pull_messages
+
+    def pull_messages(grid: InProcessGrid, message_ids: Iterable[str]) -> list[Any]:
+        """As a SuperLink does: what is pulled is handed out once, whether or not it can be read."""
+        replies = pull(grid, message_ids)
+        for reply in replies:
+            asked = next(one for one in grid.asked if one.metadata.message_id == reply.metadata.reply_to_message_id)
+            if asked.metadata.dst_node_id != NODE + BAD or asked.metadata.message_type != "train":
+                continue
+            if unpack(frame_of(asked))[0].round_number == ROUND:
+                return [*(one for one in replies if one is not reply), *comes(asked.metadata.message_id)]
+        return replies
+
+    monkeypatch.setattr(InProcessGrid, "pull_messages", pull_messages)
+    coordinator = federation.play()
+    assert same_tensors(coordinator.server.state, without)
+    reason = f"client {BAD}, round {ROUND}: its reply is no message that can be read"
+    assert federation.records()[ROUND - 1]["refused"] == {str(BAD): reason}
+    told = [event for event in federation.events("refused") if event.get("round") == ROUND]
+    assert [(event["client"], event["reason"]) for event in told] == [(BAD, reason)]
+
+
+def test_a_hello_that_flower_cannot_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = small_federation(tmp_path)
+    pull = InProcessGrid.pull_messages
+
+    def pull_messages(grid: InProcessGrid, message_ids: Iterable[str]) -> list[Message]:
+        for reply in (replies := pull(grid, message_ids)):
+            asked = next(one for one in grid.asked if one.metadata.message_id == reply.metadata.reply_to_message_id)
+            if asked.metadata.dst_node_id == NODE + BAD:
+                NodeInfo.FromString(b"garbage")
+        return replies
+
+    monkeypatch.setattr(InProcessGrid, "pull_messages", pull_messages)
+    federation.play()
+    assert BAD not in federation.records()[0]["participants"]
+    assert federation.events("refused")[0]["reason"] == "its reply is no message that can be read"
+
+
+def test_a_way_that_is_blocked_for_a_moment_is_tried_again(tmp_path: Path) -> None:
+    federation = small_federation(tmp_path)
+    blocked: list[Exception] = [httpx.ConnectError("refused"), TimeoutError()]
+
+    def before_pull() -> None:
+        if (federation.run_folder / "rounds.jsonl").exists() and blocked:
+            raise blocked.pop()
+
+    federation.grid.before_pull = before_pull
+    federation.play()
+    assert not blocked
+    assert [record["refused"] for record in federation.records()] == [{}] * len(federation.records())

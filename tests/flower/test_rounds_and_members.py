@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -205,6 +206,40 @@ def test_with_keys_a_client_id_belongs_to_its_key(tmp_path: Path) -> None:
     coordinator = federation.play(keys=keys)
     assert coordinator.channel.roster.nodes == {client: NODE + client for client in range(3)}
     assert [(told["client"], told["node"]) for told in federation.events("refused")] == [(1, thief)]
+
+
+def test_where_keys_are_known_a_client_without_one_is_nobody_and_not_waited_for(tmp_path: Path) -> None:
+    federation = small_federation(tmp_path, small_values(quorum=1.0))
+    grid = federation.grid
+    grid.keys = {NODE + client: f"key {client}".encode() for client in range(3)}
+    keys = {str(client): grid.keys[NODE + client].hex() for client in (0, 1)}
+    coordinator = federation.play(keys=keys)
+    assert [record["participants"] for record in federation.records()[:2]] == [[0, 1], [0, 1]]
+    assert [event["reason"] for event in federation.events("refused")] == [WORDS["taken"]]
+    assert list(coordinator.channel.roster.missing()) == []
+    assert grid.clock.now < 60  # nobody waited for it
+
+
+def test_a_client_that_accepts_but_never_tells_its_sizes_delays_the_others_ever_more_seldom(tmp_path: Path) -> None:
+    federation = small_federation(tmp_path, small_values(rounds=9, deadline=600.0, quorum=0.6))
+    grid = federation.grid
+    asked_at: list[float] = []
+
+    def stalls(asked: Message, reply: Message) -> Iterable[tuple[float, Message]]:
+        if asked.metadata.message_type != "query.frame":
+            return [(0.0, reply)]
+        asked_at.append(grid.clock.now)
+        return []
+
+    grid.changes[NODE + 2] = stalls
+    grid.changes[NODE] = lambda asked, reply: [(500.0 if asked.metadata.message_type == "train" else 0.0, reply)]
+    federation.play()
+    assert all(record["participants"] == [0, 1] for record in federation.records()[:9])
+    reasons = [event["reason"] for event in federation.events("silent")]
+    assert reasons[:3] == [f"client 2, round 0: no answer within {seconds} s" for seconds in (30, 60, 120)]
+    pauses = [later - sooner for sooner, later in pairwise(asked_at)]
+    assert len(pauses) == 3
+    assert all(pause >= 600 * 2**time for time, pause in enumerate(pauses))
 
 
 def test_refused_at_the_hello_a_client_is_named_on_both_ends_and_the_others_go_on(tmp_path: Path) -> None:

@@ -153,6 +153,12 @@ def test_an_unfinished_run_says_how_much_is_missing_and_how_to_go_on(tmp_path: P
     assert "Not all have the same seeds: Local 0, 1; FedProto 0." in page
 
 
+def test_of_a_federation_that_is_not_finished_it_names_the_verb_that_goes_on(tmp_path: Path) -> None:
+    run = Made(seeds=(0, 1), done=3).write(tmp_path / "run")
+    (run / "serve.json").write_text("{}")
+    assert f"Go on with: tinyproto serve {run} --resume" in make_report(read_runs([run])).html
+
+
 def test_settings_stand_side_by_side_with_their_names_and_what_differs(tmp_path: Path) -> None:
     page = report(tmp_path, Made(name="short"), Made(name="long", rounds=3)).html
     assert "What differs between the settings" in page

@@ -67,6 +67,14 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
 }  # fmt: skip
 
 
+def test_of_a_federation_without_results_it_names_the_verb_that_goes_on(tmp_path: Path) -> None:
+    folder = Made().write(tmp_path / "run")
+    (folder / "summary.json").unlink()
+    (folder / "serve.json").write_text("{}")
+    with pytest.raises(RunFolderError, match=f"`tinyproto serve {folder} --resume` goes on with it"):
+        read_run(folder)
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_run_folder_is_one_sentence_that_names_the_file(tmp_path: Path, name: str) -> None:
     break_it, says = BROKEN[name]

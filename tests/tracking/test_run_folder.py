@@ -66,6 +66,15 @@ def test_an_existing_run_is_refused_with_the_ways_out_and_left_as_it_is(tmp_path
     assert tree(path) == before
 
 
+@pytest.mark.parametrize(("served", "verb"), [(True, "tinyproto serve {} --resume"), (False, "tinyproto resume {}")])
+def test_a_refusal_names_the_verb_that_goes_on_with_what_is_there(served: bool, verb: str, tmp_path: Path) -> None:
+    path = a_run(tmp_path / "mine").path
+    if served:
+        (path / "serve.json").write_text("{}")
+    with pytest.raises(RunFolderError, match=f"`{verb.format(path)}` goes on with it"):
+        RunFolder.create(path, overwrite=False)
+
+
 def test_overwriting_a_run_leaves_nothing_of_it(tmp_path: Path) -> None:
     path = a_run(tmp_path / "mine").path
     RunFolder.create(path, overwrite=True)

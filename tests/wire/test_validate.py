@@ -63,6 +63,7 @@ def test_a_frame_from_elsewhere_is_refused(header: Header, words: str) -> None:
         (Message(tensors={"head": torch.zeros(2)}), "its shape is 2, not 2 × up to 5"),
         (Message(metrics={"loss": float("nan")}), "metric 'loss'"),
         (Message(metrics={"loss": float("-inf")}), "metric 'loss'"),
+        (Message(metrics={"loss": -1e308}), "metric 'loss': -1e\\+308 is absurd"),
     ],
 )
 def test_values_no_training_gives_are_refused(message: Message, words: str) -> None:

@@ -13,12 +13,12 @@ from tinyproto.cli.report import write_report
 from tinyproto.cli.table import comparison_table
 from tinyproto.cli.terminal import Output
 from tinyproto.config import Config, load_config
-from tinyproto.errors import Interrupted
+from tinyproto.errors import Interrupted, RunFolderError
 from tinyproto.experiment import Experiment
 from tinyproto.report.compare import compare
 from tinyproto.report.verdict import verdict
 from tinyproto.report.words import counted
-from tinyproto.tracking.run_folder import RunFolder
+from tinyproto.tracking.run_folder import RunFolder, how_to_go_on, is_federation
 
 
 def run_config(path: Path, overrides: Sequence[str], runs: Path, overwrite: bool, output: Output) -> None:
@@ -32,7 +32,12 @@ def run_config(path: Path, overrides: Sequence[str], runs: Path, overwrite: bool
 
 def resume_run(folder: Path, output: Output) -> None:
     """A run folder in, the same run folder out, finished."""
-    experiment = _experiment(load_config(RunFolder.open(folder).path / "config.yaml"), output)
+    RunFolder.open(folder)
+    if is_federation(folder):
+        raise RunFolderError(
+            f"{folder} holds a federation, whose clients are elsewhere; `{how_to_go_on(folder)}` goes on with it"
+        )
+    experiment = _experiment(load_config(folder / "config.yaml"), output)
     _watch(experiment, folder, output, lambda progress: grid.resume(experiment, folder, observer=progress))
 
 

@@ -20,6 +20,8 @@ from tinyproto.wire.validate import Expectation, inspect_frame
 _CORRECT = tuple(f"correct_{rule}" for rule in RULES)
 _SCORES = frozenset(("test_samples", *_CORRECT))
 _UPDATES = (Kind.UPDATE,)
+MOST_SAMPLES = 2**31
+"""No client has as many; what is computed from smaller numbers stays finite."""
 
 
 def inspect_answer(
@@ -38,8 +40,13 @@ def check_scores(client: int, metrics: Mapping[str, float]) -> None:
     samples = float(metrics.get("test_samples", 0.0))
     for name in _CORRECT:
         correct = float(metrics.get(name, 0.0))
-        if not (0 <= correct <= samples and correct.is_integer() and samples.is_integer()):
+        if not (correct <= samples and is_count(correct) and is_count(samples)):
             raise WireError(f"frame of client {client}, refused: {correct:g} of {samples:g} test samples correct")
+
+
+def is_count(value: float) -> bool:
+    """Whether so many samples can be there."""
+    return 0 <= value < MOST_SAMPLES and float(value).is_integer()
 
 
 class Intake:

@@ -14,7 +14,7 @@ from tinyproto.algorithms.streaming import Gathered, StreamingSide
 from tinyproto.core.messages import Message
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import State, Trainer
-from tinyproto.engine.intake import InTurn, inspect_answer
+from tinyproto.engine.intake import MOST_SAMPLES, InTurn, inspect_answer, is_count
 from tinyproto.engine.stopwatch import Stopwatch
 from tinyproto.errors import WireError
 from tinyproto.wire.codec import encode, payload_bytes
@@ -231,10 +231,13 @@ def read_hello(client: int, message: Message, num_classes: int) -> ClientInfo:
     """What a client says of itself, held to what can be."""
     said = dict(message.metrics)
     names = ("train_samples", "counted_samples", "counted_classes")
-    if sorted(said) != sorted(names) or any(value != int(value) for value in said.values()):
-        raise WireError(f"hello of client {client}, refused: it has to tell {', '.join(names)} in whole numbers")
+    if sorted(said) != sorted(names) or not all(is_count(value) for value in said.values()):
+        raise WireError(
+            f"hello of client {client}, refused: it has to tell {', '.join(names)} in whole numbers from 0 and "
+            f"below {MOST_SAMPLES}"
+        )
     train, counted, classes = (int(said[name]) for name in names)
-    if not (0 <= train <= counted and 0 <= classes <= min(num_classes, counted)):
+    if not (train <= counted and classes <= min(num_classes, counted)):
         raise WireError(
             f"hello of client {client}, refused: {train} training samples, {counted} counted samples and {classes} of "
             f"{num_classes} classes do not go together"

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import httpx
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
@@ -36,6 +37,10 @@ _FLOWER_SAYS = {
     5: "its node went offline",
     8: "its app crashed",
 }
+_UNREADABLE = "its reply is no message that can be read"
+HELLO_SECONDS = 30.0
+"""For a client that accepted the terms to tell its sizes, unless a round's deadline is shorter."""
+
 LOOK_EVERY = 3.0
 """Seconds between two looks at who is online."""
 
@@ -145,7 +150,8 @@ class FlowerChannel:
                 self._bad(under_way, sent, self._refusal(sent, "Flower takes no message for its node"))
 
     def _collect(self, round_number: int, under_way: Exchange) -> Iterator[Reply]:
-        end = self.clock() + self.deadline
+        patience = self._patience(round_number, under_way)
+        end = self.clock() + patience
         try:
             while True:
                 for client, frame in self._pull(under_way):
@@ -155,7 +161,7 @@ class FlowerChannel:
                 if under_way.enough() and not under_way.open():
                     break
                 if self.clock() >= end:
-                    self._conclude_late(round_number, under_way)
+                    self._conclude_late(round_number, under_way, patience)
                     break
                 self.wait()
                 self._look()
@@ -170,16 +176,27 @@ class FlowerChannel:
         asked = len(counted(kinds))
         return self.needed(max(asked, self.participants) if Kind.TRAIN in kinds.values() else asked)
 
-    def _conclude_late(self, round_number: int, under_way: Exchange) -> None:
+    def _patience(self, round_number: int, under_way: Exchange) -> float:
+        """Seconds until an exchange ends without those who do not answer.
+
+        Everyone waits while sizes are asked for, so that may take less; twice as much where it did not suffice.
+        """
+        if round_number:
+            return self.deadline
+        nodes = [self.roster.nodes.get(client) for client in under_way.kinds]
+        failed = max((self.roster.stalls.get(node, 0) for node in nodes if node is not None), default=0)
+        return min(self.deadline, HELLO_SECONDS * 2.0**failed)
+
+    def _conclude_late(self, round_number: int, under_way: Exchange, patience: float) -> None:
         """The deadline has passed: without those who are not heard, or not at all."""
         for client, kind in under_way.kinds.items():
             if client not in under_way.good and client not in under_way.bad:
                 sent = Sent(client, 0, round_number, kind, 0.0)
-                self._bad(under_way, sent, self._refusal(sent, f"no answer within {self.deadline:g} s"), "silent")
+                self._bad(under_way, sent, self._refusal(sent, f"no answer within {patience:g} s"), "silent")
         if not under_way.enough():
             raise BelowQuorum(
                 f"round {round_number}: {len(under_way.good)} of {len(under_way.kinds)} clients answered well within "
-                f"{self.deadline:g} s, {under_way.needed} have to; it is asked again"
+                f"{patience:g} s, {under_way.needed} have to; it is asked again"
             )
 
     def _push(self, asked: Sequence[tuple[int, str, Values]]) -> list[str | None]:
@@ -203,8 +220,7 @@ class FlowerChannel:
         self._hellos = {identity: hello for identity, hello in self._hellos.items() if hello[1] - 30 > now}
         wanted = {*self._hellos, *self._given_up, *(self._waiting if under_way is not None else ())}
         good = []
-        for message in self.grid.pull_messages(sorted(wanted)) if wanted else []:
-            identity = message.metadata.reply_to_message_id
+        for identity, message in ((one, reply) for one in sorted(wanted) for reply in self._replies(one)):
             if identity in self._hellos:
                 self._hear_hello(self._hellos.pop(identity)[0], message)
             elif identity in self._waiting and under_way is not None:
@@ -215,9 +231,23 @@ class FlowerChannel:
             self._answered.add(identity)
         return good
 
-    def _ignore(self, identity: str, message: Message) -> None:
+    def _replies(self, identity: str) -> list[Message | None]:
+        """What has come in reply to one message; None stands for what is no reply to it, or none at all.
+
+        Each is pulled on its own: Flower hands a reply out once, and one that it cannot read would take those that are
+        pulled with it along.
+        """
+        try:
+            replies = list(self.grid.pull_messages([identity]))
+        except (httpx.HTTPError, OSError):
+            return []  # the way was blocked; it is tried again
+        except Exception:  # whatever garbage of a client makes Flower raise
+            return [None]
+        return [reply if _is_reply(reply, identity) else None for reply in replies]
+
+    def _ignore(self, identity: str, message: Message | None) -> None:
         sent = self._given_up.pop(identity, None)
-        if sent is not None and message.has_error():
+        if sent is not None and message is not None and message.has_error():
             return  # Flower gave it up, as we did
         which = "late" if sent is not None else "double" if identity in self._answered else "unasked"
         self.ignored[which] += 1
@@ -225,7 +255,10 @@ class FlowerChannel:
         number = None if sent is None else sent.round_number
         self.journal.tell("ignored", client=client, round=number, reason=f"a {which} reply")
 
-    def _hear_hello(self, node: int, message: Message) -> None:
+    def _hear_hello(self, node: int, message: Message | None) -> None:
+        if message is None:
+            self.roster.refuse(node, None, _UNREADABLE)
+            return
         if message.has_error():
             self.journal.tell("silent", node=node, reason=f"hello: {_flower_error(message)}")
             return
@@ -240,7 +273,7 @@ class FlowerChannel:
             assert client is not None
             self.sockets.note(client, values)
 
-    def _hear(self, sent: Sent, message: Message, under_way: Exchange) -> tuple[int, bytes] | None:
+    def _hear(self, sent: Sent, message: Message | None, under_way: Exchange) -> tuple[int, bytes] | None:
         """A good answer, or the reason noted why it is none."""
         client, number = sent.client, sent.round_number
         if client in under_way.good:
@@ -257,8 +290,10 @@ class FlowerChannel:
         self.journal.tell("answered", client=client, round=number, kind=sent.kind.answer.name.lower(), bytes=len(frame))
         return client, frame
 
-    def _open(self, sent: Sent, message: Message) -> bytes:
+    def _open(self, sent: Sent, message: Message | None) -> bytes:
         """The frame of a reply, once all of it was found good; its size is looked at before anything is decoded."""
+        if message is None:
+            raise self._refusal(sent, _UNREADABLE)
         if message.has_error():
             raise self._refusal(sent, _flower_error(message))
         values = _values(message)
@@ -279,6 +314,13 @@ class FlowerChannel:
     def _bad(self, under_way: Exchange, sent: Sent, error: WireError, event: str = "refused") -> None:
         under_way.bad[sent.client] = error
         self.journal.tell(event, client=sent.client, round=sent.round_number, reason=str(error))
+
+
+def _is_reply(reply: object, identity: str) -> bool:
+    """Whether this is a whole message of Flower, in reply to that one; what a client uploads may be anything."""
+    if not isinstance(reply, Message) or reply.metadata.reply_to_message_id != identity:
+        return False
+    return bool(reply.has_error() or reply.has_content())
 
 
 def _values(message: Message) -> Mapping[str, object]:

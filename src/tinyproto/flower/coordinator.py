@@ -176,13 +176,15 @@ class Coordinator:
         At the start all members are waited for, but no longer than a round's deadline where a quorum is there.
         """
         start, told = self.stopwatch.now(), False
-        roster, needed = self.channel.roster, self.channel.needed(self.terms.clients)
+        roster = self.channel.roster
+        members = len(roster.members)
+        needed = self.channel.needed(members)
         while True:
             self.channel.look_around()
             self._greet(hellos)
             present = [client for client in roster.present if client in self.server.infos]
             patient = everyone and self.stopwatch.now() - start < self.channel.deadline
-            if len(present) >= (self.terms.clients if patient else needed):
+            if len(present) >= (members if patient else needed):
                 return present
             if not told:
                 self.journal.tell("waiting", present=present, missing=list(roster.missing()), needed=needed)
@@ -195,6 +197,7 @@ class Coordinator:
             for client, error in self.server.greet(self.channel, new, hellos, tolerant=True).items():
                 node = self.channel.roster.nodes.get(client)
                 if node is not None:  # else it has been forgotten, and is greeted anew
+                    self.channel.roster.stalled(node)
                     self.channel.roster.refuse(node, client, str(error))
 
     def _play(self, round_: Round, hellos: Meter) -> PlayedRound:

@@ -102,8 +102,8 @@ class Gate:
 class OpenGate:
     """The gate, listening in a thread of this process until it is closed."""
 
-    def __init__(self, gate: Gate, host: str, port: int, keys: ServerKeys) -> None:
-        self._socket = _listening(host, port)
+    def __init__(self, gate: Gate, host: str, port: int, keys: ServerKeys, opened: socket.socket | None = None) -> None:
+        self._socket = opened or listening(host, port)
         config = uvicorn.Config(
             gate, ssl_certfile=str(keys.certificate), ssl_keyfile=str(keys.key), log_config=None, access_log=False,
             lifespan="off", http="h11", ws="none", limit_concurrency=MOST_AT_ONCE, server_header=False,
@@ -132,7 +132,8 @@ def _hush() -> None:
         logger.propagate = False
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def listening(host: str, port: int) -> socket.socket:
+    """A socket at this address, whether or not a gate is behind it yet."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         opened = socket.socket(family, kind, protocol)

@@ -17,17 +17,21 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tinyproto.errors import FederationError
 from tinyproto.flower import leash
 from tinyproto.flower.certificates import ClientKeys, ServerKeys
+
+if TYPE_CHECKING:
+    from flwr.proto.node_pb2 import NodeInfo
 
 START_SECONDS = 60.0
 """For a SuperLink to answer; it takes 3 on an idle machine."""
 
 COMMAND_SECONDS = 60.0
 REGISTER_AT_ONCE = 4
+UNREGISTERED = "unregistered"
 CONNECTION = "tinyproto"
 """What the SuperLink is called in Flower's own configuration."""
 
@@ -163,10 +167,7 @@ class SuperLink:
 
     def wait_until_up(self) -> None:
         """Until it answers."""
-        context = ssl.create_default_context(cafile=str(self.keys.authority))
-        opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
-        )
+        opener = self._opener()
         give_up = time.monotonic() + START_SECONDS
         reason = "it does not answer"
         while time.monotonic() < give_up and not self.process.ended:
@@ -185,24 +186,49 @@ class SuperLink:
     def register(self, clients: Mapping[int, Path]) -> dict[int, int]:
         """Make these public keys, by client, the ones that may take part; the nodes' numbers, by client.
 
-        Keys that an earlier start registered stay; those that are gone from the folder are taken back.
+        The SuperLink itself says which it knows, so that a start that was interrupted leaves nothing to put right. Keys
+        that are gone from the folder are taken back, for good: Flower does not register a key a second time.
         """
-        file = self.folder / "nodes.json"
-        before: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        wanted = {str(client): key.read_text(encoding="utf-8").strip() for client, key in clients.items()}
-        kept = {client: entry for client, entry in before.items() if wanted.get(client) == entry["key"]}
-        for client in before.keys() - kept.keys():
-            self._flwr("supernode", "unregister", str(before[client]["node"]))
-        new = [int(client) for client in wanted.keys() - kept.keys()]
+        public = {bytes.fromhex(told): client for client, told in self.keys.public_keys().items() if client in clients}
+        nodes: dict[int, int] = {}
+        for node in self._nodes():
+            client = public.get(node.public_key)
+            if client is None and node.status != UNREGISTERED:
+                self._flwr("supernode", "unregister", str(node.node_id))
+            elif client is not None and node.status == UNREGISTERED:
+                raise FederationError(
+                    f"{clients[client]} was taken back in this federation, and Flower does not take a key again; "
+                    f"client {client} needs a new one"
+                )
+            elif client is not None:
+                nodes[client] = node.node_id
+        new = [client for client in clients if client not in nodes]
         with concurrent.futures.ThreadPoolExecutor(REGISTER_AT_ONCE) as pool:
-            nodes = pool.map(lambda client: self._register(client, clients[client]), new)
-        kept |= {
-            str(client): {"key": wanted[str(client)], "node": node} for client, node in zip(new, nodes, strict=True)
-        }
-        file.write_text(json.dumps(kept, indent=1), encoding="utf-8")
-        return {
-            int(client): int(entry["node"]) for client, entry in sorted(kept.items(), key=lambda item: int(item[0]))
-        }
+            made = pool.map(lambda client: self._register(client, clients[client]), new)
+            nodes |= dict(zip(new, made, strict=True))
+        return dict(sorted(nodes.items()))
+
+    def _nodes(self) -> Sequence[NodeInfo]:
+        """All that are or were registered, with their keys, which `flwr supernode list` does not tell."""
+        from flwr.proto.control_pb2 import ListNodesRequest, ListNodesResponse
+
+        request = urllib.request.Request(
+            f"https://{self.address}/v1/control/list-nodes", ListNodesRequest().SerializeToString(),
+            {"Content-Type": "application/protobuf", "Accept": "application/protobuf"},
+        )  # fmt: skip
+        try:
+            with self._opener().open(request, timeout=COMMAND_SECONDS) as answer:
+                nodes: Sequence[NodeInfo] = ListNodesResponse.FromString(answer.read()).nodes_info
+                return nodes
+        except OSError as error:
+            raise FederationError(f"Flower's SuperLink does not say who is registered: {error}") from error
+
+    def _opener(self) -> urllib.request.OpenerDirector:
+        """For requests to it: under its certificate, and past every proxy."""
+        context = ssl.create_default_context(cafile=str(self.keys.authority))
+        return urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+        )
 
     def _register(self, client: int, key: Path) -> int:
         return int(self._flwr("supernode", "register", str(key), "--name", f"client {client}")["node-id"])

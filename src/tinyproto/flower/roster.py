@@ -15,7 +15,8 @@ Clock = Callable[[], float]
 class Roster:
     """Maps client ids to nodes.
 
-    Where the coordinator knows the clients' public keys, a client id belongs to its key. Else it belongs to the node
+    Where the coordinator knows the clients' public keys, a client id belongs to its key, and one without a key to
+    nobody. Else it belongs to the node
     that claimed it, as long as that is online; another node that claims it is refused until then, and asked again
     later.
     """
@@ -29,6 +30,7 @@ class Roster:
     online: dict[int, bytes] = field(default_factory=dict)  # public keys by node
     asked: dict[int, float] = field(default_factory=dict)  # when, by node that is no client yet
     reasons: dict[int, str] = field(default_factory=dict)  # why it was refused last, by node
+    stalls: dict[int, int] = field(default_factory=dict)  # how often it did not tell its sizes, by node
 
     @property
     def present(self) -> list[int]:
@@ -51,11 +53,7 @@ class Roster:
             self.forget(node)
         self.online = dict(online)
         now, known = self.clock(), set(self.nodes.values())
-        due = [
-            node
-            for node in online
-            if node not in known and (node not in self.asked or now - self.asked[node] >= self.patience)
-        ]
+        due = [node for node in online if node not in known and self._due(node, now)]
         self.asked |= dict.fromkeys(due, now)
         return sorted(due)
 
@@ -70,7 +68,7 @@ class Roster:
             self.refuse(node, None, WORDS["member"])
             return False
         key, holder = self.keys.get(client), self.nodes.get(client)
-        foreign = key is not None and self.online.get(node) != key
+        foreign = bool(self.keys) and self.online.get(node) != key  # where keys are known, none is nobody's
         if foreign or (key is None and holder not in (None, node) and holder in self.online):
             self.refuse(node, client, WORDS["taken"])
             return False
@@ -90,4 +88,17 @@ class Roster:
 
     def missing(self) -> Collection[int]:
         """Client ids of which nobody is here."""
-        return sorted(set(range(self.num_clients)) - set(self.present))
+        return sorted(set(self.members) - set(self.present))
+
+    @property
+    def members(self) -> Collection[int]:
+        """Client ids that may take part."""
+        return self.keys or range(self.num_clients)
+
+    def stalled(self, node: int) -> None:
+        """It accepted the terms and did not go on; each time it is asked again after twice the pause."""
+        self.stalls[node] = self.stalls.get(node, 0) + 1
+
+    def _due(self, node: int, now: float) -> bool:
+        pause = self.patience * 2 ** max(self.stalls.get(node, 0) - 1, 0)
+        return node not in self.asked or now - self.asked[node] >= pause

@@ -21,6 +21,7 @@ from tinyproto.report.repeat import FEW_RUNS, to_repeat
 from tinyproto.report.runs import Run
 from tinyproto.report.studies import Series, Setting, Study, arrange
 from tinyproto.report.words import counted
+from tinyproto.tracking.run_folder import how_to_go_on
 
 MOST_BYTES = 2_900_000
 """Of the whole page; prototypes that would not fit are left out, and the page says so."""
@@ -116,7 +117,7 @@ def _head(runs: Sequence[Run], studies: Sequence[Study], passed_over: Sequence[s
             yield html.paragraph(
                 f"{run.name} is not finished: {counted(run.unfinished, 'cell')} of its grid "
                 f"{'is' if run.unfinished == 1 else 'are'} not in this report. "
-                f"Go on with: tinyproto resume {run.folder}"
+                f"Go on with: {how_to_go_on(run.folder)}"
             )
 
 

@@ -128,7 +128,7 @@ class RunFolder:
         if not overwrite:
             raise RunFolderError(
                 f"{path} exists already; --overwrite replaces it, name=NEW or --runs DIR goes elsewhere, and "
-                f"`tinyproto resume {path}` goes on with it"
+                f"`{how_to_go_on(path)}` goes on with it"
             )
         names = {entry.name for entry in path.iterdir()} if path.is_dir() else {path.name}
         known = names <= FILES | {_partial(name) for name in FILES}
@@ -202,6 +202,16 @@ class RunFolder:
             raise RunFolderError(
                 f"cannot write {self.path / name}: {getattr(error, 'strerror', None) or error}"
             ) from error
+
+
+def is_federation(path: Path) -> bool:
+    """Whether a run folder is a coordinator's, whose clients are elsewhere; a simulation has no place in it."""
+    return (path / "serve.json").is_file()
+
+
+def how_to_go_on(path: Path) -> str:
+    """The command that goes on with what is in a run folder."""
+    return f"tinyproto serve {path} --resume" if is_federation(path) else f"tinyproto resume {path}"
 
 
 def _sockets_from(columns: dict[str, list[int]] | None) -> dict[int, dict[Direction, int]] | None:

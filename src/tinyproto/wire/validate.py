@@ -21,6 +21,8 @@ from tinyproto.wire.values import EXACT, FLOAT32, VALUE_TYPES, Coding, ValueType
 ABSURD_NORM = 1e9
 """No honest row or tensor is longer: count-scaled prototypes of a million samples stay far below."""
 
+ABSURD_METRIC = 1e100
+"""A loss of float32 stays far below, and a mean over all clients stays finite."""
 
 _METRICS_ROOM = 4096  # bytes
 _MOST_AT_ONCE = 1 << 20
@@ -184,6 +186,8 @@ def _check_values_of(sections: Sections) -> None:
     for name, value in metrics.items():
         if not math.isfinite(value):
             raise WireError(f"metric {name!r}: {value} is not a number that can be recorded; did training diverge?")
+        if abs(value) > ABSURD_METRIC:
+            raise WireError(f"metric {name!r}: {value:g} is absurd")
 
 
 def surely_good(values: NDArray[np.float32]) -> bool:
