@@ -53,8 +53,9 @@ def test_private_keys_are_their_owners_alone_and_each_machine_has_a_folder(tmp_p
     assert made.names == ("localhost", "127.0.0.1", "coordinator.example.org", "10.1.2.3")
     files = {str(path.relative_to(tmp_path)): path for path in tmp_path.rglob("*") if path.is_file()}
     assert set(files) == {
-        ".gitignore", "authority/ca.key", "server/ca.crt", "server/server.crt", "server/server.key", "server/clients/0.pub",
-        "server/clients/1.pub", "client-0/ca.crt", "client-0/client.key", "client-1/ca.crt", "client-1/client.key",
+        ".gitignore", "authority/ca.key", "server/ca.crt", "server/server.crt", "server/server.key",
+        "server/clients/0.pub", "server/clients/1.pub", "client-0/ca.crt", "client-0/client.key", "client-1/ca.crt",
+        "client-1/client.key",
     }  # fmt: skip
     for name, path in files.items():
         assert (stat.S_IMODE(path.stat().st_mode) == 0o600) == name.endswith(".key"), name
@@ -129,7 +130,7 @@ def test_it_says_whose_keys_are_new(tmp_path: Path) -> None:
 def test_a_client_whose_making_was_cut_off_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_keys(tmp_path, 1, [])
 
-    def full(file: Path, content: bytes) -> None:  # noqa: ARG001
+    def full(file: Path, content: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
@@ -158,7 +159,7 @@ def test_a_certificate_that_ends_soon_is_made_anew_by_the_same_authority(
     authority = (tmp_path / "server" / "ca.crt").read_bytes()
     if days < 0:
         keys = ServerKeys.open(tmp_path)
-        with pytest.raises(FederationError, match="expired.*tinyproto serve --init"):
+        with pytest.raises(FederationError, match=r"expired.*tinyproto serve --init"):
             shake_hands(keys, "localhost", keys.authority)
     made = make_keys(tmp_path, 1, [])
     assert (made.certificate, made.names) == (renewed, ("localhost", "127.0.0.1", "a"))

@@ -111,7 +111,7 @@ def test_counts_that_cannot_be_read_are_an_error_that_names_the_file(
 ) -> None:
     (tmp_path / "socket.json").write_text('{"up": 1, "down": 1}')
 
-    def unreadable(file: Path, **_: object) -> str:  # noqa: ARG001
+    def unreadable(file: Path, **_: object) -> str:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(Path, "read_text", unreadable)

@@ -40,8 +40,8 @@ def reach(server: tuple[str, int], authority: Path) -> dict[str, int]:
             ) from error
         if error.verify_code in (9, 10):  # not yet valid, expired
             raise FederationError(
-                f"the certificate of {host}:{port} is not valid now ({error.verify_message}); look at the clocks, or on "
-                "its side `tinyproto serve --init KEYS --clients N` renews one that has expired"
+                f"the certificate of {host}:{port} is not valid now ({error.verify_message}); look at the clocks, or "
+                "on its side `tinyproto serve --init KEYS --clients N` renews one that has expired"
             ) from error
         raise FederationError(
             f"{host}:{port} is not of this federation: its certificate is not from the authority in {authority}"
