@@ -84,6 +84,12 @@ def _shake_hands(opened: socket.socket, context: ssl.SSLContext, host: str) -> d
             received.write_eof()
 
 
+def is_cut_off(said: str) -> bool:
+    """Whether a SuperNode, from what it wrote, tries in vain to reach the coordinator; it would do so for ever."""
+    since = max(said.rfind(words) for words in ("Connection successful", "Sent successfully", "Receiving: "))
+    return said.rfind("Connection attempt failed") > since
+
+
 def why_it_ended(said: str, log: Path) -> Exception:
     """What made a SuperNode end, from what it wrote."""
     if "Exit Code: 305" in said and "code:" in said:
