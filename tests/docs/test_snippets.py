@@ -169,6 +169,41 @@ def test_a_block_says_what_it_is(page: Path) -> None:
             assert not commands, f"{block}: {commands} would never be run; that is `bash`"
 
 
+FEDERATIONS = ("README.md", "docs/federation.md")
+"""Pages whose blocks `bash flower` are typed by tests/flower/test_tutorial.py and test_machines.py."""
+
+
+@every_page
+def test_a_block_that_needs_flower_stands_where_it_is_typed_and_has_options_that_there_are(page: Path) -> None:
+    verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for block in blocks_of(page):
+        if block.info != "bash flower":
+            continue
+        assert by_name(page) in FEDERATIONS, f"{block}: nothing types it"
+        for line in block.text.splitlines():
+            if not line.startswith("tinyproto "):
+                continue
+            words = shlex.split(line, comments=True)
+            options = {name for parameter in verbs[words[1]].params for name in parameter.opts}
+            unknown = [word for word in words if word.startswith("--") and word not in options]
+            assert not unknown, f"{block}: {line}: {unknown}"
+
+
+def test_the_readme_s_federation_works_when_pasted() -> None:
+    """Nobody has to put another name in the place of one, and who listens to the loopback is called so."""
+    (block,) = [block for block in blocks_of(ROOT / "README.md") if block.info == "bash flower"]
+    lines = [shlex.split(line, comments=True) for line in block.text.splitlines()]
+    joins = [words for words in lines if words[:2] == ["tinyproto", "join"]]
+    (serve,) = [words for words in lines if words[:2] == ["tinyproto", "serve"] and "--init" not in words]
+    config = load_config(ROOT / serve[2])
+    assert "--listen" not in serve
+    assert [words[words.index("--client-id") + 1] for words in joins] == ["0", "1", "2"]
+    for words, model in zip(joins, config.model.models, strict=True):
+        assert words[words.index("--server") + 1] == "localhost:8443"
+        assert words[words.index("--share") + 1] == serve[2]
+        assert words[words.index("--model") + 1] == model
+
+
 @every_page
 def test_no_block_escapes_by_indentation(page: Path) -> None:
     """A code block without a fence, indented by four after an empty line, would not be found."""

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
+import errno
+import os
+import shutil
 import socket
 import ssl
 import stat
+import subprocess
 import threading
 from pathlib import Path
 
@@ -13,8 +18,11 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from cryptography.hazmat.primitives import serialization
+
 from support_cli import command
 from tinyproto.errors import FederationError
+from tinyproto.flower import certificates
 from tinyproto.flower.arrival import AwayError, reach
 from tinyproto.flower.certificates import ClientKeys, ServerKeys, make_keys
 
@@ -45,8 +53,9 @@ def test_private_keys_are_their_owners_alone_and_each_machine_has_a_folder(tmp_p
     assert made.names == ("localhost", "127.0.0.1", "coordinator.example.org", "10.1.2.3")
     files = {str(path.relative_to(tmp_path)): path for path in tmp_path.rglob("*") if path.is_file()}
     assert set(files) == {
-        "authority/ca.key", "server/ca.crt", "server/server.crt", "server/server.key", "server/clients/0.pub",
-        "server/clients/1.pub", "client-0/ca.crt", "client-0/client.key", "client-1/ca.crt", "client-1/client.key",
+        ".gitignore", "authority/ca.key", "server/ca.crt", "server/server.crt", "server/server.key",
+        "server/clients/0.pub", "server/clients/1.pub", "client-0/ca.crt", "client-0/client.key", "client-1/ca.crt",
+        "client-1/client.key",
     }  # fmt: skip
     for name, path in files.items():
         assert (stat.S_IMODE(path.stat().st_mode) == 0o600) == name.endswith(".key"), name
@@ -85,6 +94,78 @@ def test_a_federation_grows_without_new_keys_for_those_who_have_one(tmp_path: Pa
     assert made.clients == (1, 2)
     assert not made.certificate
     assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_key_is_kept_where_its_private_half_is_only_on_its_own_machine(tmp_path: Path) -> None:
+    make_keys(tmp_path, 2, [])
+    before = ServerKeys.open(tmp_path).public_keys()
+    shutil.rmtree(tmp_path / "client-0")  # moved to its device
+    assert make_keys(tmp_path, 3, []).clients == (2,)
+    after = ServerKeys.open(tmp_path).public_keys()
+    assert {client: after[client] for client in before} == before
+    assert not (tmp_path / "client-0").exists()
+
+
+def test_a_key_that_was_taken_back_is_made_anew(tmp_path: Path) -> None:
+    make_keys(tmp_path, 2, [])
+    public, private = tmp_path / "server" / "clients" / "1.pub", tmp_path / "client-1" / "client.key"
+    before = public.read_bytes(), private.read_bytes()
+    public.unlink()
+    assert make_keys(tmp_path, 2, []).clients == (1,)
+    assert public.read_bytes() != before[0]
+    assert private.read_bytes() != before[1]
+    made = serialization.load_ssh_private_key(private.read_bytes(), password=None).public_key()
+    told = made.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    assert public.read_bytes() == told + b"\n"
+
+
+def test_it_says_whose_keys_are_new(tmp_path: Path) -> None:
+    said = command("serve", "--init", "keys", "--clients", "3", cwd=tmp_path).stdout
+    assert "3 new keys; a new certificate" in said
+    (tmp_path / "keys" / "server" / "clients" / "1.pub").unlink()
+    said = command("serve", "--init", "keys", "--clients", "3", cwd=tmp_path).stdout
+    assert "1 new key (client 1); the same certificate" in said
+
+
+def test_a_client_whose_making_was_cut_off_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_keys(tmp_path, 1, [])
+
+    def full(file: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(certificates, "_write_private", full)
+        with pytest.raises(FederationError, match="No space"):
+            make_keys(tmp_path, 2, [])
+    assert make_keys(tmp_path, 2, []).clients == (1,)
+
+
+def test_git_passes_the_keys_over(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    make_keys(tmp_path / "secrets", 1, [])
+    subprocess.run(["git", "-C", str(tmp_path), "add", "--all"], check=True)
+    listed = subprocess.run(["git", "-C", str(tmp_path), "ls-files"], check=True, capture_output=True, text=True)
+    assert listed.stdout == ""
+
+
+@pytest.mark.parametrize(("days", "renewed"), [(-2, True), (29, True), (31, False)])
+def test_a_certificate_that_ends_soon_is_made_anew_by_the_same_authority(
+    days: int, renewed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(certificates, "SERVER_DAYS", days)
+        patched.setattr(certificates, "BACKDATED", datetime.timedelta(days=10))
+        make_keys(tmp_path, 1, ["a"])
+    authority = (tmp_path / "server" / "ca.crt").read_bytes()
+    if days < 0:
+        keys = ServerKeys.open(tmp_path)
+        with pytest.raises(FederationError, match=r"expired.*tinyproto serve --init"):
+            shake_hands(keys, "localhost", keys.authority)
+    made = make_keys(tmp_path, 1, [])
+    assert (made.certificate, made.names) == (renewed, ("localhost", "127.0.0.1", "a"))
+    assert (tmp_path / "server" / "ca.crt").read_bytes() == authority
+    keys = ServerKeys.open(tmp_path)
+    shake_hands(keys, "localhost", keys.authority)
 
 
 def test_without_the_authority_s_key_clients_can_be_added_but_no_name(tmp_path: Path) -> None:

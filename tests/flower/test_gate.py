@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,6 +19,7 @@ import httpx
 
 from support_federation import free_port
 from tinyproto.errors import FederationError
+from tinyproto.flower import gate as gate_module
 from tinyproto.flower.certificates import ServerKeys, make_keys
 from tinyproto.flower.gate import OVERHEAD, PATHS, Gate, OpenGate
 
@@ -69,6 +73,12 @@ class Site:
             base_url=f"https://localhost:{self.port}",
             verify=ssl.create_default_context(cafile=str(self.keys.authority)), trust_env=False,
         )  # fmt: skip
+
+    def connect(self) -> ssl.SSLSocket:
+        """A connection on which a test writes what it likes."""
+        context = ssl.create_default_context(cafile=str(self.keys.authority))
+        opened = socket.create_connection(("127.0.0.1", self.port), timeout=10)
+        return context.wrap_socket(opened, server_hostname="localhost")
 
     def close(self) -> None:
         self.client.close()
@@ -138,3 +148,90 @@ def test_the_calls_are_those_that_flower_has() -> None:
     served = {route.path for route in router.routes}
     assert served >= PATHS
     assert served - PATHS == {"/v1/fleet/register-node", "/v1/fleet/unregister-node"}
+
+
+HEADER = b"POST /v1/fleet/push-object HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\n"
+
+
+def is_cut_off(opened: ssl.SSLSocket) -> bool:
+    """Whether it ends, after whatever is still said on it, rather than going on in silence."""
+    try:
+        while opened.recv(1000):
+            pass
+    except (ConnectionError, ssl.SSLError):
+        pass
+    except TimeoutError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("sent", [b"", HEADER[:30]], ids=["nothing", "half a header"])
+def test_a_connection_without_a_header_is_cut_off(sent: bytes, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate_module, "HEADER_SECONDS", 0.5)
+    with site.connect() as opened:
+        opened.sendall(sent)
+        assert is_cut_off(opened)
+    assert site.seen == []
+
+
+def test_a_header_that_comes_by_drops_is_cut_off_also_after_a_whole_request(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate_module, "HEADER_SECONDS", 1.0)
+    with site.connect() as opened:
+        opened.sendall(HEADER + b"0123456789")
+        assert opened.recv(1000).startswith(b"HTTP/1.1 200")
+        began = time.monotonic()
+        with contextlib.suppress(OSError):
+            while time.monotonic() - began < 8:
+                opened.sendall(b"P")
+                time.sleep(0.1)
+        assert time.monotonic() - began < 8
+    assert len(site.seen) == 1
+
+
+def test_a_body_that_does_not_come_is_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate_module, "BODY_SECONDS", 1.5)
+    monkeypatch.setattr(gate_module, "HEADER_SECONDS", 1.0)  # which is no limit for it
+    with site.connect() as opened:
+        opened.sendall(HEADER + b"01234")
+        assert opened.recv(1000).startswith(b"HTTP/1.1 503")
+        assert is_cut_off(opened)
+    assert site.seen == []
+
+
+def test_a_body_that_is_cut_off_is_not_passed_on(site: Site) -> None:
+    with site.connect() as opened:
+        opened.sendall(HEADER + b"01234")
+        time.sleep(0.3)
+    assert site.client.post("/v1/fleet/push-object", content=b"whole").status_code == 200
+    time.sleep(0.3)
+    assert [body for _, _, body in site.seen] == [b"whole"]
+
+
+def test_one_address_cannot_take_all_connections(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate_module, "MOST_PER_ADDRESS", 3)
+    few = [site.connect() for _ in range(5)]  # of the loopback, where a proxy may be
+    assert site.client.post("/v1/fleet/push-object", content=b"a").status_code == 200
+    for opened in few:
+        opened.close()
+    elsewhere = gate_module._network("192.0.2.7")
+    monkeypatch.setattr(gate_module, "_network", lambda _: elsewhere)
+    few = [site.connect() for _ in range(4)]
+    assert is_cut_off(few[3])
+    few[0].sendall(HEADER + b"0123456789")
+    assert few[0].recv(1000).startswith(b"HTTP/1.1 200")
+    few[1].close()
+    time.sleep(0.3)
+    with site.connect() as opened:
+        opened.sendall(HEADER + b"0123456789")
+        assert opened.recv(1000).startswith(b"HTTP/1.1 200")
+    for opened in few:
+        opened.close()
+
+
+def test_what_counts_as_one_address() -> None:
+    one = gate_module._network
+    assert one("192.0.2.7") == one("::ffff:192.0.2.7") != one("192.0.2.8")
+    assert one("2001:db8::1") == one("2001:db8::2%eth0") != one("2001:db8:0:1::1")
+    assert all(one(here).is_loopback for here in ("127.0.0.1", "127.9.9.9", "::1"))

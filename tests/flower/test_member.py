@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import resource
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -151,6 +153,57 @@ def test_a_damaged_state_is_refused_and_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="remove it, and the client starts anew") as refusal:
         Member(channel.folders[0], 0).answer(TOKEN, channel.frames[1, 0])
     assert refusal.value.code == "state"
+
+
+def test_another_network_than_the_one_that_is_kept_is_refused_at_the_hello_already(tmp_path: Path) -> None:
+    values = small_values(clients=2)
+    _, channel = play(tmp_path, values, 1)
+    folder = channel.folders[0]
+    before = state_file(folder).read_bytes()
+    other = make_member(folder, model="small_cnn_b")
+    for ask in (lambda: other.hello(terms_of(values)), lambda: other.answer(TOKEN, channel.frames[1, 0])):
+        with pytest.raises(Refusal, match="'small_cnn_a', not of 'small_cnn_b'; go on with --model small_cnn_a") as no:
+            ask()
+        assert no.value.code == "model"
+    assert state_file(folder).read_bytes() == before
+    assert make_member(folder).hello(terms_of(values)) == TOKEN
+    elsewhere = offered_terms(parse_config(values), new_token())
+    assert other.hello(elsewhere.text()) == elsewhere.federation
+    state_file(folder).unlink()
+    assert other.hello(terms_of(values)) == TOKEN
+
+
+def test_a_network_that_changed_under_its_name_is_refused_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "changing_net.py").write_text(NETS)
+    values = {**small_values(clients=2), "models": ["changing_net:flat", "small_cnn_a"]}
+    _, channel = play(tmp_path / "played", values, 2)
+    folder = tmp_path / "client"
+    member = make_member(folder, model="changing_net:flat")
+    member.hello(terms_of(values))
+    member.answer(TOKEN, channel.frames[1, 0])
+    changed = "nn.Sequential(nn.Flatten(), nn.Linear(36, 5), nn.Linear(5, proto_dim))"
+    net = sys.modules["changing_net"]
+    exec(f"def flat(proto_dim):\n    return {changed}", vars(net))
+    with pytest.raises(Refusal, match="does not fit the network 'changing_net:flat' any more") as refusal:
+        Member(folder, 0).answer(TOKEN, channel.frames[2, 0])
+    assert refusal.value.code == "model"
+
+
+def test_a_state_is_its_owner_s_alone(played: Direct) -> None:
+    for folder in (state_file(played.folders[0]).parent, state_file(played.folders[0]).parent.parent):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_file_without_anything_to_train_on_is_refused(tmp_path: Path) -> None:
+    pixels, labels = np.zeros((3, 6, 6), np.uint8), np.arange(3)
+    file = tmp_path / "empty.npz"
+    np.savez(file, x_train=pixels[:0], y_train=labels[:0], x_test=pixels, y_test=labels)
+    with pytest.raises(Refusal, match="has an empty x_train; every client needs something to train on") as refusal:
+        make_member(tmp_path / "client", path=str(file)).hello(terms_of(small_values()))
+    assert refusal.value.code == "data"
 
 
 def test_two_federations_keep_apart(tmp_path: Path) -> None:

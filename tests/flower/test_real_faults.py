@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import resource
 import shutil
 import signal
 import socket
+import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -22,8 +26,10 @@ from tinyproto.cli import join as join_verb
 from tinyproto.cli.interrupt import StopOnInterrupt
 from tinyproto.cli.terminal import Output
 from tinyproto.errors import FederationError
-from tinyproto.flower.arrival import AwayError, TurnedAwayError, why_it_ended
+from tinyproto.flower.arrival import AwayError, TurnedAwayError, is_cut_off, why_it_ended
 from tinyproto.flower.certificates import ClientKeys, make_keys
+from tinyproto.flower.journal import Journal
+from tinyproto.flower.socket_bytes import Relay
 
 pytestmark = pytest.mark.flower
 slow = pytest.mark.flower_slow
@@ -172,11 +178,21 @@ def test_a_second_client_in_the_same_folder_is_refused(federation: Federation) -
     assert "another process is the client in clients/client-0" in second.said
 
 
-def stay(tmp_path: Path) -> join_verb.Stay:
+class NoRelay:
+    """Where nothing is sent, nothing is counted."""
+
+    proxy = ""
+
+    def add(self, counts: Mapping[str, int]) -> None:
+        pass
+
+
+def stay(tmp_path: Path, give_up: int | None = None) -> join_verb.Stay:
     make_keys(tmp_path, 1, [])
-    own = join_verb.Own(0, tmp_path, None, None, None, "m", "cpu", tmp_path)
+    own = join_verb.Own(0, tmp_path, None, None, None, "m", "cpu", tmp_path, give_up)
     keys = ClientKeys.open(tmp_path / "client-0")
-    return join_verb.Stay(own, ("h", 1), "h:1", keys, None, StopOnInterrupt(), Output(quiet=True))  # type: ignore[arg-type]
+    relay = cast("Relay", NoRelay())
+    return join_verb.Stay(own, ("h", 1), "h:1", keys, relay, StopOnInterrupt(), Output(quiet=True))
 
 
 def test_who_is_turned_away_gives_up_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +205,133 @@ def test_who_is_turned_away_gives_up_after_a_while(tmp_path: Path, monkeypatch: 
     now[0] = 2.0 + join_verb.PATIENCE_SECONDS
     with pytest.raises(FederationError, match="h:1: the coordinator does not take this key"):
         client._turned_away(reason)
+
+
+@pytest.fixture
+def away(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Nobody answers, and time passes in waiting only: the moments at which somebody looked."""
+    now, looked = [0.0], list[float]()
+
+    def nobody(*_: object) -> dict[str, int]:
+        looked.append(now[0])
+        if now[0] > 100_000:
+            raise AssertionError("it waits for ever")
+        raise AwayError("Connection refused")
+
+    def wait(_: join_verb.Stay, seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(join_verb, "reach", nobody)
+    monkeypatch.setattr(join_verb.Stay, "_wait", wait)
+    return looked
+
+
+def test_a_client_waits_for_ever_unless_it_is_told_when_to_give_up(tmp_path: Path, away: list[float]) -> None:
+    with pytest.raises(AssertionError, match="it waits for ever"):
+        stay(tmp_path).last()
+    assert away[-1] > 100_000
+
+
+def test_give_up_ends_a_client_whose_coordinator_is_away(tmp_path: Path, away: list[float]) -> None:
+    with pytest.raises(FederationError, match=r"h:1 has been away for 5 minutes \(Connection refused\)"):
+        stay(tmp_path, give_up=5).last()
+    assert 300 <= away[-1] <= 300 + join_verb.LONGEST_PAUSE
+
+
+def answered(client: join_verb.Stay, round_number: int, kind: str = "update") -> None:
+    Journal(client.journal.file).tell("answered", round=round_number, rounds=3, kind=kind, bytes=7)
+    client._show()
+
+
+def test_after_its_last_round_a_client_does_not_wait_for_ever(tmp_path: Path, away: list[float]) -> None:
+    client = stay(tmp_path)
+    answered(client, 3)
+    assert client.last() == 3
+    assert client.missed_the_end
+    assert join_verb.CLOSING_SECONDS <= away[-1] <= join_verb.CLOSING_SECONDS + join_verb.LONGEST_PAUSE
+
+
+@pytest.mark.parametrize(("round_number", "kind"), [(2, "update"), (3, "evaluation"), (0, "hello")])
+def test_before_its_last_round_is_done_it_does(round_number: int, kind: str, tmp_path: Path, away: list[float]) -> None:
+    client = stay(tmp_path)
+    answered(client, round_number, kind)
+    with pytest.raises(AssertionError, match="it waits for ever"):
+        client.last()
+    assert not client.missed_the_end
+    assert away[-1] > 100_000
+
+
+class CutOff:
+    """A SuperNode that was connected, and tries in vain to be so again."""
+
+    is_connected = True
+
+    def __init__(self, *_: object) -> None:
+        self.process = self
+
+    def wait(self, seconds: float) -> bool:
+        time.sleep(seconds)
+        return False
+
+    def said(self) -> str:
+        return "SuperNode ID: 1\nSent successfully\nConnection attempt failed, retrying in 20.00 seconds"
+
+    def stop(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("last_round", [False, True])
+def test_a_supernode_that_tries_for_ever_does_not_keep_a_client_from_giving_up(
+    last_round: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+
+    def pass_time(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", pass_time)
+    monkeypatch.setattr(join_verb, "SuperNode", CutOff)
+    client = stay(tmp_path, give_up=2)
+    if last_round:
+        answered(client, 3)
+        client._be_there()
+        assert client.missed_the_end
+    else:
+        with pytest.raises(FederationError, match="h:1 has been away for 2 minutes"):
+            client._be_there()
+    assert 120 <= now[0] <= 122
+
+
+@pytest.mark.parametrize(
+    ("said", "cut_off"),
+    [
+        ("SuperNode ID: 1\nReceiving: train\nSent successfully", False),
+        ("Sent successfully\nConnection attempt failed, retrying in 1 s", True),
+        ("Connection attempt failed, retrying in 1 s\nConnection successful after 2.00 seconds and 2 tries.", False),
+        ("Connection attempt failed, retrying in 1 s\nReceiving: train", False),
+        ("", False),
+    ],
+)
+def test_from_what_a_supernode_says_it_is_known_whether_it_is_cut_off(said: str, cut_off: bool) -> None:
+    assert is_cut_off(said) == cut_off
+
+
+def test_a_client_s_folder_is_its_owner_s_alone(tmp_path: Path) -> None:
+    for folder in (tmp_path / "new" / "client", tmp_path / "old"):
+        if folder.name == "old":
+            folder.mkdir(mode=0o755)
+        with join_verb._alone(folder):
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_what_goes_wrong_with_a_client_s_folder_is_one_sentence(tmp_path: Path) -> None:
+    with (
+        pytest.raises(FederationError, match=r"cannot use .*client: No space left"),
+        join_verb._alone(tmp_path / "client"),
+    ):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
+import os
+import shutil
 import socket
 import threading
 import time
@@ -95,3 +99,53 @@ def test_a_damaged_file_is_an_error_that_says_what_to_do(tmp_path: Path) -> None
     (tmp_path / "socket.json").write_text("{")
     with pytest.raises(FederationError, match="remove it"):
         Relay(("127.0.0.1", 1), tmp_path / "socket.json")
+
+
+def test_counts_that_cannot_be_written_are_an_error_that_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(FederationError, match=r"cannot write .*socket\.json"):
+        Relay(("127.0.0.1", 1), tmp_path / "missing" / "socket.json")
+
+
+def test_counts_that_cannot_be_read_are_an_error_that_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "socket.json").write_text('{"up": 1, "down": 1}')
+
+    def unreadable(file: Path, **_: object) -> str:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Path, "read_text", unreadable)
+    with pytest.raises(FederationError, match=r"cannot read .*socket\.json: Input/output error"):
+        Relay(("127.0.0.1", 1), tmp_path / "socket.json")
+
+
+def test_a_relay_that_cannot_listen_is_an_error_and_no_endless_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(asyncio, "start_server", full)
+    raised: list[Exception] = []
+
+    def open_one() -> None:
+        try:
+            Relay(("127.0.0.1", 1), tmp_path / "socket.json")
+        except FederationError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=open_one, daemon=True)
+    thread.start()
+    thread.join(timeout=10)
+    assert not thread.is_alive()
+    assert "Too many open files" in str(raised[0])
+
+
+def test_a_disk_that_is_full_in_the_end_does_not_hide_how_it_went(echo: int, tmp_path: Path) -> None:
+    folder = tmp_path / "client"
+    folder.mkdir()
+    relay = Relay(("127.0.0.1", echo), folder / "socket.json")
+    through(relay, echo, b"x")
+    shutil.rmtree(folder)
+    relay.close()
+    assert relay.counts == {"up": 1, "down": 2}

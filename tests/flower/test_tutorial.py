@@ -1,4 +1,4 @@
-"""The commands of docs/federation.md, typed one block after another in a fresh folder."""
+"""The commands of docs/federation.md and of the README, typed one block after another in a fresh folder."""
 
 from __future__ import annotations
 
@@ -80,6 +80,14 @@ def test_three_clients_on_one_machine(reader: Reader) -> None:
     assert said.count("the federation is over after 5 rounds") == 3
     said = reader.type(block("ls runs/federation"))
     assert "summary.json" in said
+    assert not marked(reader.mark)
+
+
+def test_the_readme_s_federation(reader: Reader) -> None:
+    said = reader.type(*(block.text for block in blocks_of(ROOT / "README.md") if block.info == "bash flower"))
+    assert "round 5 of 5: 3 clients" in said
+    assert said.count("the federation is over after 5 rounds") == 3
+    assert reader.events("federation")[-1] == "finished"
     assert not marked(reader.mark)
 
 

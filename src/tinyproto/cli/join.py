@@ -7,7 +7,7 @@ import json
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from tinyproto.cli.interrupt import StopOnInterrupt
 from tinyproto.cli.terminal import Output
 from tinyproto.config import load_config
 from tinyproto.errors import ConfigError, FederationError, Interrupted
-from tinyproto.flower.arrival import AwayError, TurnedAwayError, reach, why_it_ended
+from tinyproto.flower.arrival import AwayError, TurnedAwayError, is_cut_off, reach, why_it_ended
 from tinyproto.flower.certificates import ClientKeys
 from tinyproto.flower.follower import Follower
 from tinyproto.flower.member import JoinFile
@@ -30,6 +30,9 @@ STEADY_SECONDS = 60.0
 
 LAST_ANSWER_SECONDS = 60.0
 """How long a client stays, at most, after its last answer."""
+
+CLOSING_SECONDS = 600.0
+"""How long a coordinator that is away is waited for after the last round; what is left then is a last evaluation."""
 
 PATIENCE_SECONDS = 150.0
 """How long a client that is turned away tries again; after a kill -9 its key is free again within about a minute."""
@@ -47,6 +50,7 @@ class Own:
     model: str
     device: str
     folder: Path
+    give_up: int | None = None  # minutes that a coordinator may be away
 
 
 def join_federation(server: str, own: Own, output: Output) -> None:
@@ -57,14 +61,23 @@ def join_federation(server: str, own: Own, output: Output) -> None:
         _write_join_file(own)
         with StopOnInterrupt(signal.SIGTERM, signal.SIGHUP) as stop:
             relay = Relay((host, port), own.folder / "socket.json")
+            stay = Stay(own, (host, port), server, keys, relay, stop, output)
             try:
-                rounds = Stay(own, (host, port), server, keys, relay, stop, output).last()
+                rounds = stay.last()
             finally:
                 relay.close()
     if rounds is None:
         raise Interrupted(f"the state of client {own.client} is in {own.folder}; the same command goes on")
-    output.say(f"the federation is over after {counted(rounds, 'round')}; the client's state is in {own.folder}")
-    output.result({"client": own.client, "folder": str(own.folder), "rounds": rounds, "socket_bytes": relay.counts})
+    over = f"the federation is over after {counted(rounds, 'round')}"
+    if stay.missed_the_end:
+        over = (
+            f"{counted(rounds, 'round')} are done, and {server} is away: taken for the end, without a last evaluation"
+        )
+    output.say(f"{over}; the client's state is in {own.folder}")
+    output.result({
+        "client": own.client, "folder": str(own.folder), "rounds": rounds, "missed_the_end": stay.missed_the_end,
+        "socket_bytes": relay.counts,
+    })  # fmt: skip
 
 
 class Stay:
@@ -84,7 +97,10 @@ class Stay:
         self.journal = Follower(own.folder / "progress.jsonl")
         self._said = ""
         self._turned_away_since: float | None = None
+        self._away_since: float | None = None
+        self._last_round: int | None = None  # once it is done
         self._rounds: int | None = None
+        self.missed_the_end = False
 
     def last(self) -> int | None:
         """Until the federation is over: its rounds. None where a stop was wanted before."""
@@ -95,7 +111,7 @@ class Stay:
                 self.relay.add(reach(self.address, self.keys.authority))
                 self._be_there()
             except AwayError as reason:
-                self._say_once(f"waiting for {self.server}: {reason}")
+                self._away(str(reason))
             except TurnedAwayError as reason:
                 self._turned_away(reason)
             pause = FIRST_PAUSE if time.monotonic() - began > STEADY_SECONDS else pause
@@ -113,12 +129,16 @@ class Stay:
                 if self.stop.wanted:
                     return
                 if not connected and node.is_connected:
-                    connected, self._turned_away_since = True, None
+                    connected, self._turned_away_since, self._away_since = True, None, None
                     self._say_once(f"client {self.own.client} is connected to {self.server}")
                 self._show()
                 if self._rounds is not None:
                     self._see_off(node)
                     return
+                if connected and self._patience is not None:
+                    self._look_for_the_coordinator(node)
+                    if self.missed_the_end:
+                        return
         finally:
             node.stop()
         raise why_it_ended(node.process.said(), node.process.log)
@@ -130,8 +150,38 @@ class Stay:
             if node.has_answered and node.is_cut_off:
                 return
 
+    @property
+    def _patience(self) -> float | None:
+        """For how many seconds a coordinator that is away is waited for; None: for ever."""
+        asked = None if self.own.give_up is None else 60.0 * self.own.give_up
+        closing = None if self._last_round is None else CLOSING_SECONDS
+        return min((limit for limit in (asked, closing) if limit is not None), default=None)
+
+    def _look_for_the_coordinator(self, node: SuperNode) -> None:
+        """A SuperNode that is connected tries for ever to be so again."""
+        if is_cut_off(node.process.said()):
+            self._away("the connection broke")
+        else:
+            self._away_since = None
+
+    def _away(self, reason: str) -> None:
+        """Wait, or not any longer: after the last round that is an end like another, before it an error."""
+        now = time.monotonic()
+        self._away_since = now if self._away_since is None else self._away_since
+        limit = self._patience
+        if limit is None or now - self._away_since < limit:
+            self._say_once(f"waiting for {self.server}: {reason}")
+        elif self._last_round is not None:
+            self._rounds, self.missed_the_end = self._last_round, True
+        else:
+            raise FederationError(
+                f"{self.server} has been away for {counted(int(limit // 60), 'minute')} ({reason}); --give-up says how "
+                f"long to wait, and the same command goes on from {self.own.folder}"
+            )
+
     def _turned_away(self, reason: TurnedAwayError) -> None:
         now = time.monotonic()
+        self._away_since = None
         self._turned_away_since = self._turned_away_since or now
         if now - self._turned_away_since > PATIENCE_SECONDS:
             raise FederationError(f"{self.server}: {reason}")
@@ -146,8 +196,11 @@ class Stay:
         for event in self.journal.new():
             if event["event"] == "finished":
                 self._rounds = int(event["rounds"])
-            else:
-                self.output.say(_words(event))
+                continue
+            if event["event"] == "answered" and event["kind"] == "update":
+                done, rounds = int(event["round"]), int(event["rounds"])
+                self._last_round = rounds if done == rounds else None
+            self.output.say(_words(event))
 
     def _say_once(self, words: str) -> None:
         if words != self._said:
@@ -192,9 +245,11 @@ def _write_join_file(own: Own) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """The folder is this process's; a second client in it would spoil the first one's state."""
+    """The folder is this process's and its user's; a second client in it would spoil the first one's state."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with suppress(PermissionError):  # another user's, who decides
+            folder.chmod(0o700)
         lock = (folder / ".lock").open("w")
     except OSError as error:
         raise FederationError(f"cannot write to {folder}: {error.strerror or error}") from error
@@ -203,4 +258,7 @@ def _alone(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise FederationError(f"another process is the client in {folder}; --folder goes elsewhere") from None
-        yield
+        try:
+            yield
+        except OSError as error:
+            raise FederationError(f"cannot use {folder}: {error.strerror or error}") from error

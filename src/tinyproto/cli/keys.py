@@ -16,6 +16,9 @@ def init_keys(folder: Path, clients: int, hosts: Sequence[str], output: Output) 
     output.say(f"{folder}/server      for this machine: a certificate for {', '.join(made.names)}")
     output.say(f"{folder}/client-N    for client N and nobody else, such as: scp -r {folder}/client-0 DEVICE:keys")
     output.say(f"{folder}/authority   makes more certificates; keep it where no other machine reads it")
-    output.say(f"{counted(len(made.clients), 'new key')}; {'a new' if made.certificate else 'the same'} certificate")
+    whose = f" (client {', '.join(map(str, made.clients))})" if 0 < len(made.clients) < clients else ""
+    output.say(
+        f"{counted(len(made.clients), 'new key')}{whose}; {'a new' if made.certificate else 'the same'} certificate"
+    )
     output.result({"folder": str(folder), "names": list(made.names), "new_clients": list(made.clients),
                    "new_certificate": made.certificate})  # fmt: skip

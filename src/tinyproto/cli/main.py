@@ -372,6 +372,16 @@ def join(
         Path | None, typer.Option(metavar="DIR", help="Where it keeps its state.", show_default="clients/client-N")
     ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:N or auto.")] = "cpu",
+    give_up: Annotated[
+        int | None,
+        typer.Option(
+            parser=positive("--give-up"),
+            metavar="MINUTES",
+            help="End when the coordinator is away for so long. A federation that is over looks like one that is away; "
+            "who did its last round waits 10 minutes at most.",
+            show_default="wait for ever",
+        ),
+    ] = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -392,7 +402,7 @@ def join(
 
     own = Own(
         client_id, keys or Path("keys") / f"client-{client_id}", data, share, image_size, model, device,
-        folder or Path("clients") / f"client-{client_id}",
+        folder or Path("clients") / f"client-{client_id}", give_up,
     )  # fmt: skip
     try:
         join_federation(server, own, Output(json=json, quiet=quiet))

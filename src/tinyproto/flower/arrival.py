@@ -40,7 +40,8 @@ def reach(server: tuple[str, int], authority: Path) -> dict[str, int]:
             ) from error
         if error.verify_code in (9, 10):  # not yet valid, expired
             raise FederationError(
-                f"the certificate of {host}:{port} is not valid now ({error.verify_message}); look at the clocks"
+                f"the certificate of {host}:{port} is not valid now ({error.verify_message}); look at the clocks, or "
+                "on its side `tinyproto serve --init KEYS --clients N` renews one that has expired"
             ) from error
         raise FederationError(
             f"{host}:{port} is not of this federation: its certificate is not from the authority in {authority}"
@@ -81,6 +82,12 @@ def _shake_hands(opened: socket.socket, context: ssl.SSLContext, host: str) -> d
             received.write(data)
         else:
             received.write_eof()
+
+
+def is_cut_off(said: str) -> bool:
+    """Whether a SuperNode, from what it wrote, tries in vain to reach the coordinator; it would do so for ever."""
+    since = max(said.rfind(words) for words in ("Connection successful", "Sent successfully", "Receiving: "))
+    return said.rfind("Connection attempt failed") > since
 
 
 def why_it_ended(said: str, log: Path) -> Exception:

@@ -29,6 +29,12 @@ ALWAYS = ("localhost", "127.0.0.1")
 """Names that every server's certificate is good for: the processes on the coordinator's own machine use them."""
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
+RENEWED_DAYS = 30
+"""A server's certificate that is good for less than that is made anew."""
+
+BACKDATED = datetime.timedelta(hours=1)
+"""Clocks differ."""
+
 CURVE = ec.SECP384R1()
 _HOST = re.compile(r"[a-z0-9-]{1,63}(\.[a-z0-9-]{1,63})*", re.IGNORECASE)
 
@@ -83,16 +89,23 @@ class MadeKeys:
 
 
 def make_keys(folder: Path, clients: int, hosts: Sequence[str]) -> MadeKeys:
-    """Make what is not there yet; keys that are there are kept, so that a federation can grow."""
+    """Make what is not there yet; keys that are there are kept, so that a federation can grow.
+
+    A client is known by its public key here, whatever machine has the private one. Where `server/clients/N.pub` is
+    missing, because the client is new or its key was taken back, both halves are made anew.
+    """
     names = tuple(dict.fromkeys((*ALWAYS, *hosts)))
     for name in names:
         _subject_name(name)
     with _writing(folder):
+        if not (folder / ".gitignore").exists():
+            _write(folder / ".gitignore", b"*\n")  # private keys belong in no repository
         new_authority = not (folder / "server" / "ca.crt").exists()
         if new_authority:
             _make_authority(folder)
         certificate, names = _certificate_for(folder, names)
-        new = tuple(number for number in range(clients) if not (folder / f"client-{number}" / "client.key").exists())
+        known = folder / "server" / "clients"
+        new = tuple(number for number in range(clients) if not (known / f"{number}.pub").exists())
         for number in new:
             _make_client(folder, number)
     return MadeKeys(new_authority, names, certificate, new)
@@ -120,8 +133,9 @@ def _certificate_for(folder: Path, names: tuple[str, ...]) -> tuple[bool, tuple[
     """Have a server's certificate that is good for these names: whether it is new, and what it is good for."""
     place = folder / "server" / "server.crt"
     if place.exists():
-        had = _names_of(place)
-        if set(names) <= set(had):
+        had, until = _names_and_end(place)
+        left = until - datetime.datetime.now(datetime.UTC)
+        if set(names) <= set(had) and left >= datetime.timedelta(days=RENEWED_DAYS):
             return False, had
         names = tuple(dict.fromkeys((*had, *names)))
     authority_key = folder / "authority" / "ca.key"
@@ -151,9 +165,10 @@ def _make_client(folder: Path, number: int) -> None:
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     )
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    _write(folder / "server" / "clients" / f"{number}.pub", public + b"\n")
     _write(folder / f"client-{number}" / "ca.crt", (folder / "server" / "ca.crt").read_bytes())
     _write_private(folder / f"client-{number}" / "client.key", private)
+    # Last: with it the client counts as made, so what is cut off before is made anew.
+    _write(folder / "server" / "clients" / f"{number}.pub", public + b"\n")
 
 
 def _certificate(
@@ -166,7 +181,7 @@ def _certificate(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))  # clocks differ
+        .not_valid_before(now - BACKDATED)
         .not_valid_after(now + datetime.timedelta(days=days))
     )
 
@@ -185,13 +200,13 @@ def _subject_name(name: str) -> x509.GeneralName:
     return x509.DNSName(name)
 
 
-def _names_of(certificate: Path) -> tuple[str, ...]:
+def _names_and_end(certificate: Path) -> tuple[tuple[str, ...], datetime.datetime]:
     try:
         loaded = x509.load_pem_x509_certificate(certificate.read_bytes())
     except ValueError as error:
         raise FederationError(f"{certificate} is no certificate") from error
     names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    return tuple(str(name.value) for name in names)
+    return tuple(str(name.value) for name in names), loaded.not_valid_after_utc
 
 
 def _as_flower_tells(file: Path) -> bytes:

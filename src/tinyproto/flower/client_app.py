@@ -61,7 +61,8 @@ def frame(message: Message, context: Context) -> Message:
         assert isinstance(received, bytes)
         reply = member.answer(str(asked["federation"]), received)
         header, _ = unpack(reply)
-        journal.tell("answered", round=header.round_number, kind=header.kind.name.lower(), bytes=len(reply))
+        facts = {"round": header.round_number, "rounds": member.rounds, "kind": header.kind.name.lower()}
+        journal.tell("answered", **facts, bytes=len(reply))
         if header.round_number > member.rounds:
             journal.tell("finished", rounds=member.rounds)
         return {"frame": reply}

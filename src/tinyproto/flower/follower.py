@@ -15,13 +15,21 @@ class Follower:
         self._read = file.stat().st_size if file.is_file() else 0
 
     def new(self) -> list[dict[str, Any]]:
-        """What was added since; a line that is not whole yet comes later."""
+        """What was added since; a line that is not whole yet comes later, one that is no event is passed over."""
         try:
             with self.file.open("rb") as stream:
                 stream.seek(self._read)
                 whole, _, _ = stream.read().rpartition(b"\n")
-        except FileNotFoundError:
+        except OSError:
             return []
         if whole:
             self._read += len(whole) + 1
-        return [json.loads(line) for line in whole.splitlines() if line.strip()]
+        return [event for line in whole.split(b"\n") if (event := _event(line)) is not None]
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("event"), str) else None

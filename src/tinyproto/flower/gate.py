@@ -8,6 +8,7 @@ this passes on requests of the Fleet interface that a registered client makes.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import socket
 import ssl
@@ -17,6 +18,7 @@ from typing import Any
 
 import httpx
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tinyproto.errors import FederationError
 from tinyproto.flower.certificates import ServerKeys
@@ -31,7 +33,16 @@ PATHS = frozenset(f"/v1/fleet/{call}" for call in CALLS)
 NOT_PASSED_ON = frozenset({b"host", b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"te", b"trailer",
                            b"content-length", b"expect"})  # fmt: skip
 MOST_AT_ONCE = 512
+MOST_PER_ADDRESS = 128
+"""Connections of one address, so that a single one cannot take them all; the loopback may, where a proxy can be."""
+
 PATIENCE_SECONDS = 60.0
+HEADER_SECONDS = 15.0
+"""How long a connection may be there without a whole header."""
+
+BODY_SECONDS = 30.0
+"""How long a body may take."""
+
 OVERHEAD = 64 * 1024
 """Bytes that Flower's envelope may add to a frame."""
 
@@ -40,6 +51,10 @@ Event = MutableMapping[str, Any]
 
 class TooLargeError(Exception):
     """A body beyond the limit."""
+
+
+class GoneError(Exception):
+    """Whoever asked hung up before the end of the body."""
 
 
 class Gate:
@@ -57,7 +72,10 @@ class Gate:
         """One request."""
         if scope["type"] != "http":
             return
-        status, headers, body = await self._answer(scope, receive)
+        try:
+            status, headers, body = await self._answer(scope, receive)
+        except GoneError:
+            return
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
@@ -70,9 +88,12 @@ class Gate:
         if scope["method"] != "POST":
             return 405, [], b""
         try:
-            body = await self._body(receive)
+            async with asyncio.timeout(BODY_SECONDS):
+                body = await self._body(receive)
         except TooLargeError:
             return 413, [(b"connection", b"close")], b""
+        except TimeoutError:
+            return 503, [(b"connection", b"close")], b""  # as below
         if self._client is None:
             self._client = httpx.AsyncClient(
                 base_url=f"https://{self.superlink}", verify=self._verify, trust_env=False, timeout=PATIENCE_SECONDS,
@@ -91,12 +112,61 @@ class Gate:
         parts, length = list[bytes](), 0
         while True:
             event = await receive()
+            if event["type"] == "http.disconnect":
+                raise GoneError
             parts.append(event.get("body", b""))
             length += len(parts[-1])
             if length > self.limit:
                 raise TooLargeError
             if not event.get("more_body", False):
                 return b"".join(parts)
+
+
+class Guarded(H11Protocol):  # type: ignore[misc]
+    """One connection: cut off if no header comes, or if its address has too many."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """From here on it counts."""
+        super().connection_made(transport)
+        self._guard: asyncio.TimerHandle | None = None
+        self.network = _network(self.client[0]) if self.client else None
+        if self.network is not None and not self.network.is_loopback:
+            alike = sum(other.network == self.network for other in self.connections)
+            if alike > MOST_PER_ADDRESS:
+                transport.abort()
+                return
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Some of a header or a body."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It counts no longer."""
+        self._unwatch()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """A request that is under way has the gate's own limits; before one, and between two, this is the limit."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._unwatch()
+        elif self._guard is None and not self.transport.is_closing():
+            self._guard = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+
+    def _unwatch(self) -> None:
+        if self._guard is not None:
+            self._guard.cancel()
+            self._guard = None
+
+
+def _network(address: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    """What counts as one address: of IPv6 it is 64 bits, which is what one customer has."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    found = getattr(found, "ipv4_mapped", None) or found
+    return ipaddress.ip_network(
+        (found, 64 if found.version == 6 and not found.is_loopback else found.max_prefixlen), False
+    )
 
 
 class OpenGate:
@@ -106,7 +176,7 @@ class OpenGate:
         self._socket = opened or listening(host, port)
         config = uvicorn.Config(
             gate, ssl_certfile=str(keys.certificate), ssl_keyfile=str(keys.key), log_config=None, access_log=False,
-            lifespan="off", http="h11", ws="none", limit_concurrency=MOST_AT_ONCE, server_header=False,
+            lifespan="off", http=Guarded, ws="none", limit_concurrency=MOST_AT_ONCE, server_header=False,
             timeout_graceful_shutdown=1,
         )  # fmt: skip
         _hush()

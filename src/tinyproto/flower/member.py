@@ -20,7 +20,7 @@ from tinyproto.data.federation import FederatedData
 from tinyproto.engine.client import ClientRuntime
 from tinyproto.engine.stopwatch import Stopwatch
 from tinyproto.engine.training import make_trainer
-from tinyproto.errors import ConfigError, ModelError, WireError
+from tinyproto.errors import ConfigError, ModelError, WireError, one_line
 from tinyproto.experiment import resolve_device
 from tinyproto.flower.member_state import Kept, MemberFiles
 from tinyproto.flower.own_data import OwnDataSection, own_data
@@ -80,6 +80,7 @@ class Member:
         own_data(self.join.data, self.client, terms)
         files = self._files(terms.federation)
         with files.alone():
+            files.check_model(self.join.model)
             if files.read_terms() != text:
                 files.write_terms(text)
         return terms.federation
@@ -105,6 +106,7 @@ class Member:
 
     def _answer(self, files: MemberFiles, agreement: Agreement, frame: bytes) -> bytes:
         asked, _ = unpack(frame)
+        files.check_model(self.join.model)
         kept = files.load()
         if kept is not None and asked.kind in ASKED and kept.is_past(asked.round_number, asked.kind):
             open_frame(frame, agreement.expectation, self.client, round_number=None, kinds=ASKED)
@@ -119,7 +121,7 @@ class Member:
         if asked.kind is not Kind.HELLO:
             same_round = kept is not None and kept.round_number == asked.round_number
             earlier = kept.replies if kept is not None and same_round else {}
-            files.save(own[self.client], asked.round_number, {**earlier, asked.kind: reply})
+            files.save(own[self.client], self.join.model, asked.round_number, {**earlier, asked.kind: reply})
         return reply
 
     def _files(self, federation: str) -> MemberFiles:
@@ -172,5 +174,10 @@ class _Own:
             self._counts, self.agreement.algorithm.client, self.streams,
         )  # fmt: skip
         if self.kept is not None:
-            put_back(client, self.kept.parts)
+            try:
+                put_back(client, self.kept.parts)
+            except (RuntimeError, KeyError) as error:  # a network of the same name has other parameters by now
+                raise Refusal(
+                    "model", f"the state that is kept does not fit the network {model!r} any more: {one_line(error)}"
+                ) from error
         return client

@@ -24,6 +24,7 @@ from tinyproto.wire.frame import Kind
 _ORDER = {Kind.HELLO: 0, Kind.EVALUATE: 1, Kind.TRAIN: 2}  # of what a client is asked in one round
 _REPLY = "reply/"
 _TAG = "tinyproto"
+UNREADABLE = (OSError, safetensors.SafetensorError, KeyError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class MemberFiles:
     def alone(self) -> Iterator[None]:
         """While open no other process answers for this client: asked twice at once, the second finds the reply."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            for folder in (self.folder.parent, self.folder):  # what is learnt from its data is the client's alone
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = (self.folder / "lock").open("ab")
         except OSError as error:
             raise _no_room(self.folder, error) from error
@@ -96,18 +98,37 @@ class MemberFiles:
                         part, _, key = name.partition("/")
                         parts[part][key] = tensor.clone()
             return Kept(int(facts["round"]), parts, replies)
-        except (OSError, safetensors.SafetensorError, KeyError, ValueError) as error:
-            raise Refusal(
-                "state", f"{self.state} cannot be read ({one_line(error)}); remove it, and the client starts anew"
-            ) from error
+        except UNREADABLE as error:
+            raise self._damaged(error) from error
 
-    def save(self, client: Client, round_number: int, replies: Mapping[Kind, bytes]) -> None:
+    def check_model(self, model: str) -> None:
+        """Refuse to go on with another network than the one that is kept; earlier releases did not say which it is."""
+        if not self.state.is_file():
+            return
+        try:
+            with safetensors.safe_open(self.state, framework="pt") as file:
+                had = json.loads((file.metadata() or {})[_TAG]).get("model")
+        except UNREADABLE as error:
+            raise self._damaged(error) from error
+        if had is not None and had != model:
+            raise Refusal(
+                "model",
+                f"{self.state} is of the network {had!r}, not of {model!r}; go on with --model {had}, or remove the "
+                "file, and the client starts anew",
+            )
+
+    def _damaged(self, error: Exception) -> Refusal:
+        return Refusal(
+            "state", f"{self.state} cannot be read ({one_line(error)}); remove it, and the client starts anew"
+        )
+
+    def save(self, client: Client, model: str, round_number: int, replies: Mapping[Kind, bytes]) -> None:
         """All that changes of a client and what it replies, or an error and the file is as it was."""
         parts = parts_of(client)
         tensors = {f"{part}/{key}": own(value) for part, values in parts.items() for key, value in values.items()}
         for kind, frame in replies.items():
             tensors[f"{_REPLY}{kind.name}"] = torch.frombuffer(bytearray(frame), dtype=torch.uint8)
-        facts = {"client": self.client, "round": round_number, "parts": list(parts)}
+        facts = {"client": self.client, "model": model, "round": round_number, "parts": list(parts)}
         try:
             save_whole(self.state, tensors, {_TAG: json.dumps(facts)})
         except (OSError, safetensors.SafetensorError) as error:

@@ -20,6 +20,8 @@ from tinyproto.flower.refusal import Refusal
 from tinyproto.flower.terms import Terms
 from tinyproto.imports import unknown
 
+NEEDED = "every client needs something to train on"
+
 
 class ShareSection(Section):
     """For trying things out: a dataset and a partition of it, of which a client takes the part of its id."""
@@ -85,6 +87,8 @@ def _from_file(path: Path, terms: Terms) -> tuple[Images, Share]:
         if "y_train" not in found.files:
             raise DataError(f"{path} has to hold the arrays x_train and y_train, and x_test and y_test to test on")
         train = len(found["y_train"])
+    if not train:
+        raise DataError(f"{path} has an empty x_train; {NEEDED}")
     if images.num_classes > terms.num_classes:
         raise Refusal(
             "classes", f"{path} has label {images.num_classes - 1}, the federation has 0 … {terms.num_classes - 1}"
@@ -102,7 +106,7 @@ def _from_folder(section: OwnDataSection, path: Path, terms: Terms) -> tuple[Ima
     places = np.arange(len(parts))
     share = Share(train=places[parts == "train"], test=places[parts != "train"])
     if not len(share.train):
-        raise DataError(f"{path} has no folder train; every client needs something to train on")
+        raise DataError(f"{path} has no folder train; {NEEDED}")
     known = [str(number) for number in range(terms.num_classes)] if terms.classes is None else terms.classes
     for name in found.classes:
         if name not in known:

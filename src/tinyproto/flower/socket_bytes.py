@@ -31,10 +31,17 @@ class Relay:
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self.port = 0
-        self._write()
+        self._failure: OSError | None = None
+        try:
+            self._write()
+        except OSError as error:
+            raise FederationError(f"cannot write {file}: {error.strerror or error}") from error
         self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
         self._thread.start()
         self._ready.wait()
+        if not self.port:
+            reason = (self._failure and self._failure.strerror) or self._failure
+            raise FederationError(f"cannot listen on this machine's loopback: {reason}") from self._failure
 
     @property
     def proxy(self) -> str:
@@ -53,11 +60,16 @@ class Relay:
         """Cut what is open, and leave the last counts in the file."""
         self._loop.call_soon_threadsafe(self._done.set)
         self._thread.join(timeout=5)
-        self._write()
+        with contextlib.suppress(OSError):  # a disk without space is told of by whoever writes more than counts
+            self._write()
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError):  # a disk without space is told of by whoever writes more than counts
+        try:
             self._loop.run_until_complete(self._serve())
+        except OSError as error:
+            self._failure = error
+        finally:
+            self._ready.set()  # whoever waits is told, however it went
 
     async def _serve(self) -> None:
         self._done = asyncio.Event()
@@ -127,5 +139,7 @@ def _counts_in(file: Path) -> dict[str, int]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         return {way: int(found[way]) for way in ("up", "down")}
+    except OSError as error:
+        raise FederationError(f"cannot read {file}: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise FederationError(f"{file} is damaged; remove it, and bytes are counted from 0 again") from error
