@@ -328,7 +328,7 @@ def test_a_client_s_folder_is_its_owner_s_alone(tmp_path: Path) -> None:
 
 def test_what_goes_wrong_with_a_client_s_folder_is_one_sentence(tmp_path: Path) -> None:
     with (
-        pytest.raises(FederationError, match=r"cannot use .*client: No space left"),
+        pytest.raises(FederationError, match=r"cannot write to .*client: No space left"),
         join_verb._alone(tmp_path / "client"),
     ):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

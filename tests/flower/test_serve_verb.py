@@ -17,10 +17,10 @@ from support_cli import in_process, tree
 from support_federation import CONFIG, free_port
 from support_members import TOKEN
 from tinyproto.cli import serve as serve_verb
-from tinyproto.cli.alone import alone_with
 from tinyproto.config import load_config
 from tinyproto.errors import FederationError
 from tinyproto.flower.certificates import make_keys
+from tinyproto.flower.files import served_alone
 
 pytestmark = pytest.mark.flower
 
@@ -91,7 +91,7 @@ def test_nothing_is_touched_where_the_port_is_taken(arguments: tuple[str, ...], 
 
 @pytest.mark.parametrize("arguments", [("trial.yaml", "--overwrite"), ("runs/trial", "--resume")])
 def test_a_folder_that_is_being_served_is_nobody_elses(arguments: tuple[str, ...], serve: Serve) -> None:
-    with alone_with(serve.site / "runs" / "trial"):
+    with served_alone(serve.site / "runs" / "trial"):
         serve.refused("another process serves the federation in", *arguments)
     assert "Flower would be started here" in serve(*arguments)
 

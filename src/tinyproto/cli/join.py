@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import signal
 import time
@@ -18,6 +17,7 @@ from tinyproto.config import load_config
 from tinyproto.errors import ConfigError, FederationError, Interrupted
 from tinyproto.flower.arrival import AwayError, TurnedAwayError, is_cut_off, reach, why_it_ended
 from tinyproto.flower.certificates import ClientKeys
+from tinyproto.flower.files import locked, writing
 from tinyproto.flower.follower import Follower
 from tinyproto.flower.member import JoinFile
 from tinyproto.flower.processes import SuperNode, split_address
@@ -246,19 +246,9 @@ def _write_join_file(own: Own) -> None:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """The folder is this process's and its user's; a second client in it would spoil the first one's state."""
-    try:
+    with writing(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(PermissionError):  # another user's, who decides
             folder.chmod(0o700)
-        lock = (folder / ".lock").open("w")
-    except OSError as error:
-        raise FederationError(f"cannot write to {folder}: {error.strerror or error}") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FederationError(f"another process is the client in {folder}; --folder goes elsewhere") from None
-        try:
+        with locked(folder / ".lock", f"another process is the client in {folder}; --folder goes elsewhere"):
             yield
-        except OSError as error:
-            raise FederationError(f"cannot use {folder}: {error.strerror or error}") from error

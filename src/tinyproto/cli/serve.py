@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tinyproto.cli.alone import alone_with
 from tinyproto.cli.federation_progress import FederationProgress
 from tinyproto.cli.interrupt import StopOnInterrupt
 from tinyproto.cli.run import conclude
@@ -18,6 +17,7 @@ from tinyproto.cli.terminal import Output
 from tinyproto.config import Config, load_config
 from tinyproto.errors import ConfigError, FederationError, Interrupted
 from tinyproto.flower.certificates import ServerKeys
+from tinyproto.flower.files import served_alone, writing
 from tinyproto.flower.follower import Follower
 from tinyproto.flower.gate import Gate, OpenGate, listening
 from tinyproto.flower.processes import Kept, SuperLink, split_address
@@ -49,7 +49,7 @@ def serve_config(asked: Asked, output: Output) -> None:
     keys = ServerKeys.open(asked.keys)
     folder, config, before = _source(asked)
     with ExitStack() as stack:
-        stack.enter_context(alone_with(folder))
+        stack.enter_context(served_alone(folder))
         if asked.resume and RunFolder(folder).read_results():  # it has ended already
             conclude(output, config, folder)
             return
@@ -60,7 +60,7 @@ def serve_config(asked: Asked, output: Output) -> None:
         run_folder = RunFolder(folder) if asked.resume else RunFolder.create(folder, overwrite=asked.overwrite)
         if not asked.resume:
             run_folder.write_config(config.resolved())
-        stack.enter_context(_writing(folder))
+        stack.enter_context(writing(folder))
         stop = stack.enter_context(StopOnInterrupt(signal.SIGTERM, signal.SIGHUP))
         _write_serve_file(folder, config, token, asked.resume, keys, taking_part)
         superlink = SuperLink(folder / "flower", keys)
@@ -132,14 +132,6 @@ def _write_serve_file(
     told = {str(client): public[client] for client in clients}
     content = {"config": config.resolved(), "federation": token, "resume": resume, "keys": told}
     write_whole(folder / "serve.json", json.dumps(content, indent=1))
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise FederationError(f"cannot write to {folder}: {error.strerror or error}") from error
 
 
 def _watch(folder: Path, superlink: SuperLink, progress: FederationProgress, stop: StopOnInterrupt) -> None:

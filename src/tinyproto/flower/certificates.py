@@ -13,8 +13,7 @@ import datetime
 import ipaddress
 import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tinyproto.errors import FederationError
+from tinyproto.flower.files import writing
 
 ALWAYS = ("localhost", "127.0.0.1")
 """Names that every server's certificate is good for: the processes on the coordinator's own machine use them."""
@@ -97,7 +97,7 @@ def make_keys(folder: Path, clients: int, hosts: Sequence[str]) -> MadeKeys:
     names = tuple(dict.fromkeys((*ALWAYS, *hosts)))
     for name in names:
         _subject_name(name)
-    with _writing(folder):
+    with writing(folder):
         if not (folder / ".gitignore").exists():
             _write(folder / ".gitignore", b"*\n")  # private keys belong in no repository
         new_authority = not (folder / "server" / "ca.crt").exists()
@@ -246,11 +246,3 @@ def _write_private(file: Path, content: bytes) -> None:
     file.unlink(missing_ok=True)
     with open(file, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as stream:
         stream.write(content)
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise FederationError(f"cannot write to {folder}: {error.strerror or error}") from error

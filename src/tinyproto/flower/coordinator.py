@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import ValidationError
 
 from tinyproto.algorithms.base import Round
 from tinyproto.config.load import completed, parse_config
@@ -23,9 +22,10 @@ from tinyproto.engine.round import play_round
 from tinyproto.engine.server import ServerRuntime
 from tinyproto.engine.stopwatch import Stopwatch
 from tinyproto.engine.training import make_trainer
-from tinyproto.errors import ConfigError, RunFolderError
+from tinyproto.errors import RunFolderError
 from tinyproto.experiment import resolve_device
 from tinyproto.flower.channel import BelowQuorum, FlowerChannel
+from tinyproto.flower.files import read_section
 from tinyproto.flower.journal import Journal
 from tinyproto.flower.roster import Clock
 from tinyproto.flower.terms import Token, agree, offered_terms
@@ -56,14 +56,7 @@ class ServeFile(Section):
     @classmethod
     def read(cls, folder: Path) -> ServeFile:
         """Checked strictly."""
-        file = folder / "serve.json"
-        try:
-            return cls.model_validate_json(file.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"cannot read {file}: {error.strerror or error}") from error
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise ConfigError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        return read_section(cls, folder / "serve.json")
 
     def public_keys(self) -> dict[int, bytes]:
         """By client id."""

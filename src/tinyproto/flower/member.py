@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from tinyproto.algorithms.base import Client, ClientInfo
 from tinyproto.config.schema import Section
@@ -20,8 +20,9 @@ from tinyproto.data.federation import FederatedData
 from tinyproto.engine.client import ClientRuntime
 from tinyproto.engine.stopwatch import Stopwatch
 from tinyproto.engine.training import make_trainer
-from tinyproto.errors import ConfigError, ModelError, WireError, one_line
+from tinyproto.errors import ModelError, WireError, one_line
 from tinyproto.experiment import resolve_device
+from tinyproto.flower.files import read_section
 from tinyproto.flower.member_state import Kept, MemberFiles
 from tinyproto.flower.own_data import OwnDataSection, own_data
 from tinyproto.flower.refusal import Refusal
@@ -45,14 +46,7 @@ class JoinFile(Section):
     @classmethod
     def read(cls, folder: Path) -> JoinFile:
         """Checked strictly."""
-        file = folder / "join.json"
-        try:
-            return cls.model_validate_json(file.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"cannot read {file}: {error.strerror or error}") from error
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise ConfigError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        return read_section(cls, folder / "join.json")
 
 
 class Member:

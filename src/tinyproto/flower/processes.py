@@ -148,7 +148,7 @@ class SuperLink:
     def __init__(self, folder: Path, keys: ServerKeys) -> None:
         self.folder = folder = folder.resolve()
         self.keys = keys
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # its database holds a token and clients' replies
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.env = environment(folder)

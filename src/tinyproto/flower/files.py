@@ -1,0 +1,60 @@
+"""Files that a federation's processes share: read strictly, written with a sentence for what goes wrong, locked."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from tinyproto.config.schema import Section
+from tinyproto.errors import ConfigError, FederationError
+
+S = TypeVar("S", bound=Section)
+
+
+def read_section(kind: type[S], file: Path) -> S:
+    """A JSON file as the section it has to be."""
+    try:
+        return kind.model_validate_json(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror or error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """What goes wrong with the disk is an error that names the folder."""
+    try:
+        yield
+    except OSError as error:
+        raise FederationError(f"cannot write to {folder}: {error.strerror or error}") from error
+
+
+@contextmanager
+def served_alone(folder: Path) -> Iterator[None]:
+    """The run folder is this process's, whether it is there yet or is replaced: the lock lies beside it."""
+    folder = folder.resolve()
+    with writing(folder.parent):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    words = f"another process serves the federation in {folder}; end that first, or choose another name"
+    with locked(folder.parent / f".{folder.name}.lock", words):
+        yield
+
+
+@contextmanager
+def locked(file: Path, otherwise: str) -> Iterator[None]:
+    """While open, no other process has the lock; one that is killed lets go of it."""
+    with writing(file.parent):
+        lock = file.open("w")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FederationError(otherwise) from None
+        yield
