@@ -90,13 +90,22 @@ class Reproduction:
         Raises KeyboardInterrupt where it is to end at once. Whatever happens, cells go on from their checkpoints.
         """
         outcome = Outcome()
-        if not left:
+        begun = [cell for cell in self.cells if (self.work / cell.place).is_dir()]
+        if not left and not begun:
             return outcome
         RunFolder(self.records).make()
         RunFolder(self.work).make()
         with _only_one(self.work):
-            self._play(left, observer, outcome)
+            self._clear_up(begun)
+            if left:
+                self._play(left, observer, outcome)
         return outcome
+
+    def _clear_up(self, begun: Sequence[PlannedCell]) -> None:
+        """Remove what a kill left of cells whose records were written already."""
+        for one in Reproduction(begun, self.results, self.work.parent, drawn=self.drawn).standing():
+            if one.state == "done":
+                RunFolder(self.work / one.cell.place).remove()
 
     def _play(self, left: Sequence[Standing], observer: Observer, outcome: Outcome) -> None:
         train = left[0].cell.config.model.train

@@ -188,6 +188,19 @@ def test_a_cell_that_ended_before_its_record_was_written_is_recorded_without_a_r
     assert not folder.path.exists()
 
 
+def test_what_a_kill_left_of_a_recorded_cell_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, miniature())
+    reproduction, cell = one_cell(tmp_path)
+    remove = RunFolder.remove
+    monkeypatch.setattr(RunFolder, "remove", lambda folder: None if folder.path.name == "local-0" else remove(folder))
+    reproduction.play(left(reproduction)[:1], Observed())
+    monkeypatch.setattr(RunFolder, "remove", remove)
+    assert (reproduction.work / cell.place / "config.yaml").is_file()
+    again, _ = one_cell(tmp_path)
+    again.play(left(again), Observed())
+    assert not (reproduction.work / cell.place).exists()
+
+
 def test_a_folder_that_was_begun_with_another_config_is_left_alone_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -218,9 +218,9 @@ class FlowerChannel:
         now = self.clock()
         self._given_up = {identity: sent for identity, sent in self._given_up.items() if sent.until - 30 > now}
         self._hellos = {identity: hello for identity, hello in self._hellos.items() if hello[1] - 30 > now}
-        wanted = {*self._hellos, *self._given_up, *(self._waiting if under_way is not None else ())}
+        wanted = dict.fromkeys((*self._hellos, *self._given_up, *(self._waiting if under_way is not None else ())))
         good = []
-        for identity, message in ((one, reply) for one in sorted(wanted) for reply in self._replies(one)):
+        for identity, message in ((one, reply) for one in wanted for reply in self._replies(one)):
             if identity in self._hellos:
                 self._hear_hello(self._hellos.pop(identity)[0], message)
             elif identity in self._waiting and under_way is not None:
