@@ -84,28 +84,26 @@ class Reproduction:
             return Standing(cell, "begun", folder, rounds=min(rounds_played(folder), cell.rounds))
         return Standing(cell, "to do", folder)
 
-    def play(self, left: Sequence[Standing], observer: Observer) -> Outcome:
-        """Play these to their end; a cell that fails does not keep the others from theirs.
+    def play(self, standing: Sequence[Standing], observer: Observer) -> Outcome:
+        """Play those that are not done to their end; a cell that fails does not keep the others from theirs.
 
         Raises KeyboardInterrupt where it is to end at once. Whatever happens, cells go on from their checkpoints.
         """
         outcome = Outcome()
-        begun = [cell for cell in self.cells if (self.work / cell.place).is_dir()]
-        if not left and not begun:
+        left = [one for one in standing if one.state != "done"]
+        outlived = [
+            folder for one in standing if one.state == "done" and (folder := self.work / one.cell.place).is_dir()
+        ]
+        if not left and not outlived:
             return outcome
         RunFolder(self.records).make()
         RunFolder(self.work).make()
         with _only_one(self.work):
-            self._clear_up(begun)
+            for folder in outlived:  # what a kill left of a cell whose record was written already
+                RunFolder(folder).remove()
             if left:
                 self._play(left, observer, outcome)
         return outcome
-
-    def _clear_up(self, begun: Sequence[PlannedCell]) -> None:
-        """Remove what a kill left of cells whose records were written already."""
-        for one in Reproduction(begun, self.results, self.work.parent, drawn=self.drawn).standing():
-            if one.state == "done":
-                RunFolder(self.work / one.cell.place).remove()
 
     def _play(self, left: Sequence[Standing], observer: Observer, outcome: Outcome) -> None:
         train = left[0].cell.config.model.train

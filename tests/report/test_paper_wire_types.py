@@ -66,7 +66,7 @@ def test_a_short_cell_is_held_against_fedtgp_after_as_many_rounds_and_of_the_sam
     rows = wire_rows(some)
     (short,) = named(rows, "TinyProto-FT, s=50, int4")
     assert (short["rounds"], short["global"], short["Δ FedTGP"]) == ("100", "36.50", "+1.50")
-    other_seed = next(row for row in rows if row.address.label == "tinyproto_ft(s=100-int4-held)")
+    other_seed = next(row for row in rows if row.cell.address.label == "tinyproto_ft(s=100-int4-held)")
     assert other_seed.difference("global") is None
     assert told(other_seed)["global"] == "43.00"
 
@@ -100,7 +100,7 @@ def test_without_fedproto_nothing_is_said_of_a_saving(tmp_path: Path) -> None:
 
 
 def test_a_row_as_json_has_everything(some: Records) -> None:
-    plain = next(row for row in wire_rows(some) if row.address.label == INT8.label).plain()
+    plain = next(row for row in wire_rows(some) if row.cell.address.label == INT8.label).plain()
     assert plain["wire"] == {"up": "int8", "down": "int8", "rounding": "nearest", "download": "held"}
     assert (plain["cps_dim"], plain["rounds"], plain["seeds"]) == (50, 300, [0])
     assert plain["training_bytes_per_round"] == 1580

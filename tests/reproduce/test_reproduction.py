@@ -197,7 +197,7 @@ def test_what_a_kill_left_of_a_recorded_cell_is_removed(tmp_path: Path, monkeypa
     monkeypatch.setattr(RunFolder, "remove", remove)
     assert (reproduction.work / cell.place / "config.yaml").is_file()
     again, _ = one_cell(tmp_path)
-    again.play(left(again), Observed())
+    again.play(again.standing(), Observed())
     assert not (reproduction.work / cell.place).exists()
 
 

@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any
 
 from rich import progress as bars
 
-from tinyproto.cli.progress import REMEMBERED_SECONDS, TimeLeft
+from tinyproto.cli.progress import Bars
 from tinyproto.cli.terminal import Output
 from tinyproto.report.words import counted, percent
 
 
-class FederationProgress:
+class FederationProgress(Bars):
     """Is told the coordinator's events, one after another."""
 
     def __init__(self, output: Output, rule: str) -> None:
-        self.output = output
+        super().__init__(output, "state")
         self.rule = rule
         self.over = False
         self.failure: str | None = None
         self._here: set[int] = set()
         self._rounds = 0
-        self.bars = bars.Progress(
-            bars.TextColumn("{task.description}", markup=False),
-            bars.BarColumn(bar_width=16),
-            bars.TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            bars.TextColumn("{task.fields[state]}"),
-            TimeLeft(),
-            console=output.console,
-            disable=not output.has_bars,
-            speed_estimate_period=REMEMBERED_SECONDS,
-        )
         self._bar: bars.TaskID | None = None
-
-    def __enter__(self) -> FederationProgress:
-        self.bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bars.stop()
 
     def tell(self, event: dict[str, Any]) -> None:
         """One event; kinds that nobody here knows are shown with --verbose only."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 from rich import progress as bars
 from rich.text import Text
@@ -50,13 +50,39 @@ class Stop(Protocol):
         ...
 
 
-class Progress:
+class Bars:
+    """Bars in a terminal while open, each with a column for each of some fields; nothing elsewhere."""
+
+    def __init__(self, output: Output, *fields: str) -> None:
+        self.output = output
+        self.bars = bars.Progress(
+            bars.TextColumn("{task.description}", markup=False),
+            bars.BarColumn(bar_width=16),
+            bars.TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            *(bars.TextColumn(f"{{task.fields[{field}]}}") for field in fields),
+            TimeLeft(),
+            console=output.console,
+            disable=not output.has_bars,
+            speed_estimate_period=REMEMBERED_SECONDS,
+        )
+
+    def __enter__(self) -> Self:
+        self.bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bars.stop()
+
+
+class Progress(Bars):
     """An observer that shows algorithm, round, accuracy, bytes and time left, of every cell under way."""
 
     def __init__(
         self, output: Output, cells: Sequence[Expected], stop: Stop, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.output = output
+        super().__init__(output, "accuracy", "traffic")
         self.stop = stop
         self.expected = cells  # by the cells' index
         self.cells = len(cells)
@@ -66,30 +92,10 @@ class Progress:
         self.pace = Pace(clock)
         self._clock = clock
         self._last_line = clock()
-        self.bars = bars.Progress(
-            bars.TextColumn("{task.description}", markup=False),
-            bars.BarColumn(bar_width=16),
-            bars.TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            bars.TextColumn("{task.fields[accuracy]}"),
-            bars.TextColumn("{task.fields[traffic]}"),
-            TimeLeft(),
-            console=output.console,
-            disable=not output.has_bars,
-            speed_estimate_period=REMEMBERED_SECONDS,
-        )
         self.whole = self.bars.add_task(
             "all", total=self.total, accuracy="", traffic="", left=None, visible=self.cells > 1
         )
         self.under_way: dict[int, bars.TaskID] = {}
-
-    def __enter__(self) -> Progress:
-        self.bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bars.stop()
 
     def opens(self, left: int) -> None:
         """What an earlier run has done counts as done."""

@@ -91,11 +91,10 @@ def reproduce_target(asked: Asked, results: Path, runs: Path, minutes: float | N
         output.result({"target": asked.target, "cells": [], "failed": [], "tables": []})
         return
     standing = reproduction.standing()
-    left = [one for one in standing if one.state != "done"]
     output.say(f"{asked.target}: {_counts(standing)}")
     with StopOnInterrupt() as interrupt:
         try:
-            outcome = _play(reproduction, left, UntilTimeIsUp(interrupt, minutes), output)
+            outcome = _play(reproduction, standing, UntilTimeIsUp(interrupt, minutes), output)
         except KeyboardInterrupt:
             raise Interrupted(AGAIN) from None
     standing = reproduction.standing()
@@ -104,10 +103,11 @@ def reproduce_target(asked: Asked, results: Path, runs: Path, minutes: float | N
     _conclude(asked, standing, outcome, results, output)
 
 
-def _play(reproduction: Reproduction, left: Sequence[Standing], stop: UntilTimeIsUp, output: Output) -> Outcome:
-    expected = [Expected(one.cell.rounds, one.cell.config.model.evaluate.rule) for one in left]
+def _play(reproduction: Reproduction, standing: Sequence[Standing], stop: UntilTimeIsUp, output: Output) -> Outcome:
+    left = [one.cell for one in standing if one.state != "done"]
+    expected = [Expected(cell.rounds, cell.config.model.evaluate.rule) for cell in left]
     with Progress(output, expected, stop) as progress:
-        return reproduction.play(left, progress)
+        return reproduction.play(standing, progress)
 
 
 def _conclude(asked: Asked, standing: Sequence[Standing], outcome: Outcome, results: Path, output: Output) -> None:

@@ -27,7 +27,6 @@ from tinyproto.tracking.differences import differences
 from tinyproto.tracking.run_folder import RunFolder, how_to_go_on, write_whole
 
 LOOK_SECONDS = 0.3
-LAST_WORDS_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -145,11 +144,11 @@ def _watch(folder: Path, superlink: SuperLink, progress: FederationProgress, sto
             if progress.over:
                 break
             if stop.wanted:
-                raise Interrupted(f"go on with: tinyproto serve {folder} --resume")
+                raise Interrupted(f"go on with: {how_to_go_on(folder)}")
             if superlink.process.ended:
                 raise FederationError(
                     f"Flower's SuperLink ended; its log is {superlink.process.log}, and "
-                    f"`tinyproto serve {folder} --resume` goes on"
+                    f"`{how_to_go_on(folder)}` goes on"
                 )
             if run.wait(LOOK_SECONDS):
                 _last_words(events, progress, run, folder)
@@ -164,6 +163,5 @@ def _last_words(events: Follower, progress: FederationProgress, run: Kept, folde
     if progress.over:
         return
     raise FederationError(
-        progress.failure
-        or f"Flower ended the run; its log is {run.log}, and `tinyproto serve {folder} --resume` goes on"
+        progress.failure or f"Flower ended the run; its log is {run.log}, and `{how_to_go_on(folder)}` goes on"
     )

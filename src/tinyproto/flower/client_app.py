@@ -9,7 +9,6 @@ client's folder and to stderr.
 
 from __future__ import annotations
 
-import json
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from tinyproto.flower.journal import Journal
 from tinyproto.flower.member import Member
 from tinyproto.flower.record import RECORD, Values
 from tinyproto.flower.refusal import Refusal
+from tinyproto.flower.socket_counts import read_counts
 from tinyproto.wire.frame import unpack
 
 app = ClientApp()
@@ -106,7 +106,6 @@ def _who(context: Context) -> tuple[int, Path]:
 def _sockets(folder: Path) -> Values:
     """Bytes at this client's socket so far, where `tinyproto join` counts them."""
     try:
-        counted = json.loads((folder / "socket.json").read_text(encoding="utf-8"))
-        return {f"socket-{way}": int(counted[way]) for way in ("up", "down")}
+        return {f"socket-{way}": count for way, count in read_counts(folder / "socket.json").items()}
     except (OSError, ValueError, KeyError, TypeError):
         return {}

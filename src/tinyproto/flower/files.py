@@ -23,8 +23,13 @@ def read_section(kind: type[S], file: Path) -> S:
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror or error}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise ConfigError(f"{file}: {first_fault(error)}") from error
+
+
+def first_fault(error: ValidationError) -> str:
+    """Where a JSON object is not as it has to be, and why."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tinyproto.tracking.run_folder import append_whole
+
 
 class Journal:
     """Appends one JSON object per event to a file; an event that cannot be written stops nothing."""
@@ -34,9 +36,4 @@ class Journal:
             if end:
                 file.seek(end - 1)
                 line = line if file.read(1) == b"\n" else b"\n" + line
-            try:
-                whole = file.write(line) == len(line)
-            except OSError:
-                whole = False
-            if not whole:
-                file.truncate(end)
+            append_whole(file, line)

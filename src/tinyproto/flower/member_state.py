@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import torch
@@ -87,7 +88,7 @@ class MemberFiles:
         replies: dict[Kind, bytes] = {}
         try:
             with safetensors.safe_open(self.state, framework="pt") as file:
-                facts = json.loads((file.metadata() or {})[_TAG])
+                facts = _facts(file)
                 for part in facts["parts"]:
                     parts[part] = {}
                 for name in file.keys():  # noqa: SIM118
@@ -107,7 +108,7 @@ class MemberFiles:
             return
         try:
             with safetensors.safe_open(self.state, framework="pt") as file:
-                had = json.loads((file.metadata() or {})[_TAG]).get("model")
+                had = _facts(file).get("model")
         except UNREADABLE as error:
             raise self._damaged(error) from error
         if had is not None and had != model:
@@ -133,6 +134,12 @@ class MemberFiles:
             save_whole(self.state, tensors, {_TAG: json.dumps(facts)})
         except (OSError, safetensors.SafetensorError) as error:
             raise _no_room(self.state, error) from error
+
+
+def _facts(file: Any) -> dict[str, Any]:
+    """What a state says of itself."""
+    found: dict[str, Any] = json.loads((file.metadata() or {})[_TAG])
+    return found
 
 
 def _no_room(path: Path, error: Exception) -> Refusal:

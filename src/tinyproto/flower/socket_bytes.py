@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tinyproto.errors import FederationError
+from tinyproto.flower.socket_counts import read_counts
 
 CHUNK = 64 * 1024
 WRITE_SECONDS = 0.1
@@ -137,8 +138,7 @@ def _counts_in(file: Path) -> dict[str, int]:
     if not file.is_file():
         return {"up": 0, "down": 0}
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        return {way: int(found[way]) for way in ("up", "down")}
+        return read_counts(file)
     except OSError as error:
         raise FederationError(f"cannot read {file}: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError) as error:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 
 from tinyproto.wire.meter import WAYS, Direction
+
+
+def read_counts(file: Path) -> dict[str, int]:
+    """What the relay of `tinyproto join` has counted; OSError, ValueError, KeyError or TypeError where that fails."""
+    found = json.loads(file.read_text(encoding="utf-8"))
+    return {way: int(found[way]) for way in WAYS}
 
 
 class SocketCounts:

@@ -27,6 +27,7 @@ from tinyproto.data.sources import SOURCES
 from tinyproto.engine.agreement import expected_frames
 from tinyproto.engine.client import LocalTraining
 from tinyproto.errors import ConfigError, TinyProtoError
+from tinyproto.flower.files import first_fault
 from tinyproto.flower.refusal import Refusal
 from tinyproto.models import ModelEntry
 from tinyproto.wire.frame import VERSION
@@ -221,9 +222,7 @@ def _read(text: str) -> Terms:
     try:
         return Terms.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise Refusal("terms", f"the coordinator's terms are malformed: {place}: {first['msg']}") from error
+        raise Refusal("terms", f"the coordinator's terms are malformed: {first_fault(error)}") from error
 
 
 def _dotted(algorithm: Mapping[str, Any]) -> Any | None:

@@ -13,6 +13,7 @@ from typing import Any
 from tinyproto.config.algorithms import FROM_PROTOTYPES
 from tinyproto.config.load import completed, completed_entry, parse_config
 from tinyproto.reproduce.experiments import PaperConfig
+from tinyproto.reproduce.printed import Address
 
 PUT_ASIDE: Mapping[str, tuple[str, ...]] = {
     "": ("name", "seeds", "algorithms", "checkpoint"),
@@ -43,6 +44,11 @@ class PaperCell:
     def label(self) -> str:
         """The entry's name within the experiment."""
         return str(self.entry["label"])
+
+    @property
+    def address(self) -> Address:
+        """Where it stands among the paper's experiments."""
+        return Address(self.stem, self.label)
 
     @property
     def rounds(self) -> int:

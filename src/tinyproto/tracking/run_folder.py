@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -178,16 +179,8 @@ class RunFolder:
         self._append_bytes(name, (json.dumps(value, separators=(",", ":")) + "\n").encode())
 
     def _append_bytes(self, name: str, data: bytes) -> None:
-        """All of it, or nothing."""
         with self.writing(name), (self.path / name).open("ab", buffering=0) as file:
-            start = file.seek(0, os.SEEK_END)
-            try:
-                written = file.write(data)
-                if written != len(data):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            except OSError:
-                file.truncate(start)
-                raise
+            append_whole(file, data)
 
     def _write(self, name: str, text: str) -> None:
         with self.writing(name):
@@ -202,6 +195,17 @@ class RunFolder:
             raise RunFolderError(
                 f"cannot write {self.path / name}: {getattr(error, 'strerror', None) or error}"
             ) from error
+
+
+def append_whole(file: FileIO, data: bytes) -> None:
+    """All of it at the end of an open file; or nothing, and an OSError."""
+    start = file.seek(0, os.SEEK_END)
+    try:
+        if file.write(data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        file.truncate(start)
+        raise
 
 
 def is_federation(path: Path) -> bool:

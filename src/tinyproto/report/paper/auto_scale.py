@@ -28,11 +28,6 @@ class Constant(Pair):
     cell: PaperCell  # with the constant
 
     @property
-    def address(self) -> Address:
-        """Where its records are."""
-        return Address(self.cell.stem, self.cell.label)
-
-    @property
     def name(self) -> str:
         """Its value, and whether it is the published one."""
         return f"μ = {self.cell.entry[KEY]:g}" + (" as in Table 1" if self.cell.paper.target == "table1" else "")
@@ -60,8 +55,8 @@ class Constant(Pair):
         """As JSON can hold it."""
         return {
             "global_scale": self.cell.entry[KEY],
-            "experiment": self.address.stem,
-            "label": self.address.label,
+            "experiment": self.cell.address.stem,
+            "label": self.cell.address.label,
             "rounds": self.rounds,
             "seeds": self.seeds,
             "auto": means(self.accuracies()),
@@ -86,11 +81,6 @@ class Search:
         return f"{method_name(self.cell.entry)}, {dataset}, preset {self.cell.config['preset']}"
 
     @property
-    def address(self) -> Address:
-        """Where the records of the derived scale are."""
-        return Address(self.cell.stem, self.cell.label)
-
-    @property
     def hardest(self) -> Constant | None:
         """The best constant: of those that were read the longest, the one that the derived scale does worst against."""
         known = [one for one in self.constants if one.difference("global") is not None]
@@ -102,8 +92,8 @@ class Search:
     def claim(self) -> Claim:
         """Whether it is as good; told, but not decided, where no cell has a second seed."""
         best = self.hardest
-        missing = [*([self.address] if self.derived is None else [])]
-        missing += [one.address for one in self.constants if one.reference is None]
+        missing = [*([self.cell.address] if self.derived is None else [])]
+        missing += [one.cell.address for one in self.constants if one.reference is None]
         needs: list[Address | str] = [*missing]
         if best is not None and best.noise is None:
             needs.append("a second seed, to tell a difference from noise")
@@ -135,8 +125,8 @@ class Search:
             "dataset": self.cell.config["data"]["name"],
             "preset": self.cell.config["preset"],
             "statistic": self.statistic,
-            "experiment": self.address.stem,
-            "label": self.address.label,
+            "experiment": self.cell.address.stem,
+            "label": self.cell.address.label,
             "constants": [one.plain() for one in self.constants],
         }
 
@@ -161,11 +151,11 @@ def any_derived(found: Sequence[Search]) -> bool:
 
 
 def _search(records: Records, cell: PaperCell, others: Sequence[PaperCell]) -> Search:
-    derived = records.find(Address(cell.stem, cell.label))
+    derived = records.find(cell.address)
     statistic = cell.config["evaluate"]["statistic"]
     constants = [
         Constant(
-            variant=derived, reference=records.find(Address(one.stem, one.label)), statistic=statistic, cell=one
+            variant=derived, reference=records.find(one.address), statistic=statistic, cell=one
         )
         for one in sorted(others, key=lambda one: float(one.entry[KEY]))
     ]  # fmt: skip

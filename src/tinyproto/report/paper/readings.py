@@ -142,7 +142,7 @@ def reading_name(cell: PaperCell) -> str:
 
 
 def _reading(records: Records, cell: PaperCell) -> Reading:
-    address, reference = Address(cell.stem, cell.label), Address(STEM, cell.entry["name"])
+    address, reference = cell.address, Address(STEM, cell.entry["name"])
     name = method_name(paper_cell(reference).entry)
     return Reading(
         variant=records.find(address),

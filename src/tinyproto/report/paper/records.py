@@ -133,7 +133,7 @@ def method_name(entry: Mapping[str, Any], *, ablation: bool = False) -> str:
 @cache
 def _resolved(preset: str | None) -> dict[Address, PaperCell]:
     return {
-        Address(cell.stem, cell.label): cell for config in experiments() for cell in paper_cells(config, preset)
+        cell.address: cell for config in experiments() for cell in paper_cells(config, preset)
     }  # fmt: skip
 
 

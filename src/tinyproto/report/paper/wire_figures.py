@@ -20,7 +20,7 @@ TYPE_INKS = {"float32": "c9", "float16": "c3", "bfloat16": "c3 hollow", "int8": 
 
 def wire_figures(records: Records, rows: Sequence[WireRow]) -> list[Figure]:
     """One for each number of rounds that cells of the study are read at: all that have as many."""
-    lengths = {row.read_rounds for row in rows if row.read_rounds is not None and row.address.stem == STEM}
+    lengths = {row.read_rounds for row in rows if row.read_rounds is not None and row.cell.address.stem == STEM}
     return [_figure(records, rows, rounds) for rounds in sorted(lengths, reverse=True)]
 
 
@@ -28,7 +28,7 @@ def _figure(records: Records, rows: Sequence[WireRow], rounds: int) -> Figure:
     found: dict[tuple[str, str], dict[Address, Point]] = {}
     for row in rows:
         for point in _points(row, rounds):
-            found.setdefault(_curve(row), {})[row.address] = point
+            found.setdefault(_curve(row), {})[row.cell.address] = point
     curves = [Curve(*named, sorted(own.values(), key=lambda point: point.x)) for named, own in found.items()]
     curves += _alone(records, rounds)
     return draw(

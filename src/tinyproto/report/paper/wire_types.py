@@ -38,11 +38,6 @@ class WireRow(Pair):
     dearest: Outcome | None  # FedProto in float32
 
     @property
-    def address(self) -> Address:
-        """Where its records are."""
-        return Address(self.cell.stem, self.cell.label)
-
-    @property
     def wire(self) -> Mapping[str, Any]:
         """Types, rounding and what is downloaded."""
         found: Mapping[str, Any] = self.cell.entry.get("wire", self.cell.config["wire"])
@@ -105,8 +100,8 @@ class WireRow(Pair):
         """As JSON can hold it."""
         return {
             "method": self.method,
-            "experiment": self.address.stem,
-            "label": self.address.label,
+            "experiment": self.cell.address.stem,
+            "label": self.cell.address.label,
             "cps_dim": self.cps_dim,
             "wire": dict(self.wire),
             "rounds": self.read_rounds,
@@ -135,7 +130,7 @@ def wire_rows(records: Records) -> list[WireRow]:
 
 def any_typed(rows: Sequence[WireRow]) -> bool:
     """Whether a cell of the study itself was run."""
-    return any(row.variant is not None and row.address.stem == STEM for row in rows)
+    return any(row.variant is not None and row.cell.address.stem == STEM for row in rows)
 
 
 def wire_claims(rows: Sequence[WireRow]) -> list[Claim]:
@@ -149,7 +144,7 @@ def _claim(rows: Sequence[WireRow], kind: str, least: float) -> Claim:
         "float32, at FedTGP's accuracy or better by global prototypes"
     )
     row = next(row for row in rows if _is_wanted(row, kind))
-    found = {row.address: row.variant, DEAREST: row.dearest, RIVAL: row.reference}
+    found = {row.cell.address: row.variant, DEAREST: row.dearest, RIVAL: row.reference}
     facts = list(_facts(row, least))
     final = any(fact.final for fact in facts)
     needs = [
@@ -182,7 +177,7 @@ def _is_wanted(row: WireRow, kind: str) -> bool:
 
 
 def _row(records: Records, cell: PaperCell) -> WireRow:
-    own, rival, dearest = (records.find(one) for one in (Address(cell.stem, cell.label), RIVAL, DEAREST))
+    own, rival, dearest = (records.find(one) for one in (cell.address, RIVAL, DEAREST))
     return WireRow(variant=own, reference=rival, cell=cell, dearest=dearest)
 
 
