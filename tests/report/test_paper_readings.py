@@ -20,13 +20,15 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
         PaperRecord("readings_methods", "fedproto(running)", 56, rounds=60),
         PaperRecord("readings_methods", "fedtgp(stale)", 70, rounds=60, early={40: 65}),
         PaperRecord("readings_methods", "tinyproto_ft(auto)", 80, rounds=60),
+        PaperRecord("table1_cifar10", "tinyproto_ft", 150),
+        PaperRecord("readings_cifar10", "tinyproto_ft(blocks)", 164),
     ):
         record.write(folder)
     return Records(read_runs(find_runs([folder])))
 
 
 def named(records: Records, label: str) -> Reading:
-    return next(reading for reading in readings(records) if reading.address.label == label)
+    return next(reading for reading in readings(records) if reading.cell.address.label == label)
 
 
 def test_a_variant_is_held_against_table_1_after_as_many_rounds_and_of_the_same_seed(records: Records) -> None:
@@ -52,31 +54,46 @@ def test_a_variant_without_its_counterpart_stands_alone(records: Records) -> Non
 
 def test_every_reading_of_the_experiments_has_a_row_below_its_method(records: Records) -> None:
     rows = list(reading_rows(readings(records)))
-    assert len(rows) == 13 + 4
-    words = {row[0]: row[1:] for row in rows}
-    assert words["FedProto as in Table 1"] == ["60 rounds", "25.00", "25.00", "25.00"]
+    assert len(rows) == 15 + 6
+    words = {row[0]: row[1:] for row in rows[:17]}  # those on CIFAR-100
+    assert words["CIFAR-100, FedProto as in Table 1"] == ["60 rounds", "25.00", "25.00", "25.00"]
     assert words["↳ where local prototypes come from: running instead of fresh"] == [
         "60 rounds", *["28.00 (+3.00)"] * 3
     ]  # fmt: skip
     assert words["↳ masks: blocks instead of balanced"] == ["not run", "–", "–", "–"]
-    assert words["TinyProto-FT (50) as in Table 1"][0] == "not run"
+    assert words["CIFAR-100, TinyProto-FT (50) as in Table 1"][0] == "not run"
+
+
+def test_a_variant_is_held_against_table_1_of_its_own_dataset(records: Records) -> None:
+    rows = list(reading_rows(readings(records)))
+    first = next(number for number, row in enumerate(rows) if row[0] == "CIFAR-10, TinyProto-FT (50) as in Table 1")
+    assert rows[first][1:] == ["300 rounds", *["75.00"] * 3]
+    assert rows[first + 1] == ["↳ masks: blocks instead of balanced", "300 rounds", *["82.00 (+7.00)"] * 3]
 
 
 def test_each_reading_says_in_a_line_what_it_changes(records: Records) -> None:
-    names = {reading.address.label: reading.name for reading in readings(records)}
+    names = {reading.cell.address.label: reading.name for reading in readings(records)}
     assert names["fedproto(weight=1)"] == "λ: 1.0 instead of 10.0"
     assert names["tinyproto_ft(printed)"] == "μ: 0.0015 instead of 0.01"
     assert names["tinyproto_fp(mean)"] == "sum or mean: mean instead of sum"
-    stems = {reading.address.stem: reading.name for reading in readings(records)}
+    stems = {reading.cell.address.stem: reading.name for reading in readings(records)}
     assert stems["readings_order"] == "batches shuffled: yes instead of no"
     assert stems["readings_counts"] == "samples that n_ij counts: train instead of all"
     assert stems["readings_paper"] == "all as printed (preset paper)"
 
 
 def test_the_rule_is_told_from_whole_records_by_what_is_nearest_to_print(records: Records) -> None:
-    (row,) = rule_rows(records)  # FedTGP is there, but not for 300 rounds
+    row, other = rule_rows(records)  # FedTGP is there, but not for 300 rounds
     # Over both seeds: by head (76 + 100) / 400, by global prototype (60 + 100) / 400, by local (64 + 100) / 400.
-    assert row.words() == ["FedProto", "29.97", "44.00 (+14.03)", "40.00 (+10.03)", "41.00 (+11.03)", "global"]
+    assert row.words() == [
+        "CIFAR-100, FedProto",
+        "29.97",
+        "44.00 (+14.03)",
+        "40.00 (+10.03)",
+        "41.00 (+11.03)",
+        "global",
+    ]
+    assert other.words()[:2] == ["CIFAR-10, TinyProto-FT (50)", "88.47"]
 
 
 def test_a_reading_as_json_has_everything(records: Records, tmp_path: Path) -> None:

@@ -14,11 +14,13 @@ from tinyproto.report.paper.tables import NOT_RUN, NOTHING, signed, spread_cell,
 from tinyproto.report.words import counted
 from tinyproto.reproduce.experiments import experiments
 from tinyproto.reproduce.matching import PaperCell, paper_cells
-from tinyproto.reproduce.printed import Address, printed_tables
+from tinyproto.reproduce.printed import DATASET_NAMES, Address, printed_tables
 from tinyproto.tracking.differences import differences
 
-STEM = "table1_cifar100"
 METHODS = ("fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft")
+READ_DATASETS = ("cifar100", "cifar10")
+"""Those with readings, the one on which most were tried first."""
+
 QUESTIONS = {
     "prototype_source": "where local prototypes come from",
     "proto_weight": "λ",
@@ -31,7 +33,7 @@ QUESTIONS = {
 """What a key decides, in the paper's words."""
 
 READING_HEADER = ("reading", "rounds", "head", "global", "local")
-RULE_HEADER = ("algorithm", "paper", "head", "global", "local", "nearest to print")
+RULE_HEADER = ("dataset, algorithm", "paper", "head", "global", "local", "nearest to print")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +42,21 @@ class Reading(Pair):
 
     name: str
     method: str
-    address: Address
+    cell: PaperCell
+
+    @property
+    def dataset(self) -> str:
+        """As the paper writes it."""
+        return DATASET_NAMES[self.cell.config["data"]["name"]]
 
     def plain(self) -> dict[str, Any]:
         """As JSON can hold it."""
         return {
             "reading": self.name,
             "method": self.method,
-            "experiment": self.address.stem,
-            "label": self.address.label,
+            "dataset": self.cell.config["data"]["name"],
+            "experiment": self.cell.address.stem,
+            "label": self.cell.address.label,
             "rounds": self.rounds,
             "seeds": self.seeds,
             "accuracy": means(self.accuracies()),
@@ -62,6 +70,7 @@ class RuleRow:
     """One prototype method of Table 1: the printed value beside ours by each rule of the same record."""
 
     name: str
+    dataset: str  # as the paper writes it
     printed: float
     accuracy: Mapping[str, Spread | None]
 
@@ -77,12 +86,13 @@ class RuleRow:
         cells = [
             NOTHING if one is None else f"{two_digits(one.mean)} ({signed(one.mean - self.printed)})" for one in found
         ]
-        return [self.name, two_digits(self.printed), *cells, self.nearest or NOTHING]
+        return [f"{self.dataset}, {self.name}", two_digits(self.printed), *cells, self.nearest or NOTHING]
 
     def plain(self) -> dict[str, Any]:
         """As JSON can hold it."""
         return {
             "name": self.name,
+            "dataset": self.dataset,
             "printed": self.printed,
             "accuracy": means(self.accuracy),
             "nearest": self.nearest,
@@ -90,29 +100,29 @@ class RuleRow:
 
 
 def readings(records: Records) -> list[Reading]:
-    """Every variant of the paper's experiments, method after method."""
+    """Every variant of the paper's experiments, dataset after dataset, method after method."""
     cells = [cell for config in experiments() if config.target == "readings" for cell in paper_cells(config)]
-    ordered = sorted(cells, key=lambda cell: METHODS.index(cell.entry["name"]))
-    return [_reading(records, cell) for cell in ordered]
+    return [_reading(records, cell) for cell in sorted(cells, key=_place)]
 
 
 def rule_rows(records: Records) -> list[RuleRow]:
     """The evaluation rule needs no run of its own: every record has all three, and it counts when it is whole."""
-    (table,) = [table for table in printed_tables() if table.stem == STEM]
+    tables = {table.stem: table for table in printed_tables()}
     return [
-        RuleRow(method_name(outcome.paper.entry), row.accuracy, outcome.row.accuracy)
-        for row in table.rows
+        RuleRow(method_name(outcome.paper.entry), DATASET_NAMES[dataset], row.accuracy, outcome.row.accuracy)
+        for dataset in READ_DATASETS
+        for row in tables[_stem(dataset)].rows
         if row.address.label in METHODS and (outcome := records.find(row.address)) is not None and not outcome.shortened
     ]
 
 
 def reading_rows(found: Sequence[Reading]) -> Iterator[list[str]]:
     """Under `READING_HEADER`: each method as Table 1 has it, then its variants with the difference in parentheses."""
-    for method in dict.fromkeys(reading.method for reading in found):
-        own = [reading for reading in found if reading.method == method]
+    for dataset, method in dict.fromkeys((reading.dataset, reading.method) for reading in found):
+        own = [reading for reading in found if (reading.dataset, reading.method) == (dataset, method)]
         for rounds in _read_after(own):
             first = next((reading for reading in own if reading.rounds == rounds), own[0])
-            yield [f"{method} as in Table 1", _counted(rounds), *map(spread_cell, first.compared().values())]
+            yield [f"{dataset}, {method} as in Table 1", _counted(rounds), *map(spread_cell, first.compared().values())]
         for reading in own:
             if reading.variant is None:
                 yield [f"↳ {reading.name}", NOT_RUN, *[NOTHING] * len(RULES)]
@@ -134,7 +144,7 @@ def reading_name(cell: PaperCell) -> str:
     """The keys in which a variant differs from Table 1, with their values."""
     if cell.config["preset"] != "reference":
         return "all as printed (preset paper)"
-    reference = paper_cell(Address(STEM, cell.entry["name"]))
+    reference = paper_cell(_reference(cell))
     changed = differences([_decided(reference), _decided(cell)])
     return ", ".join(
         f"{QUESTIONS.get(key, key)}: {_value(new)} instead of {_value(old)}" for key, (old, new) in changed.items()
@@ -142,15 +152,27 @@ def reading_name(cell: PaperCell) -> str:
 
 
 def _reading(records: Records, cell: PaperCell) -> Reading:
-    address, reference = cell.address, Address(STEM, cell.entry["name"])
-    name = method_name(paper_cell(reference).entry)
+    reference = _reference(cell)
     return Reading(
-        variant=records.find(address),
+        variant=records.find(cell.address),
         reference=records.find(reference),
         name=reading_name(cell),
-        method=name,
-        address=address,
+        method=method_name(paper_cell(reference).entry),
+        cell=cell,
     )
+
+
+def _reference(cell: PaperCell) -> Address:
+    """The method as Table 1 has it, on the same dataset."""
+    return Address(_stem(cell.config["data"]["name"]), cell.entry["name"])
+
+
+def _stem(dataset: str) -> str:
+    return f"table1_{dataset}"
+
+
+def _place(cell: PaperCell) -> tuple[int, int]:
+    return READ_DATASETS.index(cell.config["data"]["name"]), METHODS.index(cell.entry["name"])
 
 
 def _decided(cell: PaperCell) -> dict[str, Any]:

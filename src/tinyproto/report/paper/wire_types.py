@@ -116,16 +116,17 @@ class WireRow(Pair):
 
 
 def wire_rows(records: Records) -> list[WireRow]:
-    """The study's cells and those of Table 1, the latter after as many rounds and of the same seeds as the former."""
+    """The study's cells and those of Table 1 of the same seeds, each after every number of rounds that others have."""
     (study,) = [config for config in experiments() if config.stem == STEM]
     own = [_row(records, cell) for cell in paper_cells(study)]
     seeds = sorted({seed for row in own for seed in row.seeds}) or None
-    standards = [
-        replace(_row(records, paper_cell(Address(STANDARD, name))), most=most, among=seeds)
-        for name in METHODS
-        for most in _lengths(own)
-    ]
-    return sorted([*own, *standards], key=_place)
+    standards = [replace(_row(records, paper_cell(Address(STANDARD, name))), among=seeds) for name in METHODS]
+    rows = [
+        replace(row, most=most)
+        for row in [*own, *standards]
+        for most in _lengths(own, row.read_rounds)
+    ]  # fmt: skip
+    return sorted(rows, key=_place)
 
 
 def any_typed(rows: Sequence[WireRow]) -> bool:
@@ -181,9 +182,10 @@ def _row(records: Records, cell: PaperCell) -> WireRow:
     return WireRow(variant=own, reference=rival, cell=cell, dearest=dearest)
 
 
-def _lengths(own: Sequence[WireRow]) -> list[int | None]:
-    """Numbers of rounds; None, which is as many as there are, where nothing was run."""
-    return list({row.read_rounds: None for row in own if row.read_rounds is not None}) or [None]
+def _lengths(own: Sequence[WireRow], longest: int | None) -> list[int | None]:
+    """Numbers of rounds, up to as many as a cell has; None, which is what there is, where nothing was run."""
+    found = {row.read_rounds: None for row in own if row.read_rounds is not None}
+    return [rounds for rounds in found if longest is not None and rounds <= longest] or [None]
 
 
 def _place(row: WireRow) -> tuple[Any, ...]:
