@@ -187,12 +187,13 @@ class NoRelay:
         pass
 
 
-def stay(tmp_path: Path, give_up: int | None = None) -> join_verb.Stay:
-    make_keys(tmp_path, 1, [])
+def stay(tmp_path: Path, give_up: int | None = None, quiet: bool = True) -> join_verb.Stay:
+    if not (tmp_path / "client-0").exists():
+        make_keys(tmp_path, 1, [])
     own = join_verb.Own(0, tmp_path, None, None, None, "m", "cpu", tmp_path, give_up)
     keys = ClientKeys.open(tmp_path / "client-0")
     relay = cast("Relay", NoRelay())
-    return join_verb.Stay(own, ("h", 1), "h:1", keys, relay, StopOnInterrupt(), Output(quiet=True))
+    return join_verb.Stay(own, ("h", 1), "h:1", keys, relay, StopOnInterrupt(), Output(quiet=quiet))
 
 
 def test_who_is_turned_away_gives_up_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,6 +261,26 @@ def test_before_its_last_round_is_done_it_does(round_number: int, kind: str, tmp
         client.last()
     assert not client.missed_the_end
     assert away[-1] > 100_000
+
+
+def test_nor_when_it_is_started_again_after_it(tmp_path: Path, away: list[float]) -> None:
+    answered(stay(tmp_path), 3)
+    again = stay(tmp_path)
+    assert again.last() == 3
+    assert again.missed_the_end
+    assert join_verb.CLOSING_SECONDS <= away[-1] <= join_verb.CLOSING_SECONDS + join_verb.LONGEST_PAUSE
+
+
+def test_who_has_seen_the_end_waits_for_another_federation_and_says_so(
+    tmp_path: Path, away: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = stay(tmp_path)
+    answered(client, 3)
+    Journal(client.journal.file).tell("finished", rounds=3)
+    with pytest.raises(AssertionError, match="it waits for ever"):
+        stay(tmp_path, quiet=False).last()
+    said = capsys.readouterr().out
+    assert "the federation that client 0 took part in is over after 3 rounds; this waits for another at h:1" in said
 
 
 class CutOff:

@@ -104,6 +104,7 @@ class Stay:
 
     def last(self) -> int | None:
         """Until the federation is over: its rounds. None where a stop was wanted before."""
+        self._look_back()
         pause = FIRST_PAUSE
         while not self.stop.wanted and self._rounds is None:
             began = time.monotonic()
@@ -197,15 +198,34 @@ class Stay:
             if event["event"] == "finished":
                 self._rounds = int(event["rounds"])
                 continue
-            if event["event"] == "answered" and event["kind"] == "update":
-                done, rounds = int(event["round"]), int(event["rounds"])
-                self._last_round = rounds if done == rounds else None
+            self._last_round = _last_round(event, self._last_round)
             self.output.say(_words(event))
+
+    def _look_back(self) -> None:
+        """A client that is started again may have done its last round, or have seen the end already."""
+        for event in (past := self.journal.past()):
+            self._last_round = _last_round(event, self._last_round)
+        if past and past[-1]["event"] == "finished":
+            rounds = counted(int(past[-1]["rounds"]), "round")
+            self.output.say(
+                f"the federation that client {self.own.client} took part in is over after {rounds}; this waits for "
+                f"another at {self.server}, and Ctrl-C ends it"
+            )
 
     def _say_once(self, words: str) -> None:
         if words != self._said:
             self.output.say(words)
             self._said = words
+
+
+def _last_round(event: dict[str, Any], before: int | None) -> int | None:
+    """The federation's rounds, where this event says that the client has done the last, or it had already."""
+    match event:
+        case {"event": "finished"}:
+            return None
+        case {"event": "answered", "kind": "update", "round": done, "rounds": rounds}:
+            return int(rounds) if done == rounds else None
+    return before
 
 
 def _words(event: dict[str, Any]) -> str:
