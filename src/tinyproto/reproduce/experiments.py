@@ -14,6 +14,8 @@ from typing import Any
 
 import yaml
 
+from tinyproto.data.sources import part_name
+
 FOLDER = Path("configs") / "paper"
 BEYOND = Path("configs") / "beyond"
 DATASETS = ("cifar10", "cifar100", "tiny_imagenet")
@@ -59,6 +61,12 @@ class PaperConfig:
     def path(self) -> Path:
         """Where it lies in the repository."""
         return (BEYOND if self.target in OWN else FOLDER) / f"{self.stem}.yaml"
+
+    @property
+    def dataset(self) -> str:
+        """What it is played on, as its records name it."""
+        data = self.values["data"]
+        return part_name(data["name"], data.get("first_classes"))
 
     @property
     def cells(self) -> int:
