@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from support_data import write_binary, write_cifar10_binary, write_picture, write_tiny_imagenet
+from tinyproto.config import parse_config
 from tinyproto.data import load
 from tinyproto.data.images import Images
 from tinyproto.data.pixels import SharedPixels
 from tinyproto.data.sources import Request, load_labels, part_name, tiny_imagenet, whole_name
 from tinyproto.data.sources.tiny_imagenet_classes import WNIDS
 from tinyproto.errors import DataError
+from tinyproto.experiment import Experiment
 from tinyproto.workers.handover import Handover, handed_over
 
 PART = "tiny_imagenet, first 2 classes"
@@ -202,3 +204,28 @@ def test_more_images_than_are_moved_at_a_time_keep_their_order() -> None:
     assert len(places) > 2000
     assert pool.tensor.equal(expected)
     assert pool.shape == tuple(expected.shape)
+
+
+# What a federation makes of them
+
+
+def test_a_federation_on_first_classes_has_as_many_classes_in_every_part() -> None:
+    values = {
+        "data": {"name": "digits", "first_classes": 4},
+        "partition": {"num_clients": 3, "alpha": 0.5, "min_samples": 20},
+        "models": ["small_cnn_b"],
+        "prototypes": {"dim": 12, "cps_dim": 3},
+        "train": {"rounds": 1},
+        "algorithms": ["tinyproto_ft"],
+    }
+    experiment = Experiment(parse_config(values))
+    assert experiment.federation.num_classes == 4
+    assert {len(counts) for counts in experiment.holdings()["counts"]} == {4}
+    (cell,) = experiment.cells
+    host = experiment.loopback(cell)
+    simulation = experiment.simulation(cell, host)
+    summary = experiment.summarise(cell, simulation, list(simulation.rounds()))
+    classes_held = sum((experiment.data.counts > 0).sum(1).tolist())
+    assert summary["dataset"] == "digits, first 4 classes"
+    assert summary["params_per_round_formula"] == 3 * (classes_held + 3 * 4)  # s up for a class held, s down for all
+    assert host.shelf[0].model(torch.zeros(1, 1, 8, 8)).logits.shape == (1, 4)
