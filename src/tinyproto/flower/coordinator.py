@@ -227,7 +227,7 @@ class Coordinator:
         model = self.config.model
         identity = {
             **self.identity,
-            "dataset": model.data.name,
+            "dataset": model.data.dataset,
             "rounds": self.terms.train.rounds,
             "num_clients": self.terms.clients,
             "preset": model.preset,
