@@ -297,9 +297,9 @@ def serve(
 ) -> None:
     """Coordinate a real federation over the network; clients take part with **tinyproto join**.
 
-    It runs on Flower (pip install 'tinyproto[flower]'), under TLS, for clients whose key is registered. The network
-    reaches what clients need and nothing else. Rounds go on when clients vanish, and wait when too few are there. The
-    run folder **runs/NAME** is like that of **tinyproto run**.
+    It runs on Flower, which wants an environment of its own (docs/federation.md says how), under TLS, for clients
+    whose key is registered. The network reaches what clients need and nothing else. Rounds go on when clients vanish,
+    and wait when too few are there. The run folder **runs/NAME** is like that of **tinyproto run**.
 
     Examples:
 
