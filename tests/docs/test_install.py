@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 import re
-import shutil
-import sys
-from pathlib import Path
-
-import pytest
 
 from support_docs import ROOT
-from tinyproto.errors import FederationError
-from tinyproto.flower.processes import program
 
 SAID_IN = [
     ROOT / "README.md",
@@ -29,16 +22,3 @@ def test_nothing_tells_to_install_from_the_index() -> None:
     ]
     assert not found
     assert FROM_THE_INDEX.search("pip install 'tinyproto[flower]'")
-
-
-def test_without_flower_s_commands_the_way_to_them_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nowhere(name: str, path: str) -> Path | None:
-        return None
-
-    monkeypatch.setattr(shutil, "which", nowhere)
-    with pytest.raises(FederationError) as error:
-        program("flower-supernode")
-    assert str(error.value) == (
-        f"flower-supernode is not installed beside {sys.executable}; in an environment of its own, in the folder of "
-        'the clone: pip install --constraint constraints.txt --editable ".[flower]"'
-    )
