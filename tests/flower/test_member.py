@@ -202,7 +202,7 @@ def test_a_file_without_anything_to_train_on_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "empty.npz"
     np.savez(file, x_train=pixels[:0], y_train=labels[:0], x_test=pixels, y_test=labels)
     with pytest.raises(
-        Refusal, match="empty.npz has nothing in its training part; every client needs something to train on"
+        Refusal, match=r"empty\.npz has nothing in its training part; every client needs something to train on"
     ) as refusal:
         make_member(tmp_path / "client", path=str(file)).hello(terms_of(small_values()))
     assert refusal.value.code == "data"
