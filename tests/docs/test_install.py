@@ -1,10 +1,13 @@
-"""How to install: from the clone, wherever it is said. The package's name on the public index is a stranger's."""
+"""What a new user has is a clone: packages are installed from it, and commands name files that are in it."""
 
 from __future__ import annotations
 
 import re
+import shlex
 
-from support_docs import ROOT
+import pytest
+
+from support_docs import ROOT, blocks_of
 
 SAID_IN = [
     ROOT / "README.md",
@@ -14,6 +17,7 @@ FROM_THE_INDEX = re.compile(r"""pip3? install [^`\n]*?(?<![\w/.-])tinyproto(\[|[
 
 
 def test_nothing_tells_to_install_from_the_index() -> None:
+    """Where the name is a stranger's."""
     found = [
         f"{path.relative_to(ROOT)}: {told.group()}"
         for path in SAID_IN
@@ -22,3 +26,12 @@ def test_nothing_tells_to_install_from_the_index() -> None:
     ]
     assert not found
     assert FROM_THE_INDEX.search("pip install 'tinyproto[flower]'")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/federation.md"])
+def test_a_federation_s_commands_name_configs_that_a_clone_has(page: str) -> None:
+    typed = "".join(block.text for block in blocks_of(ROOT / page) if block.info == "bash flower").splitlines()
+    commands = [shlex.split(line, comments=True) for line in typed if line.startswith("tinyproto ")]
+    named = [word for words in commands for word in words if word.endswith(".yaml")]
+    assert named
+    assert [name for name in named if not (ROOT / name).is_file()] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from PIL import Image
 pytest.importorskip("flwr")
 
 from support_cli import in_process
-from support_federation import CONFIG
+from support_federation import CONFIG, Running, eventually, free_port
 from support_members import write_arrays
 from tinyproto.cli import join as join_verb
 from tinyproto.cli.interrupt import StopOnInterrupt
@@ -149,6 +150,20 @@ def test_without_flower_s_commands_the_way_to_them_is_said(monkeypatch: pytest.M
         f"flower-supernode is not installed beside {sys.executable}; in an environment of its own, in the folder of "
         'the clone: pip install --constraint constraints.txt --editable ".[flower]"'
     )
+
+
+def test_with_nohup_a_client_outlives_its_terminal(site: Path) -> None:
+    def ignore_hangup() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    arguments = ("join", "--server", f"localhost:{free_port()}", "--client-id", "0", *GOOD)
+    join = Running(site, "join", *arguments, prepare=ignore_hangup)
+    eventually(lambda: "client 0: waiting for localhost:" in join.said, 60, "it waits")
+    join.process.send_signal(signal.SIGHUP)
+    with pytest.raises(AssertionError, match="it still runs"):
+        join.wait(2)
+    join.process.send_signal(signal.SIGTERM)
+    assert join.wait(30) == 130, join.said
 
 
 class Log:
