@@ -76,7 +76,8 @@ def test_without_the_extra_the_verbs_say_what_to_install(arguments: list[str], t
     done = command(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == (
-        "tinyproto: error: serve and join need Flower; install it with: pip install 'tinyproto[flower]'\n"
+        "tinyproto: error: serve and join need Flower; in an environment of its own, in the folder of the clone: "
+        'pip install --constraint constraints.txt --editable ".[flower]"\n'
     )
 
 

@@ -297,9 +297,9 @@ def serve(
 ) -> None:
     """Coordinate a real federation over the network; clients take part with **tinyproto join**.
 
-    It runs on Flower (pip install 'tinyproto[flower]'), under TLS, for clients whose key is registered. The network
-    reaches what clients need and nothing else. Rounds go on when clients vanish, and wait when too few are there. The
-    run folder **runs/NAME** is like that of **tinyproto run**.
+    It runs on Flower, which wants an environment of its own (docs/federation.md says how), under TLS, for clients
+    whose key is registered. The network reaches what clients need and nothing else. Rounds go on when clients vanish,
+    and wait when too few are there. The run folder **runs/NAME** is like that of **tinyproto run**.
 
     Examples:
 
@@ -385,9 +385,10 @@ def join(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Be a client of a real federation, with its own samples and its own network, until Ctrl-C.
+    """Be a client of a real federation, with its own samples and its own network, until that is over.
 
-    It may come before the coordinator, leave and come back; it goes on from the state in its folder.
+    It may come before the coordinator; Ctrl-C ends it, and the same command goes on from the state in its folder. What
+    is wrong with its samples, its network's name or its device is said before it waits for anybody.
 
     Examples:
 
@@ -397,7 +398,8 @@ def join(
     from tinyproto.flower.extra import require_flower
 
     require_flower()
-    from tinyproto.cli.join import Own, join_federation
+    from tinyproto.cli.join import join_federation
+    from tinyproto.cli.own import Own
     from tinyproto.cli.terminal import Output
 
     own = Own(
@@ -407,7 +409,7 @@ def join(
     try:
         join_federation(server, own, Output(json=json, quiet=quiet))
     except KeyboardInterrupt:
-        raise Interrupted("the same command goes on") from None
+        raise Interrupted(f"client {client_id}: the same command goes on") from None
 
 
 @app.command()

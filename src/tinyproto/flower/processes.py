@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from tinyproto.errors import FederationError
 from tinyproto.flower import leash
 from tinyproto.flower.certificates import ClientKeys, ServerKeys
+from tinyproto.flower.extra import not_installed
 
 if TYPE_CHECKING:
     from flwr.proto.node_pb2 import NodeInfo
@@ -68,7 +69,7 @@ def program(name: str) -> str:
     """One of Flower's commands, from the environment that this Python is of."""
     found = shutil.which(name, path=_search_path())
     if found is None:
-        raise FederationError(f"{name} is not installed beside {sys.executable}; pip install 'tinyproto[flower]'")
+        raise not_installed(f"{name} is not installed beside {sys.executable}")
     return found
 
 
