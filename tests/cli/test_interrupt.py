@@ -18,6 +18,8 @@ def handlers() -> Iterator[None]:
     """As they are in a process that a terminal started, and afterwards as they were."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, *ASKED)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in ASKED:
+        signal.signal(number, signal.SIG_DFL)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
