@@ -19,7 +19,8 @@ from support_members import TOKEN
 from tinyproto.cli import serve as serve_verb
 from tinyproto.config import load_config
 from tinyproto.errors import FederationError
-from tinyproto.flower.certificates import make_keys
+from tinyproto.flower import gate
+from tinyproto.flower.certificates import ServerKeys, make_keys
 from tinyproto.flower.files import served_alone
 
 pytestmark = pytest.mark.flower
@@ -45,12 +46,14 @@ class Serve:
     def __init__(self, site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self.site, self.monkeypatch, self.capsys = site, monkeypatch, capsys
         self.registered: list[int] = []
+        self.keys: ServerKeys | None = None  # those that the SuperLink gets
+        self.listened: list[str] = []
         self.shown = ""
         serve = self
 
         class NoSuperLink:
-            def __init__(self, *arguments: object) -> None:
-                pass
+            def __init__(self, folder: Path, keys: ServerKeys, *more: object) -> None:
+                serve.keys = keys
 
             def stop(self) -> None:
                 pass
@@ -62,10 +65,20 @@ class Serve:
                 raise FederationError("Flower would be started here")
 
         monkeypatch.setattr(serve_verb, "SuperLink", NoSuperLink)
+        listening = gate.listening
+
+        def noted(host: str, port: int) -> socket.socket:
+            self.listened.append(f"{host}:{port}")
+            return listening(host, port)
+
+        monkeypatch.setattr(serve_verb, "listening", noted)
 
     def __call__(self, *arguments: str, port: int | None = None) -> str:
-        listen = f"127.0.0.1:{port or free_port()}"
-        assert in_process(self.monkeypatch, self.site, "serve", *arguments, "--listen", listen) == 2
+        return self.plain(*arguments, "--listen", f"127.0.0.1:{port or free_port()}")
+
+    def plain(self, *arguments: str) -> str:
+        """Without an address of its own; what it says."""
+        assert in_process(self.monkeypatch, self.site, "serve", *arguments) == 2
         self.shown, said = self.capsys.readouterr()
         return said
 
@@ -127,3 +140,83 @@ def test_without_a_key_a_client_is_shut_out_of_what_goes_on_and_nothing_new_begi
     for client in (0, 1):
         (keys / f"{client}.pub").unlink()
     serve.refused("has no key for client 0", "runs/trial", "--resume")
+
+
+def serve_file(site: Path) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads((site / "runs" / "trial" / "serve.json").read_text())
+    return told
+
+
+def test_what_goes_on_takes_the_address_and_the_keys_of_before(serve: Serve) -> None:
+    make_keys(serve.site / "other", 3, [])
+    address = f"127.0.0.1:{free_port()}"
+    assert "Flower would be started here" in serve.plain(
+        "runs/trial", "--resume", "--keys", "other", "--listen", address
+    )
+    assert "Flower would be started here" in serve.plain("runs/trial", "--resume")
+    assert serve.listened == [address] * 2
+    assert serve.keys == ServerKeys.open(serve.site / "other")
+    other = f"127.0.0.1:{free_port()}"
+    assert "Flower would be started here" in serve.plain("trial.yaml", "--resume", "--listen", other)
+    assert (serve.listened[-1], serve_file(serve.site)["listen"]) == (other, other)
+    (serve.site / "other").rename(serve.site / "moved")
+    serve.refused(
+        "where the keys of runs/trial were, is not there; --keys names their folder", "runs/trial", "--resume"
+    )
+    assert "Flower would be started here" in serve("runs/trial", "--resume", "--keys", "moved")
+    assert serve_file(serve.site)["key_folder"] == str(serve.site / "moved")
+
+
+def test_a_federation_of_before_goes_on_with_what_is_named_or_the_defaults(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not {"listen", "key_folder"} & set(serve_file(serve.site))
+    monkeypatch.setattr(serve_verb, "LISTEN", default := f"127.0.0.1:{free_port()}")
+    assert "Flower would be started here" in serve.plain("runs/trial", "--resume")
+    assert serve.listened == [default]
+    assert serve.keys is not None
+    assert serve.keys.folder == Path("keys")
+
+
+def test_another_federations_keys_do_not_shut_its_clients_out(serve: Serve) -> None:
+    make_keys(serve.site / "other", 2, [])
+    assert "Flower would be started here" in serve("runs/trial", "--resume")
+    serve.registered = []
+    serve.refused(
+        "other/server/clients/0.pub is not the key that client 0 has in runs/trial; --keys names the folder",
+        "runs/trial", "--resume", "--keys", "other",
+    )  # fmt: skip
+    assert serve.registered == []
+
+
+def test_a_new_key_is_taken_once_the_old_one_was_taken_back(serve: Serve) -> None:
+    assert "Flower would be started here" in serve("runs/trial", "--resume")
+    (serve.site / "keys" / "server" / "clients" / "2.pub").unlink()
+    make_keys(serve.site / "keys", 3, [])
+    serve.refused("a new key is taken after a --resume without the old one", "runs/trial", "--resume")
+    (serve.site / "keys" / "server" / "clients" / "2.pub").unlink()
+    assert "Flower would be started here" in serve("runs/trial", "--resume")
+    make_keys(serve.site / "keys", 3, [])
+    assert "Flower would be started here" in serve("runs/trial", "--resume")
+    assert serve.registered == [0, 1, 2]
+
+
+def test_where_nothing_was_served_there_is_nothing_to_go_on_with(serve: Serve) -> None:
+    file = serve.site / "runs" / "trial" / "serve.json"
+    file.write_text("{torn")
+    serve.refused("serve.json: ", "runs/trial", "--resume")
+    file.unlink()
+    serve.refused("runs/trial holds no federation to go on with", "runs/trial", "--resume")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("trial.yaml", "--keys", "nowhere"), "ca.crt is not there; tinyproto serve --init makes it"),
+        (("trial.yaml", "--listen", "8443"), "--listen: HOST:PORT is needed"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_sentence(arguments: tuple[str, ...], words: str, serve: Serve) -> None:
+    said = serve.plain(*arguments)
+    assert words in said
+    assert len(said.splitlines()) == 1

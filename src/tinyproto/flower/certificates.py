@@ -13,8 +13,8 @@ import datetime
 import ipaddress
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cryptography import x509
@@ -43,6 +43,7 @@ _HOST = re.compile(r"[a-z0-9-]{1,63}(\.[a-z0-9-]{1,63})*", re.IGNORECASE)
 class ServerKeys:
     """What the coordinator's machine needs."""
 
+    folder: Path  # as it was named
     authority: Path
     certificate: Path
     key: Path
@@ -51,12 +52,15 @@ class ServerKeys:
     @classmethod
     def open(cls, folder: Path) -> ServerKeys:
         """Those in a folder that `make_keys` made, or in its part `server`."""
-        if (folder / "server").is_dir():
-            folder = folder / "server"
+        inner = folder / "server" if (folder / "server").is_dir() else folder
         names = ("ca.crt", "server.crt", "server.key")
-        authority, certificate, key = _existing(folder, names, "tinyproto serve --init makes it")
-        clients = {int(file.stem): file for file in sorted((folder / "clients").glob("*.pub")) if file.stem.isdigit()}
-        return cls(authority, certificate, key, clients)
+        authority, certificate, key = _existing(inner, names, "tinyproto serve --init makes it")
+        clients = {int(file.stem): file for file in sorted((inner / "clients").glob("*.pub")) if file.stem.isdigit()}
+        return cls(folder, authority, certificate, key, clients)
+
+    def of(self, clients: Collection[int]) -> ServerKeys:
+        """The same with these clients only."""
+        return replace(self, clients={client: self.clients[client] for client in clients})
 
     def public_keys(self) -> dict[int, str]:
         """As Flower tells them of its nodes, in hexadecimal."""

@@ -25,9 +25,12 @@ from tinyproto.simulation.loop import PlayedRound
 from tinyproto.tracking.summary import SCHEMA_VERSION
 from tinyproto.wire.meter import WAYS, Cost, Direction
 
+SERVE_FILE = "serve.json"
+"""Is in the run folder of a coordinator, and in no other."""
+
 FILES = {
     "config.yaml", "environment.json", "federation.json", "rounds.jsonl", "timings.jsonl", "prototypes.safetensors",
-    "summary.json", "report.html", "checkpoint", "clients", "cells", "serve.json", "progress.jsonl", "flower",
+    "summary.json", "report.html", "checkpoint", "clients", "cells", SERVE_FILE, "progress.jsonl", "flower",
 }  # fmt: skip
 
 
@@ -210,7 +213,7 @@ def append_whole(file: FileIO, data: bytes) -> None:
 
 def is_federation(path: Path) -> bool:
     """Whether a run folder is a coordinator's, whose clients are elsewhere; a simulation has no place in it."""
-    return (path / "serve.json").is_file()
+    return (path / SERVE_FILE).is_file()
 
 
 def how_to_go_on(path: Path) -> str:
