@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -220,3 +220,63 @@ def test_a_mistake_on_the_command_line_is_one_sentence(arguments: tuple[str, ...
     said = serve.plain(*arguments)
     assert words in said
     assert len(said.splitlines()) == 1
+
+
+def spoil_public(keys: Path) -> None:
+    (keys / "server" / "clients" / "1.pub").write_text("x\n")
+
+
+def same_public(keys: Path) -> None:
+    clients = keys / "server" / "clients"
+    (clients / "2.pub").write_bytes((clients / "0.pub").read_bytes())
+
+
+def other_kind(keys: Path) -> None:
+    (keys / "server" / "clients" / "1.pub").write_text(
+        "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGFD9Mu6NUN8mtiGfnxWWbVGcjlOqwzgZbXMmSgC4HGw\n"
+    )
+
+
+def other_key(keys: Path) -> None:
+    make_keys(keys / "more", 1, [])
+    (keys / "server" / "server.key").write_bytes((keys / "more" / "server" / "server.key").read_bytes())
+
+
+def other_authority(keys: Path) -> None:
+    make_keys(keys / "more", 1, [])
+    (keys / "server" / "ca.crt").write_bytes((keys / "more" / "server" / "ca.crt").read_bytes())
+
+
+def garbage(name: str) -> Callable[[Path], None]:
+    def spoil(keys: Path) -> None:
+        (keys / "server" / name).write_text("x\n")
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (spoil_public, "1.pub is no public key"),
+        (same_public, "2.pub are the same key; each client needs its own"),
+        (other_kind, "1.pub is no ECDSA key, and Flower takes no other"),
+        (other_key, "server.key is not the key of"),
+        (other_authority, "vouches for here: "),
+        (garbage("ca.crt"), "ca.crt is no certificate"),
+        (garbage("server.crt"), "server.crt is no certificate"),
+        (garbage("server.key"), "server.key is no private key"),
+    ],
+)
+def test_keys_are_looked_at_before_any_run_folder(spoil: Callable[[Path], None], words: str, serve: Serve) -> None:
+    spoil(serve.site / "keys")
+    serve.refused(words, "trial.yaml", "--overwrite")
+    serve.refused(words, "runs/trial", "--resume")
+    assert words in serve("trial.yaml", "name=new")
+    assert sorted(path.name for path in (serve.site / "runs").iterdir() if path.is_dir()) == ["trial"]
+
+
+def test_where_flower_does_not_start_the_run_of_before_is_put_back_and_a_new_one_removed(serve: Serve) -> None:
+    serve.refused("Flower would be started here", "trial.yaml", "--overwrite")
+    assert serve.registered == [0, 1, 2]
+    assert "Flower would be started here" in serve("trial.yaml", "name=new")
+    assert sorted(path.name for path in (serve.site / "runs").iterdir() if path.is_dir()) == ["trial"]

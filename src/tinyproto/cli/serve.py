@@ -22,7 +22,7 @@ from tinyproto.flower.serve_file import ServeFile
 from tinyproto.flower.terms import agree, members, new_token, offered_terms
 from tinyproto.report.words import counted
 from tinyproto.tracking.differences import differences
-from tinyproto.tracking.run_folder import SERVE_FILE, RunFolder, how_to_go_on, is_federation
+from tinyproto.tracking.run_folder import SERVE_FILE, NewRun, RunFolder, how_to_go_on, is_federation
 
 LOOK_SECONDS = 0.3
 LISTEN, KEYS = "127.0.0.1:8443", Path("keys")
@@ -53,14 +53,15 @@ def serve_config(asked: Asked, output: Output) -> None:
             conclude(output, config, folder)
             return
         keys = _taking_part(_keys(asked, folder, before), members(config), output, resume=asked.resume)
+        keys.check()
         token = before.federation if before is not None else new_token()
         largest = agree(offered_terms(config, token), config.model.models).expectation.largest_frame
         opened = stack.enter_context(listening(host, port))  # before anything is replaced
-        run_folder = RunFolder(folder) if asked.resume else RunFolder.create(folder, overwrite=asked.overwrite)
-        if not asked.resume:
-            run_folder.write_config(config.resolved())
-        stack.enter_context(writing(folder))
         stop = stack.enter_context(StopOnInterrupt(signal.SIGTERM, signal.SIGHUP))
+        new = None if asked.resume else stack.enter_context(NewRun(folder, overwrite=asked.overwrite))
+        if new is not None:
+            new.folder.write_config(config.resolved())
+        stack.enter_context(writing(folder))
         ServeFile(
             config=config.resolved(),
             federation=token,
@@ -75,6 +76,8 @@ def serve_config(asked: Asked, output: Output) -> None:
         superlink.register(keys.clients)
         gate = OpenGate(Gate(superlink.address, keys, largest), host, port, keys, opened)
         stack.callback(gate.close)
+        if new is not None:
+            new.keep()
         progress = stack.enter_context(FederationProgress(output, config.model.evaluate.rule))
         output.say(
             f"{config.model.name}: open at {listen} for {counted(len(keys.clients), 'client')}: "

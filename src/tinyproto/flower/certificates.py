@@ -9,17 +9,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
 import os
 import re
+import ssl
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tinyproto.errors import FederationError
@@ -61,6 +65,22 @@ class ServerKeys:
     def of(self, clients: Collection[int]) -> ServerKeys:
         """The same with these clients only."""
         return replace(self, clients={client: self.clients[client] for client in clients})
+
+    def check(self) -> None:
+        """Whether a server can use them: a pair, of this authority, and another key for each client."""
+        _read_certificate(self.authority)
+        if not _is_pair(self.certificate, self.key):
+            raise FederationError(f"{self.key} is not the key of {self.certificate}; tinyproto serve --init mends it")
+        reason = _why_not_trusted(self)
+        if reason is not None:
+            raise FederationError(f"{self.certificate} is not one that {self.authority} vouches for here: {reason}")
+        seen: dict[str, int] = {}
+        for client, told in self.public_keys().items():
+            other = seen.setdefault(told, client)
+            if other != client:
+                raise FederationError(
+                    f"{self.clients[other]} and {self.clients[client]} are the same key; each client needs its own"
+                )
 
     def public_keys(self) -> dict[int, str]:
         """As Flower tells them of its nodes, in hexadecimal."""
@@ -205,19 +225,64 @@ def _subject_name(name: str) -> x509.GeneralName:
 
 
 def _names_and_end(certificate: Path) -> tuple[tuple[str, ...], datetime.datetime]:
+    loaded = _read_certificate(certificate)
     try:
-        loaded = x509.load_pem_x509_certificate(certificate.read_bytes())
-    except ValueError as error:
-        raise FederationError(f"{certificate} is no certificate") from error
-    names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return (), loaded.not_valid_after_utc
     return tuple(str(name.value) for name in names), loaded.not_valid_after_utc
+
+
+def _read_certificate(file: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(file.read_bytes())
+    except ValueError as error:
+        raise FederationError(f"{file} is no certificate") from error
+
+
+def _read_private(file: Path) -> PrivateKeyTypes:
+    try:
+        return serialization.load_pem_private_key(file.read_bytes(), password=None)
+    except TypeError as error:
+        raise FederationError(f"{file} is locked with a password, which nobody here knows") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise FederationError(f"{file} is no private key") from error
+
+
+def _is_pair(certificate: Path, key: Path) -> bool:
+    return bool(_read_certificate(certificate).public_key() == _read_private(key).public_key())
+
+
+def _why_not_trusted(keys: ServerKeys) -> str | None:
+    """What a process on the coordinator's machine would say in the handshake, which is played in memory."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    try:
+        server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        server.load_cert_chain(keys.certificate, keys.key)
+        client = ssl.create_default_context(cafile=str(keys.authority))
+        near = client.wrap_bio(to_client, to_server, server_hostname="127.0.0.1")
+        far = server.wrap_bio(to_server, to_client, server_side=True)
+        for end in (near, far, near, far):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_message
+    except ssl.SSLError as error:
+        return error.reason or str(error)
+    return None
 
 
 def _as_flower_tells(file: Path) -> bytes:
     try:
         key = serialization.load_ssh_public_key(file.read_bytes())
-    except ValueError as error:
+    except OSError as error:
+        raise FederationError(f"{file} cannot be read: {error.strerror or error}") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
         raise FederationError(f"{file} is no public key") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise FederationError(
+            f"{file} is no ECDSA key, and Flower takes no other: ssh-keygen -t ecdsa -b 384 makes one"
+        )
     told: bytes = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     return told
 

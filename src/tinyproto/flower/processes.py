@@ -13,7 +13,6 @@ import subprocess
 import sys
 import sysconfig
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,6 +31,7 @@ START_SECONDS = 60.0
 COMMAND_SECONDS = 60.0
 REGISTER_AT_ONCE = 4
 UNREGISTERED = "unregistered"
+LAST_WORDS = 300
 CONNECTION = "tinyproto"
 """What the SuperLink is called in Flower's own configuration."""
 
@@ -141,6 +141,10 @@ class Kept:
             stream.seek(self._from)
             return _COLOUR.sub("", stream.read().decode("utf-8", errors="replace"))
 
+    def last_words(self) -> str:
+        """The end of what it wrote, in one line; for when its log does not stay."""
+        return " ".join(self.said().split())[-LAST_WORDS:] or "none"
+
 
 class SuperLink:
     """The coordinator's end of Flower, on the loopback of its machine, in a folder of its own."""
@@ -169,19 +173,16 @@ class SuperLink:
         """Until it answers."""
         opener = self._opener()
         give_up = time.monotonic() + START_SECONDS
-        reason = "it does not answer"
         while time.monotonic() < give_up and not self.process.ended:
             try:
                 with opener.open(f"https://{self.address}/health", timeout=2):
                     return
-            except urllib.error.URLError as error:
-                if isinstance(error.reason, ssl.SSLCertVerificationError):
-                    reason = f"{self.keys.certificate} is not of {self.keys.authority}: {error.reason.verify_message}"
-                    break
+            except OSError:  # of which urllib's errors are some
                 time.sleep(0.1)
-            except OSError:
-                time.sleep(0.1)
-        raise FederationError(f"Flower's SuperLink did not start: {reason}; its log is {self.process.log}")
+        reason = "it ended" if self.process.ended else f"it does not answer within {START_SECONDS:g} s"
+        raise FederationError(
+            f"Flower's SuperLink did not start: {reason}; its last words: {self.process.last_words()}"
+        )
 
     def register(self, clients: Mapping[int, Path]) -> dict[int, int]:
         """Make these public keys, by client, the ones that may take part; the nodes' numbers, by client.
