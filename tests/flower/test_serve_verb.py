@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -48,12 +49,13 @@ class Serve:
         self.registered: list[int] = []
         self.keys: ServerKeys | None = None  # those that the SuperLink gets
         self.listened: list[str] = []
+        self.interrupted = False  # while keys are registered
         self.shown = ""
         serve = self
 
         class NoSuperLink:
-            def __init__(self, folder: Path, keys: ServerKeys, *more: object) -> None:
-                serve.keys = keys
+            def __init__(self, folder: Path, keys: ServerKeys, look: Callable[[], None]) -> None:
+                serve.keys, self.look = keys, look
 
             def stop(self) -> None:
                 pass
@@ -62,6 +64,9 @@ class Serve:
 
             def register(self, clients: Mapping[int, Path]) -> None:
                 serve.registered = list(clients)
+                if serve.interrupted:
+                    signal.raise_signal(signal.SIGINT)
+                    self.look()
                 raise FederationError("Flower would be started here")
 
         monkeypatch.setattr(serve_verb, "SuperLink", NoSuperLink)
@@ -280,3 +285,27 @@ def test_where_flower_does_not_start_the_run_of_before_is_put_back_and_a_new_one
     assert serve.registered == [0, 1, 2]
     assert "Flower would be started here" in serve("trial.yaml", "name=new")
     assert sorted(path.name for path in (serve.site / "runs").iterdir() if path.is_dir()) == ["trial"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("trial.yaml", "--overwrite"), "interrupted; nothing has begun"),
+        (("runs/trial", "--resume"), "interrupted; go on with: tinyproto serve runs/trial --resume"),
+    ],
+)
+def test_a_ctrl_c_while_keys_are_registered_ends_it_there(
+    arguments: tuple[str, ...], words: str, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve.interrupted = True
+    before = tree(serve.site / "runs" / "trial")
+    listen = f"127.0.0.1:{free_port()}"
+    assert in_process(monkeypatch, serve.site, "serve", *arguments, "--listen", listen) == 130
+    shown, said = serve.capsys.readouterr()
+    assert words in said
+    assert "open at" not in shown
+    after = tree(serve.site / "runs" / "trial")
+    assert {name: after[name] for name in before if name != "serve.json"} == {
+        name: before[name] for name in before if name != "serve.json"
+    }
+    assert set(after) == set(before)

@@ -61,19 +61,26 @@ def serve_config(asked: Asked, output: Output) -> None:
         new = None if asked.resume else stack.enter_context(NewRun(folder, overwrite=asked.overwrite))
         if new is not None:
             new.folder.write_config(config.resolved())
-        stack.enter_context(writing(folder))
-        ServeFile(
+        told = ServeFile(
             config=config.resolved(),
             federation=token,
             resume=asked.resume,
             keys={str(client): key for client, key in keys.public_keys().items()},
             listen=listen,
             key_folder=str(keys.folder.absolute()),
-        ).write(folder)
-        superlink = SuperLink(folder / "flower", keys)
+        )
+
+        def look() -> None:
+            if stop.wanted:
+                raise Interrupted(f"go on with: {how_to_go_on(folder)}" if new is None else "nothing has begun")
+
+        with writing(folder):
+            told.write(folder)
+            superlink = SuperLink(folder / "flower", keys, look)
         stack.callback(superlink.stop)
         superlink.wait_until_up()
         superlink.register(keys.clients)
+        look()
         gate = OpenGate(Gate(superlink.address, keys, largest), host, port, keys, opened)
         stack.callback(gate.close)
         if new is not None:
@@ -155,7 +162,8 @@ def _taking_part(keys: ServerKeys, clients: int, output: Output, *, resume: bool
 def _watch(folder: Path, superlink: SuperLink, progress: FederationProgress, stop: StopOnInterrupt) -> None:
     """Submit the run and show what happens until it is over."""
     events = Follower(folder / "progress.jsonl")
-    run = superlink.submit(folder)
+    with writing(folder):
+        run = superlink.submit(folder)
     try:
         while not progress.over:
             for event in events.new():
