@@ -40,6 +40,9 @@ BACKDATED = datetime.timedelta(hours=1)
 """Clocks differ."""
 
 CURVE = ec.SECP384R1()
+_LOST = (
+    "the coordinator has it from tinyproto serve --init, which makes another once server/clients/N.pub is removed there"
+)
 _HOST = re.compile(r"[a-z0-9-]{1,63}(\.[a-z0-9-]{1,63})*", re.IGNORECASE)
 
 
@@ -97,9 +100,7 @@ class ClientKeys:
     @classmethod
     def open(cls, folder: Path) -> ClientKeys:
         """Those in a client's folder."""
-        return cls(
-            *_existing(folder, ("ca.crt", "client.key"), "the coordinator makes it, with tinyproto serve --init")
-        )
+        return cls(*_existing(folder, ("ca.crt", "client.key"), _LOST))
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,7 @@ class MadeKeys:
     names: tuple[str, ...]  # that the server's certificate is good for
     certificate: bool  # whether that is new
     clients: tuple[int, ...]  # new ones
+    elsewhere: tuple[int, ...]  # those whose private key is not in the folder
 
 
 def make_keys(folder: Path, clients: int, hosts: Sequence[str]) -> MadeKeys:
@@ -121,18 +123,23 @@ def make_keys(folder: Path, clients: int, hosts: Sequence[str]) -> MadeKeys:
     names = tuple(dict.fromkeys((*ALWAYS, *hosts)))
     for name in names:
         _subject_name(name)
+    if folder.exists() and not folder.is_dir():
+        raise FederationError(f"--init: {folder} is a file, and a folder is to be made; choose another name")
     with writing(folder):
         if not (folder / ".gitignore").exists():
             _write(folder / ".gitignore", b"*\n")  # private keys belong in no repository
         new_authority = not (folder / "server" / "ca.crt").exists()
         if new_authority:
             _make_authority(folder)
-        certificate, names = _certificate_for(folder, names)
+            for copy in folder.glob("client-*/ca.crt"):
+                _write(copy, (folder / "server" / "ca.crt").read_bytes())
+        certificate, names = _certificate_for(folder, names, anew=new_authority)
         known = folder / "server" / "clients"
         new = tuple(number for number in range(clients) if not (known / f"{number}.pub").exists())
         for number in new:
             _make_client(folder, number)
-    return MadeKeys(new_authority, names, certificate, new)
+    elsewhere = tuple(number for number in range(clients) if not (folder / f"client-{number}" / "client.key").exists())
+    return MadeKeys(new_authority, names, certificate, new, elsewhere)
 
 
 def _make_authority(folder: Path) -> None:
@@ -153,22 +160,25 @@ def _make_authority(folder: Path) -> None:
     _write(folder / "server" / "ca.crt", certificate.public_bytes(serialization.Encoding.PEM))
 
 
-def _certificate_for(folder: Path, names: tuple[str, ...]) -> tuple[bool, tuple[str, ...]]:
+def _certificate_for(folder: Path, names: tuple[str, ...], *, anew: bool) -> tuple[bool, tuple[str, ...]]:
     """Have a server's certificate that is good for these names: whether it is new, and what it is good for."""
-    place = folder / "server" / "server.crt"
+    place, key_place = folder / "server" / "server.crt", folder / "server" / "server.key"
     if place.exists():
         had, until = _names_and_end(place)
         left = until - datetime.datetime.now(datetime.UTC)
-        if set(names) <= set(had) and left >= datetime.timedelta(days=RENEWED_DAYS):
+        lasts = set(names) <= set(had) and left >= datetime.timedelta(days=RENEWED_DAYS)
+        if lasts and not anew and key_place.exists() and _is_pair(place, key_place):
             return False, had
         names = tuple(dict.fromkeys((*had, *names)))
     authority_key = folder / "authority" / "ca.key"
     if not authority_key.is_file():
         raise FederationError(f"{authority_key} is not there; a certificate for {', '.join(names)} cannot be made")
-    signer = serialization.load_pem_private_key(authority_key.read_bytes(), password=None)
+    signer = _read_private(authority_key)
     if not isinstance(signer, ec.EllipticCurvePrivateKey):
         raise FederationError(f"{authority_key} is no key that tinyproto serve --init made")
-    authority = x509.load_pem_x509_certificate((folder / "server" / "ca.crt").read_bytes())
+    if not _is_pair(folder / "server" / "ca.crt", authority_key):
+        raise FederationError(f"{authority_key} is not the key of {folder / 'server' / 'ca.crt'}")
+    authority = _read_certificate(folder / "server" / "ca.crt")
     key = ec.generate_private_key(CURVE)
     certificate = (
         _certificate(_common_name(names[-1]), authority.subject, key.public_key(), SERVER_DAYS)
@@ -178,7 +188,7 @@ def _certificate_for(folder: Path, names: tuple[str, ...]) -> tuple[bool, tuple[
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         .sign(signer, hashes.SHA384())
     )
-    _write_private(folder / "server" / "server.key", _pem(key))
+    _write_private(key_place, _pem(key))  # cut off after this they are no pair, and are made again
     _write(place, certificate.public_bytes(serialization.Encoding.PEM))
     return True, names
 
@@ -305,13 +315,18 @@ def _existing(folder: Path, names: Sequence[str], remedy: str) -> list[Path]:
 
 
 def _write(file: Path, content: bytes) -> None:
+    """Whole, or as it was."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(content)
+    partial = file.with_name(f".{file.name}.partial")
+    partial.write_bytes(content)
+    partial.replace(file)
 
 
 def _write_private(file: Path, content: bytes) -> None:
-    """Only its owner may read it, from the first byte on."""
+    """Only its owner may read it, from the first byte on; whole, or as it was."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.unlink(missing_ok=True)
-    with open(file, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as stream:
+    partial = file.with_name(f".{file.name}.partial")
+    partial.unlink(missing_ok=True)
+    with open(partial, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as stream:
         stream.write(content)
+    partial.replace(file)
