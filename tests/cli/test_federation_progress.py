@@ -45,7 +45,7 @@ def test_each_event_that_matters_is_one_line(capsys: pytest.CaptureFixture[str])
         "1 client here, 2 needed; missing: 1, 2",
         "client 1 is here",
         "node 9 refused: its client id is none of the federation's",
-        "client 1 is silent: no answer within 60 s",
+        "client 1 is silent in round 3: no answer within 60 s",
         "round 3: 1 good answer of 2; it is asked again",
         "client 1 left: its node is offline",
         "round 3 of 5: 1 client, without 1, 61.2 s, head 50.0 %",

@@ -51,12 +51,10 @@ class FederationProgress(Bars):
         self.output.say(f"client {event['client']} left: {event['reason']}")
 
     def _refused(self, event: dict[str, Any]) -> None:
-        who = f"client {event['client']}" if "client" in event else f"node {event.get('node')}"
-        self.output.say(f"{who} refused: {event['reason']}")
+        self.output.say(f"{_who(event)} refused{_when(event)}: {event['reason']}")
 
     def _silent(self, event: dict[str, Any]) -> None:
-        who = f"client {event['client']}" if "client" in event else f"node {event.get('node')}"
-        self.output.say(f"{who} is silent: {event['reason']}")
+        self.output.say(f"{_who(event)} is silent{_when(event)}: {event['reason']}")
 
     def _again(self, event: dict[str, Any]) -> None:
         self.output.say(event["reason"])
@@ -96,3 +94,11 @@ class FederationProgress(Bars):
     def _state(self, words: str) -> None:
         if self._bar is not None:
             self.bars.update(self._bar, state=words)
+
+
+def _who(event: dict[str, Any]) -> str:
+    return f"client {event['client']}" if "client" in event else f"node {event.get('node')}"
+
+
+def _when(event: dict[str, Any]) -> str:
+    return f" in round {event['round']}" if event.get("round") else ""
