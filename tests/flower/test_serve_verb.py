@@ -309,3 +309,18 @@ def test_a_ctrl_c_while_keys_are_registered_ends_it_there(
         name: before[name] for name in before if name != "serve.json"
     }
     assert set(after) == set(before)
+
+
+@pytest.mark.parametrize(
+    ("listen", "words"),
+    [
+        ("nohost.invalid:8450", "cannot listen on nohost.invalid:8450: nothing is called nohost.invalid here"),
+        ("192.0.2.1:8450", "it is none of this machine's addresses; 0.0.0.0 is all of them"),
+    ],
+)
+def test_an_address_that_is_not_here_is_named(listen: str, words: str, serve: Serve) -> None:
+    before = tree(serve.site / "runs" / "trial")
+    said = serve.plain("trial.yaml", "--overwrite", "--listen", listen)
+    assert words in said
+    assert "another federation" not in said
+    assert tree(serve.site / "runs" / "trial") == before
