@@ -53,6 +53,23 @@ def test_each_event_that_matters_is_one_line(capsys: pytest.CaptureFixture[str])
     ]
 
 
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"present": [], "missing": [0, 1, 2], "needed": 2, "seconds": 120},
+         "0 clients here; waiting for: 0, 1, 2, or for any 2 after 120 s"),
+        ({"present": [], "missing": [0, 1], "needed": 2, "seconds": 120}, "0 clients here; waiting for: 0, 1"),
+        ({"present": [0, 1], "missing": [2], "needed": 2, "seconds": 87},
+         "2 clients here, which is enough; waiting 87 s more for: 2"),
+        ({"present": [0], "missing": [1, 2], "needed": 2}, "1 client here, 2 needed; missing: 1, 2"),
+    ],
+)  # fmt: skip
+def test_it_says_whom_it_waits_for_and_how_long(
+    facts: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert shown([EVENTS[0], {"event": "waiting", **facts}], capsys)[1:] == [words]
+
+
 def test_verbose_shows_every_event(capsys: pytest.CaptureFixture[str]) -> None:
     lines = shown(EVENTS, capsys, verbose=True)
     assert "answered: client 0, round 3, kind update, bytes 400" in lines

@@ -16,7 +16,9 @@ from flwr.app import Message
 from support import same_tensors
 from support_flower import (
     NODE,
+    Federation,
     InProcessGrid,
+    Killed,
     after,
     doing,
     frame_of,
@@ -177,6 +179,54 @@ def test_it_does_not_begin_below_the_quorum(tmp_path: Path) -> None:
     federation.play()
     assert grid.clock.now >= 200
     assert federation.records()[0]["participants"] == [0, 1, 2]
+
+
+def waited(federation: Federation) -> list[tuple[list[int], list[int], int | None]]:
+    return [(told["present"], told["missing"], told.get("seconds")) for told in federation.events("waiting")]
+
+
+def test_it_says_anew_whom_it_waits_for_once_there_are_enough_and_once_time_is_up(tmp_path: Path) -> None:
+    federation = small_federation(tmp_path, small_values(rounds=1))
+    grid = federation.grid
+    grid.offline |= {NODE, NODE + 1, NODE + 2}
+    grid.clock.alarms += [
+        (10.0, lambda: grid.offline.discard(NODE)), (40.0, lambda: grid.offline.discard(NODE + 1)),
+    ]  # fmt: skip
+    federation.play()
+    first, second = waited(federation)
+    assert first == ([], [0, 1, 2], 60)
+    assert second[:2] == ([0, 1], [2])
+    assert second[2] is not None
+    assert 10 <= second[2] <= 20
+    assert 60 <= grid.clock.now < 70
+    assert {told["needed"] for told in federation.events("waiting")} == {2}
+
+    late = small_federation(tmp_path / "late", small_values(rounds=1))
+    late.grid.offline |= {NODE + 1, NODE + 2}
+    late.grid.clock.alarms.append((100.0, late.grid.offline.clear))
+    late.play()
+    assert waited(late) == [([0], [1, 2], 60), ([0], [1, 2], None)]
+
+
+def test_what_goes_on_does_not_wait_for_who_never_had_a_part_in_it(tmp_path: Path) -> None:
+    federation = small_federation(tmp_path, small_values(rounds=2))
+    grid = federation.grid
+    grid.offline.add(NODE + 2)
+
+    def killed(message: Message) -> None:
+        if message.metadata.message_type == "train" and unpack(frame_of(message))[0].round_number == 2:
+            raise Killed
+
+    grid.before_push = killed
+    with pytest.raises(Killed):
+        federation.play()
+    assert waited(federation) == [([0, 1], [2], 60)]
+    grid.before_push = lambda message: None
+    began = grid.clock.now
+    federation.play(resume=True)
+    assert len(waited(federation)) == 1
+    assert grid.clock.now - began < 30
+    assert [record["participants"] for record in federation.records()] == [[0, 1], [0, 1], []]
 
 
 def test_of_two_nodes_with_one_client_id_the_first_keeps_it_while_it_is_online(tmp_path: Path) -> None:

@@ -36,11 +36,8 @@ class FederationProgress(Bars):
             self.output.say(f"going on after round {event['done']} of {self._rounds}")
 
     def _waiting(self, event: dict[str, Any]) -> None:
-        missing = ", ".join(map(str, event["missing"]))
         self._state(f"{counted(len(event['present']), 'client')} here")
-        self.output.say(
-            f"{counted(len(event['present']), 'client')} here, {event['needed']} needed; missing: {missing}"
-        )
+        self.output.say(_waiting_words(event))
 
     def _joined(self, event: dict[str, Any]) -> None:
         self._here.add(event["client"])
@@ -94,6 +91,17 @@ class FederationProgress(Bars):
     def _state(self, words: str) -> None:
         if self._bar is not None:
             self.bars.update(self._bar, state=words)
+
+
+def _waiting_words(event: dict[str, Any]) -> str:
+    here, needed, seconds = len(event["present"]), event["needed"], event.get("seconds")
+    missing = ", ".join(map(str, event["missing"]))
+    if seconds is None:
+        return f"{counted(here, 'client')} here, {needed} needed; missing: {missing}"
+    if here >= needed:
+        return f"{counted(here, 'client')} here, which is enough; waiting {seconds} s more for: {missing}"
+    fewer = f", or for any {needed} after {seconds} s" if needed < here + len(event["missing"]) else ""
+    return f"{counted(here, 'client')} here; waiting for: {missing}{fewer}"
 
 
 def _who(event: dict[str, Any]) -> str:

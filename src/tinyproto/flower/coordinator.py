@@ -147,22 +147,27 @@ class Coordinator:
     def _gather(self, hellos: Meter, *, everyone: bool) -> list[int]:
         """Wait until enough members are here, and greet those whom the server does not know yet.
 
-        At the start all members are waited for, but no longer than a round's deadline where a quorum is there.
+        At the start all members are waited for, when it goes on all who had a part in it, but no longer than a round's
+        deadline where a quorum is there. What is waited for is told as often as it changes.
         """
-        start, told = self.stopwatch.now(), False
+        end = self.stopwatch.now() + self.channel.deadline
+        told: tuple[bool, bool] | None = None
         roster = self.channel.roster
-        members = len(roster.members)
-        needed = self.channel.needed(members)
+        needed = self.channel.needed(len(roster.members))
+        everybody = set(roster.members).intersection(self.server.infos) or set(roster.members)
         while True:
             self.channel.look_around()
             self._greet(hellos)
             present = [client for client in roster.present if client in self.server.infos]
-            patient = everyone and self.stopwatch.now() - start < self.channel.deadline
-            if len(present) >= (members if patient else needed):
+            left = end - self.stopwatch.now()
+            patient, enough = everyone and left > 0, len(present) >= needed
+            absent = sorted(everybody - set(present)) if patient else []
+            if enough and not absent:
                 return present
-            if not told:
-                self.journal.tell("waiting", present=present, missing=list(roster.missing()), needed=needed)
-                told = True
+            if told != (patient, enough):
+                told = patient, enough
+                self.journal.tell("waiting", present=present, missing=absent or list(roster.missing()), needed=needed,
+                                  seconds=round(left) if patient else None)  # fmt: skip
             self.channel.wait()
 
     def _greet(self, hellos: Meter) -> None:
