@@ -329,6 +329,15 @@ def test_a_server_without_tls_is_an_error(tmp_path: Path) -> None:
         (["serve", "--clients", "2"], "belong to --init"),
         (["serve", "--init", "keys", "--clients", "0"], "--clients: a whole number from 1"),
         (["serve", "c.yaml", "--init", "keys", "--clients", "1"], "leave out CONFIG"),
+        (
+            ["serve", "--init", "keys", "--clients", "1", "--listen", "127.0.0.1:8443"],
+            "leave out CONFIG, --keys, --listen",
+        ),
+        (
+            ["serve", "--init", "keys", "--clients", "1", "--overwrite"],
+            "leave out CONFIG, --keys, --listen, --overwrite",
+        ),
+        (["serve", "runs/a", "--resume", "--overwrite"], "leave out one of them"),
         (["serve", "c.yaml"], "c.yaml"),
         (["join", "--server", "host", "--client-id", "0", "--model", "m", "--data", "."], "--server: HOST:PORT"),
         (

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import signal
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import yaml
@@ -22,7 +23,7 @@ from tinyproto.config import load_config
 from tinyproto.errors import FederationError
 from tinyproto.flower import gate
 from tinyproto.flower.certificates import ServerKeys, make_keys
-from tinyproto.flower.files import served_alone
+from tinyproto.flower.files import locked, served_alone
 
 pytestmark = pytest.mark.flower
 
@@ -324,3 +325,35 @@ def test_an_address_that_is_not_here_is_named(listen: str, words: str, serve: Se
     assert words in said
     assert "another federation" not in said
     assert tree(serve.site / "runs" / "trial") == before
+
+
+def test_no_lock_is_left_behind(serve: Serve) -> None:
+    folder = serve.site / "runs" / "trial"
+    with served_alone(folder):
+        assert (folder.parent / ".trial.lock").is_file()
+        serve.refused("another process serves", "runs/trial", "--resume")
+        serve.refused("another process serves", "runs/trial", "--resume")  # the first took nothing away
+    serve.refused("Flower would be started here", "trial.yaml", "--overwrite")
+    assert [path.name for path in folder.parent.iterdir()] == ["trial"]
+
+
+def test_a_lock_that_its_holder_removed_meanwhile_is_not_taken_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, flock, times = tmp_path / "lock", fcntl.flock, []
+
+    def late(opened: IO[str], how: int) -> None:
+        times.append(1)
+        if len(times) == 1:  # between open and flock the holder goes
+            file.unlink()
+        if len(times) == 2:  # and another comes
+            file.unlink()
+            file.touch()
+        flock(opened, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with locked(file, "taken"):
+        assert len(times) == 3
+        with pytest.raises(FederationError, match="taken"), locked(file, "taken"):
+            pass
+    assert not file.exists()

@@ -327,8 +327,10 @@ def serve(
             "--clients and --host belong to --init; a config's federation.clients says how many there are"
         )
     if init is not None:
-        if config is not None or resume:
-            raise ConfigError("--init only makes certificates and keys; leave out CONFIG and --resume")
+        if config is not None or keys is not None or listen is not None or overwrite or resume:
+            raise ConfigError(
+                "--init only makes certificates and keys; leave out CONFIG, --keys, --listen, --overwrite and --resume"
+            )
         if clients is None:
             raise ConfigError("--init needs --clients: how many clients get a key")
         from tinyproto.cli.keys import init_keys
@@ -337,6 +339,8 @@ def serve(
         return
     if config is None:
         raise ConfigError("name a CONFIG, such as configs/federation.yaml, or make keys with --init")
+    if overwrite and resume:
+        raise ConfigError("--resume goes on with what is there, --overwrite replaces it; leave out one of them")
     from tinyproto.cli.serve import Asked, serve_config
 
     try:
