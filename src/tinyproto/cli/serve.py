@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,33 +55,15 @@ def serve_config(asked: Asked, output: Output) -> None:
             return
         keys = _taking_part(_keys(asked, folder, before), members(config), output, resume=asked.resume)
         keys.check()
-        token = before.federation if before is not None else new_token()
-        largest = agree(offered_terms(config, token), config.model.models).expectation.largest_frame
+        told = _told(asked, config, before, keys, listen)
+        largest = agree(offered_terms(config, told.federation), config.model.models).expectation.largest_frame
         opened = stack.enter_context(listening(host, port))  # before anything is replaced
         stop = stack.enter_context(StopOnInterrupt(signal.SIGTERM, signal.SIGHUP))
         new = None if asked.resume else stack.enter_context(NewRun(folder, overwrite=asked.overwrite))
         if new is not None:
             new.folder.write_config(config.resolved())
-        told = ServeFile(
-            config=config.resolved(),
-            federation=token,
-            resume=asked.resume,
-            keys={str(client): key for client, key in keys.public_keys().items()},
-            listen=listen,
-            key_folder=str(keys.folder.absolute()),
-        )
-
-        def look() -> None:
-            if stop.wanted:
-                raise Interrupted(f"go on with: {how_to_go_on(folder)}" if new is None else "nothing has begun")
-
-        with writing(folder):
-            told.write(folder)
-            superlink = SuperLink(folder / "flower", keys, look)
-        stack.callback(superlink.stop)
-        superlink.wait_until_up()
-        superlink.register(keys.clients)
-        look()
+        words = f"go on with: {how_to_go_on(folder)}" if new is None else "nothing has begun"
+        superlink = _started(stack, folder, told, keys, lambda: _end_if_wanted(stop, words))
         gate = OpenGate(Gate(superlink.address, keys, largest), host, port, keys, opened)
         stack.callback(gate.close)
         if new is not None:
@@ -92,6 +75,35 @@ def serve_config(asked: Asked, output: Output) -> None:
         )
         _watch(folder, superlink, progress, stop)
     conclude(output, config, folder)
+
+
+def _told(asked: Asked, config: Config, before: ServeFile | None, keys: ServerKeys, listen: str) -> ServeFile:
+    """What the ServerApp has to know, and this command when it goes on."""
+    return ServeFile(
+        config=config.resolved(),
+        federation=before.federation if before is not None else new_token(),
+        resume=asked.resume,
+        keys={str(client): key for client, key in keys.public_keys().items()},
+        listen=listen,
+        key_folder=str(keys.folder.absolute()),
+    )
+
+
+def _started(stack: ExitStack, folder: Path, told: ServeFile, keys: ServerKeys, look: Callable[[], None]) -> SuperLink:
+    """A SuperLink that answers and has the clients' keys; `look` may end that before."""
+    with writing(folder):
+        told.write(folder)
+        superlink = SuperLink(folder / "flower", keys, look)
+    stack.callback(superlink.stop)
+    superlink.wait_until_up()
+    superlink.register(keys.clients)
+    look()
+    return superlink
+
+
+def _end_if_wanted(stop: StopOnInterrupt, words: str) -> None:
+    if stop.wanted:
+        raise Interrupted(words)
 
 
 def _source(asked: Asked) -> tuple[Path, Config, ServeFile | None]:
@@ -170,8 +182,7 @@ def _watch(folder: Path, superlink: SuperLink, progress: FederationProgress, sto
                 progress.tell(event)
             if progress.over:
                 break
-            if stop.wanted:
-                raise Interrupted(f"go on with: {how_to_go_on(folder)}")
+            _end_if_wanted(stop, f"go on with: {how_to_go_on(folder)}")
             if superlink.process.ended:
                 raise FederationError(
                     f"Flower's SuperLink ended; its log is {superlink.process.log}, and "
