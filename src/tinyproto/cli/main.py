@@ -268,10 +268,20 @@ def serve(
         typer.Argument(metavar="CONFIG", help="A config file, or with --resume a run folder.", show_default=False),
     ] = None,
     overrides: Overrides = None,
-    keys: Annotated[Path, typer.Option(metavar="DIR", help="The folder that --init made.")] = Path("keys"),
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="The folder that --init made.", show_default="keys; with --resume that of before"
+        ),
+    ] = None,
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where clients reach it; 0.0.0.0 is every network it is in.")
-    ] = "127.0.0.1:8443",
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where clients reach it; 0.0.0.0 is every network it is in.",
+            show_default="127.0.0.1:8443; with --resume that of before",
+        ),
+    ] = None,
     runs: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run folder if it exists.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on after the last round that was concluded.")] = False,
@@ -305,7 +315,7 @@ def serve(
 
     - tinyproto serve --init keys --clients 3 --host coordinator.example.org
     - tinyproto serve federation.yaml --listen 0.0.0.0:8443
-    - tinyproto serve runs/federation --resume --listen 0.0.0.0:8443
+    - tinyproto serve runs/federation --resume
     """
     from tinyproto.cli.terminal import Output
     from tinyproto.flower.extra import require_flower
@@ -317,8 +327,10 @@ def serve(
             "--clients and --host belong to --init; a config's federation.clients says how many there are"
         )
     if init is not None:
-        if config is not None or resume:
-            raise ConfigError("--init only makes certificates and keys; leave out CONFIG and --resume")
+        if config is not None or keys is not None or listen is not None or overwrite or resume:
+            raise ConfigError(
+                "--init only makes certificates and keys; leave out CONFIG, --keys, --listen, --overwrite and --resume"
+            )
         if clients is None:
             raise ConfigError("--init needs --clients: how many clients get a key")
         from tinyproto.cli.keys import init_keys
@@ -327,6 +339,8 @@ def serve(
         return
     if config is None:
         raise ConfigError("name a CONFIG, such as configs/federation.yaml, or make keys with --init")
+    if overwrite and resume:
+        raise ConfigError("--resume goes on with what is there, --overwrite replaces it; leave out one of them")
     from tinyproto.cli.serve import Asked, serve_config
 
     try:
