@@ -275,7 +275,7 @@ def test_a_lost_private_key_is_made_anew_as_it_is_said(tmp_path: Path) -> None:
         ClientKeys.open(tmp_path / "keys" / "client-0")
     done = command("serve", "--init", "keys", "--clients", "3", "--json", cwd=tmp_path)
     assert "not here: the private key of client 0; where one is lost, remove keys/server/clients/N.pub" in done.stderr
-    assert "scp -r keys/client-1 DEVICE:keys" in done.stderr
+    assert "scp -r keys/client-1 DEVICE:tinyproto/keys/" in done.stderr
     assert json.loads(done.stdout)["elsewhere"] == [0]
     (tmp_path / "keys" / "server" / "clients" / "0.pub").unlink()
     assert make_keys(tmp_path / "keys", 3, []).elsewhere == ()
