@@ -15,7 +15,8 @@ def init_keys(folder: Path, clients: int, hosts: Sequence[str], output: Output) 
     made = make_keys(folder, clients, hosts)
     output.say(f"{folder}/server      for this machine: a certificate for {', '.join(made.names)}")
     here = next((number for number in range(clients) if number not in made.elsewhere), "N")
-    output.say(f"{folder}/client-N    for client N and nobody else, such as: scp -r {folder}/client-{here} DEVICE:tinyproto/keys/")
+    copied = f"scp -r {folder}/client-{here} DEVICE:tinyproto/keys/"
+    output.say(f"{folder}/client-N    for client N and nobody else, such as: {copied}")
     output.say(f"{folder}/authority   makes more certificates; keep it where no other machine reads it")
     whose = f" (client {', '.join(map(str, made.clients))})" if 0 < len(made.clients) < clients else ""
     words = f"{counted(len(made.clients), 'new key')}{whose}; {'a new' if made.certificate else 'the same'} certificate"
