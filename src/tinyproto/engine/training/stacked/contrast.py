@@ -1,0 +1,125 @@
+"""The server's fit of trainable prototypes on a GPU: the step that `contrastive_step` describes, in ten kernels.
+
+A fit is thousands of steps of a network so small that a step takes as long as its kernels are many, and autograd makes
+thirty of it. Here the way back is written out. Weights move inside the product that is their gradient, biases inside
+the kernel that adds theirs up, and the loss with its gradient is two kernels of our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from importlib.util import find_spec
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from tinyproto.core.task import Batch, State, Task
+from tinyproto.core.trainable import TrainablePrototypes, contrastive_step, distance_penalty, margin_contrastive_loss
+from tinyproto.engine.training.stacked.operations import CannotStack
+from tinyproto.engine.training.stacked.proof import alike
+from tinyproto.errors import one_line
+
+MOST_CLASSES = 256
+"""A program of a kernel holds a column of all prototypes."""
+
+
+class Kernels(Protocol):
+    """The two parts of the way back that are not matrix products."""
+
+    def of_learned(
+        self, batch: Batch, learned: Tensor, penalty: Tensor, bias: Tensor, rate: float, logged: Tensor
+    ) -> Tensor:
+        """The loss's gradient (K, d); moves the bias of `learned`, adds the sum of the batch's losses to `logged`."""
+        ...
+
+    def through_relu(self, gradient: Tensor, hidden: Tensor, bias: Tensor, rate: float) -> None:
+        """Make the gradient (K, d) after a ReLU that before it; moves the bias before it."""
+        ...
+
+
+class ContrastiveFit:
+    """Steps of one fit's network; they prove themselves before they are taken."""
+
+    def __init__(self, network: nn.Module, kernels: Kernels, rate: float) -> None:
+        self.network = network  # for its form; the weights come with a step
+        self.kernels = kernels
+        self.rate = rate
+        self.proven: set[Hashable] = set()
+
+    def step(self, weights: State, batch: Batch, penalty: Tensor, logged: Tensor) -> None:
+        """One step of SGD, in place; adds the sum of the batch's losses to `logged`, float64."""
+        with torch.no_grad():
+            self._step({name: value.detach() for name, value in weights.items()}, batch, penalty, logged, self.rate)
+
+    def _step(self, weights: State, batch: Batch, penalty: Tensor, logged: Tensor, rate: float) -> None:
+        embedding = weights["embedding.weight"]
+        hidden_weight, hidden_bias = weights["hidden.weight"], weights["hidden.bias"]
+        output_weight, output_bias = weights["output.weight"], weights["output.bias"]
+
+        hidden = torch._addmm_activation(hidden_bias, embedding, hidden_weight.T)  # through ReLU, (K, d)
+        learned = torch.addmm(output_bias, hidden, output_weight.T)  # (K, d)
+        of_learned = self.kernels.of_learned(batch, learned, penalty, output_bias, rate, logged)
+        of_hidden = of_learned @ output_weight
+        output_weight.addmm_(of_learned.T, hidden, alpha=-rate)
+        self.kernels.through_relu(of_hidden, hidden, hidden_bias, rate)
+        of_embedding = of_hidden @ hidden_weight
+        hidden_weight.addmm_(of_hidden.T, embedding, alpha=-rate)
+        embedding.sub_(of_embedding, alpha=rate)
+
+    def prove(self, weights: State, batch: Batch, penalty: Tensor) -> None:
+        """Compare a step on random values of these shapes with autograd's, once; CannotStack where they differ."""
+        shapes = {name: value.shape for name, value in weights.items()}
+        device, precision = penalty.device, torch.backends.cuda.matmul.allow_tf32
+        key = (*shapes.items(), batch.inputs.shape, device, precision)
+        if key in self.proven:
+            return
+        generator = torch.Generator(device).manual_seed(0)  # of its own: the run's draws stay as they are
+
+        def drawn(shape: torch.Size) -> Tensor:
+            return torch.randn(shape, device=device, generator=generator)
+
+        classes, dim = shapes["embedding.weight"]
+        trial = {name: drawn(shape) / (dim**0.5 if name.endswith("weight") else 1.0) for name, shape in shapes.items()}
+        trial["embedding.weight"] *= dim**0.5
+        offered = torch.arange(classes, device=device) < max(classes - 1, 1)
+        penalty = distance_penalty(torch.ones((), device=device), offered)
+        labels = torch.arange(len(batch.labels), device=device) * 7 % max(classes - 1, 1)
+        batch = Batch(drawn(batch.inputs.shape), labels)
+        expected = self._by_autograd(trial, batch, penalty)
+        moved, logged = {name: value.clone() for name, value in trial.items()}, torch.zeros(1, device=device).double()
+        try:
+            with torch.no_grad():
+                self._step(moved, batch, penalty, logged, rate=1.0)  # so that a move is as long as its gradient
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # a compiler that is missing, most likely
+            raise CannotStack(one_line(error)) from error
+        found = [logged / len(labels), *(trial[name] - moved[name] for name in trial)]
+        if not alike(found, expected):
+            raise CannotStack("the kernels of its step give other values than PyTorch on this device")
+        self.proven.add(key)
+
+    def _by_autograd(self, weights: State, batch: Batch, penalty: Tensor) -> list[Tensor]:
+        """The loss and its gradients."""
+        with torch.enable_grad():
+            leaves = {name: value.detach().requires_grad_() for name, value in weights.items()}
+            learned = functional_call(self.network, leaves, ())
+            loss = margin_contrastive_loss(batch.inputs, batch.labels, learned, penalty)
+            return [loss.detach().unsqueeze(0), *torch.autograd.grad(loss, list(leaves.values()))]
+
+
+def own_step(task: Task) -> ContrastiveFit | None:
+    """For tasks that are such a fit, on a GPU that kernels can be compiled for."""
+    if task.loss is not contrastive_step or len(task.groups) != 1 or task.groups[0].clip_norm is not None:
+        return None
+    network = task.modules["prototypes"]
+    assert isinstance(network, TrainablePrototypes)
+    weight = network.embedding.weight
+    fits = weight.is_cuda and weight.dtype == torch.float32 and len(weight) <= MOST_CLASSES
+    if not fits or find_spec("triton") is None:
+        return None
+    from tinyproto.engine.training.stacked.kernels.contrast import TritonContrast
+
+    return ContrastiveFit(network, TritonContrast(), task.groups[0].learning_rate)
