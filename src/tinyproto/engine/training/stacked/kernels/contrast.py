@@ -110,13 +110,10 @@ class TritonContrast:
         gradient = torch.empty_like(learned)
         sizes = {"K": classes, "D": dim, "CLASSES": triton.next_power_of_2(classes)}
         block = min(TILE // sizes["CLASSES"], triton.next_power_of_2(dim))
-        _distances[(count,)](
-            uploads, labels, learned, penalty, slopes, losses, count, **sizes, BLOCK=block, TOGETHER=4, num_warps=16
-        )
+        pieces = {"BLOCK": block, "TOGETHER": min(4, triton.cdiv(dim, block))}
+        _distances[(count,)](uploads, labels, learned, penalty, slopes, losses, count, **sizes, **pieces, num_warps=16)
         grid, tile = _columns(learned)
-        _gradient[grid](
-            uploads, learned, slopes, losses, gradient, bias, logged, count, rate, **tile, TOGETHER=16
-        )  # fmt: skip
+        _gradient[grid](uploads, learned, slopes, losses, gradient, bias, logged, count, rate, **tile, TOGETHER=16)
         return gradient
 
     def through_relu(self, gradient: Tensor, hidden: Tensor, bias: Tensor, rate: float) -> None:
