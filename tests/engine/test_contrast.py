@@ -168,19 +168,20 @@ def test_a_lack_of_memory_in_a_proof_is_no_reason_to_go_on(monkeypatch: pytest.M
         GraphedTrainer().fit([make_fit(7, 20, 40)])
 
 
-def test_a_proof_is_asked_for_once_and_touches_neither_weights_nor_draws() -> None:
-    network, kernels = make_network(7, 20), Plain()
+@pytest.mark.parametrize("classes", [2, 3, 7])
+def test_a_proof_is_asked_for_once_and_touches_neither_weights_nor_draws(classes: int) -> None:
+    network, kernels = make_network(classes, 20), Plain()
     weights = {name: value.detach() for name, value in network.named_parameters()}
     before = {name: value.clone() for name, value in weights.items()}
-    fit, batch = ContrastiveFit(network, kernels, rate=0.1), Batch(*make_uploads(7, 20, 9))
+    fit, batch = ContrastiveFit(network, kernels, rate=0.1), Batch(*make_uploads(classes, 20, 9))
     state = torch.get_rng_state()
     for _ in range(3):
-        fit.prove(weights, batch, all_but_the_last(7))
+        fit.prove(weights, batch, all_but_the_last(classes))
     assert kernels.calls == 1
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[name]) for name, value in weights.items())
     with pytest.raises(CannotStack):
-        ContrastiveFit(network, Reversed(), rate=0.1).prove(weights, batch, all_but_the_last(7))
+        ContrastiveFit(network, Reversed(), rate=0.1).prove(weights, batch, all_but_the_last(classes))
 
 
 def test_what_is_no_fit_on_a_gpu_has_no_step_of_its_own() -> None:

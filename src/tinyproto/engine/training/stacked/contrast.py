@@ -78,25 +78,14 @@ class ContrastiveFit:
 
     def prove(self, weights: State, batch: Batch, penalty: Tensor) -> None:
         """Compare a step on random values of these shapes with autograd's, once; CannotStack where they differ."""
-        shapes = {name: value.shape for name, value in weights.items()}
         device, precision = penalty.device, torch.backends.cuda.matmul.allow_tf32
-        key = (*shapes.items(), batch.inputs.shape, device, precision)
+        key = (*(value.shape for value in weights.values()), batch.inputs.shape, device, precision)
         if key in self.proven:
             return
-        generator = torch.Generator(device).manual_seed(0)  # of its own: the run's draws stay as they are
-
-        def drawn(shape: torch.Size) -> Tensor:
-            return torch.randn(shape, device=device, generator=generator)
-
-        classes, dim = shapes["embedding.weight"]
-        trial = {name: drawn(shape) / (dim**0.5 if name.endswith("weight") else 1.0) for name, shape in shapes.items()}
-        trial["embedding.weight"] *= dim**0.5
-        offered = torch.arange(classes, device=device) < max(classes - 1, 1)
-        penalty = distance_penalty(torch.ones((), device=device), offered)
-        labels = torch.arange(len(batch.labels), device=device) * 7 % max(classes - 1, 1)
-        batch = Batch(drawn(batch.inputs.shape), labels)
-        expected = self._by_autograd(trial, batch, penalty)
-        moved, logged = {name: value.clone() for name, value in trial.items()}, torch.zeros(1, device=device).double()
+        weights, batch, penalty = _drawn(weights, batch)
+        expected = self._by_autograd(weights, batch, penalty)
+        moved = {name: value.clone() for name, value in weights.items()}
+        logged = torch.zeros(1, dtype=torch.float64, device=device)
         try:
             with torch.no_grad():
                 self._step(moved, batch, penalty, logged, rate=1.0)  # so that a move is as long as its gradient
@@ -104,7 +93,7 @@ class ContrastiveFit:
             raise
         except Exception as error:  # a compiler that is missing, most likely
             raise CannotStack(one_line(error)) from error
-        found = [logged / len(labels), *(trial[name] - moved[name] for name in trial)]
+        found = [logged / len(batch.labels), *(weights[name] - moved[name] for name in weights)]
         if not alike(found, expected):
             raise CannotStack("the kernels of its step give other values than PyTorch on this device")
         self.proven.add(key)
@@ -118,15 +107,30 @@ class ContrastiveFit:
             return [loss.detach().unsqueeze(0), *torch.autograd.grad(loss, list(leaves.values()))]
 
 
+def _drawn(weights: State, batch: Batch) -> tuple[State, Batch, Tensor]:
+    """Random weights, uploads and a penalty of these shapes, one class of several not offered."""
+    classes, dim = weights["embedding.weight"].shape
+    device = batch.inputs.device
+    generator = torch.Generator(device).manual_seed(0)  # of its own: the run's draws stay as they are
+    drawn = {name: torch.randn(value.shape, device=device, generator=generator) for name, value in weights.items()}
+    drawn["hidden.weight"] /= dim**0.5
+    drawn["output.weight"] /= dim**0.5
+    drawn["hidden.bias"] = 2.5 * drawn["hidden.bias"].sign()  # few sums so near to zero that rounding tells their sign
+    offered = classes - 1 if classes > 2 else classes
+    penalty = distance_penalty(torch.ones((), device=device), torch.arange(classes, device=device) < offered)
+    labels = torch.arange(len(batch.labels), device=device) * 7 % offered
+    return drawn, Batch(torch.randn(batch.inputs.shape, device=device, generator=generator), labels), penalty
+
+
 def own_step(task: Task) -> ContrastiveFit | None:
     """For tasks that are such a fit, on a GPU that kernels can be compiled for."""
     if task.loss is not contrastive_step or len(task.groups) != 1 or task.groups[0].clip_norm is not None:
         return None
     network = task.modules["prototypes"]
-    assert isinstance(network, TrainablePrototypes)
+    if not isinstance(network, TrainablePrototypes) or find_spec("triton") is None:
+        return None
     weight = network.embedding.weight
-    fits = weight.is_cuda and weight.dtype == torch.float32 and len(weight) <= MOST_CLASSES
-    if not fits or find_spec("triton") is None:
+    if not weight.is_cuda or weight.dtype != torch.float32 or len(weight) > MOST_CLASSES:
         return None
     from tinyproto.engine.training.stacked.kernels.contrast import TritonContrast
 
