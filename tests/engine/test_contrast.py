@@ -24,46 +24,46 @@ class Plain:
     def __init__(self) -> None:
         self.calls = 0
 
-    def of_learned(
-        self, batch: Batch, learned: Tensor, penalty: Tensor, bias: Tensor, rate: float, logged: Tensor
-    ) -> Tensor:
+    def of_learned(self, batch: Batch, learned: Tensor, penalty: Tensor, logged: Tensor) -> Tensor:
         self.calls += 1
         with torch.enable_grad():
             leaf = learned.detach().requires_grad_()
             loss = margin_contrastive_loss(batch.inputs, batch.labels, leaf, penalty)
             (gradient,) = torch.autograd.grad(loss, leaf)
-        bias -= rate * gradient.sum(0)
         logged += loss.detach() * len(batch.labels)
         return gradient
 
-    def through_relu(self, gradient: Tensor, hidden: Tensor, bias: Tensor, rate: float) -> None:
-        gradient[hidden <= 0] = 0.0
-        bias -= rate * gradient.sum(0)
+    def through_relu(
+        self, of_hidden: Tensor, hidden: Tensor, hidden_bias: Tensor, of_learned: Tensor, output_bias: Tensor,
+        rate: float,
+    ) -> None:  # fmt: skip
+        of_hidden[hidden <= 0] = 0.0
+        hidden_bias -= rate * of_hidden.sum(0)
+        output_bias -= rate * of_learned.sum(0)
 
 
 class Reversed(Plain):
-    """Right in what it moves and logs, wrong in the gradient it gives."""
+    """Right in the loss, wrong in its gradient."""
 
-    def of_learned(
-        self, batch: Batch, learned: Tensor, penalty: Tensor, bias: Tensor, rate: float, logged: Tensor
-    ) -> Tensor:
-        return super().of_learned(batch, learned, penalty, bias, rate, logged).flip(0)
+    def of_learned(self, batch: Batch, learned: Tensor, penalty: Tensor, logged: Tensor) -> Tensor:
+        return super().of_learned(batch, learned, penalty, logged).flip(0)
 
 
 class Still(Plain):
     """Leaves a bias where it is."""
 
-    def through_relu(self, gradient: Tensor, hidden: Tensor, bias: Tensor, rate: float) -> None:
-        super().through_relu(gradient, hidden, bias.clone(), rate)
+    def through_relu(
+        self, of_hidden: Tensor, hidden: Tensor, hidden_bias: Tensor, of_learned: Tensor, output_bias: Tensor,
+        rate: float,
+    ) -> None:  # fmt: skip
+        super().through_relu(of_hidden, hidden, hidden_bias.clone(), of_learned, output_bias, rate)
 
 
 class Empty(Plain):
     """Gives what is not a number."""
 
-    def of_learned(
-        self, batch: Batch, learned: Tensor, penalty: Tensor, bias: Tensor, rate: float, logged: Tensor
-    ) -> Tensor:
-        return super().of_learned(batch, learned, penalty, bias, rate, logged) * torch.nan
+    def of_learned(self, batch: Batch, learned: Tensor, penalty: Tensor, logged: Tensor) -> Tensor:
+        return super().of_learned(batch, learned, penalty, logged) * torch.nan
 
 
 class Failing(Plain):
@@ -73,7 +73,7 @@ class Failing(Plain):
         super().__init__()
         self.error = error
 
-    def through_relu(self, gradient: Tensor, hidden: Tensor, bias: Tensor, rate: float) -> None:
+    def of_learned(self, batch: Batch, learned: Tensor, penalty: Tensor, logged: Tensor) -> Tensor:
         raise self.error
 
 

@@ -1,9 +1,9 @@
 """The server's fit of trainable prototypes on a GPU: the step that `contrastive_step` describes, in twelve kernels.
 
 A fit is thousands of steps of a network so small that a step takes as long as its kernels are many, and autograd makes
-thirty of it. Here the way back is written out. The loss with its gradient is two kernels of our own, biases move inside
-the kernel that adds their gradient up, and the products that are the gradients of weights run beside those that lead
-further back: nine kernels follow on each other.
+thirty of it. Here the way back is written out. The loss with its gradient is two kernels of our own, the way through
+the ReLU moves both biases, and the products that are the gradients of weights run beside those that lead further back:
+nine kernels follow on each other.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ MOST_CLASSES = 256
 class Kernels(Protocol):
     """The two parts of the way back that are not matrix products."""
 
-    def of_learned(
-        self, batch: Batch, learned: Tensor, penalty: Tensor, bias: Tensor, rate: float, logged: Tensor
-    ) -> Tensor:
-        """The loss's gradient (K, d); moves the bias of `learned`, adds the sum of the batch's losses to `logged`."""
+    def of_learned(self, batch: Batch, learned: Tensor, penalty: Tensor, logged: Tensor) -> Tensor:
+        """The loss's gradient (K, d); adds the sum of the batch's losses to `logged`."""
         ...
 
-    def through_relu(self, gradient: Tensor, hidden: Tensor, bias: Tensor, rate: float) -> None:
-        """Make the gradient (K, d) after a ReLU that before it; moves the bias before it."""
+    def through_relu(
+        self, of_hidden: Tensor, hidden: Tensor, hidden_bias: Tensor, of_learned: Tensor, output_bias: Tensor,
+        rate: float,
+    ) -> None:  # fmt: skip
+        """Make `of_hidden`, the gradient (K, d) after a ReLU, that before it; moves the biases of both layers."""
         ...
 
 
@@ -63,11 +64,11 @@ class ContrastiveFit:
 
         hidden = torch._addmm_activation(hidden_bias, embedding, hidden_weight.T)  # through ReLU, (K, d)
         learned = torch.addmm(output_bias, hidden, output_weight.T)  # (K, d)
-        of_learned = self.kernels.of_learned(batch, learned, penalty, output_bias, rate, logged)
+        of_learned = self.kernels.of_learned(batch, learned, penalty, logged)
         with self.branch.beside():
             of_output_weight = of_learned.T @ hidden
         of_hidden = of_learned @ output_weight
-        self.kernels.through_relu(of_hidden, hidden, hidden_bias, rate)
+        self.kernels.through_relu(of_hidden, hidden, hidden_bias, of_learned, output_bias, rate)
         with self.branch.beside():
             of_hidden_weight = of_hidden.T @ embedding
             output_weight.sub_(of_output_weight, alpha=rate)
