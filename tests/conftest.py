@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,9 @@ from support import NUM_CLASSES, make_images
 from support_cli import GoodRun, command, write_project
 from tinyproto.data.federation import FederatedData
 from tinyproto.data.partition import Share
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to what a script starts in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # else the commands under test would ignore it, too
 
 torch.set_num_threads(1)  # threads of several test processes would spend their time waiting for each other
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from support_report import SAMPLES, Made
+from tinyproto.data.sources import part_name
 from tinyproto.report.paper.records import REFERENCE, paper_cell
 from tinyproto.reproduce.printed import Address
 
@@ -44,8 +45,8 @@ class PaperRecord:
         made = Made(
             seeds=(self.seed,), rounds=self.rounds, clients=CLIENTS, payload={self.label: self.payload},
             evaluation={self.label: self.evaluation},
-            dataset=config["data"]["name"], formula=self.formula, whole=config, correct=self._correct,
-            prototypes=self.prototypes, federation=False,
+            dataset=part_name(config["data"]["name"], config["data"]["first_classes"]), formula=self.formula,
+            whole=config, correct=self._correct, prototypes=self.prototypes, federation=False,
         )  # fmt: skip
         return made.write(folder)
 

@@ -227,8 +227,8 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
-def resolve_device(name: str) -> str:
-    """`auto` is the GPU where there is one."""
+def resolve_device(name: str, key: str = "train.device") -> str:
+    """`auto` is the GPU where there is one; `key` is where the user wrote the name."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -236,7 +236,7 @@ def resolve_device(name: str) -> str:
     except RuntimeError:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"train.device: {name!r} is no device we can use; it is auto, cpu, cuda or cuda:N")
+        raise ConfigError(f"{key}: {name!r} is no device we can use; it is auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"train.device: {name!r} is not there; torch sees {torch.cuda.device_count()} CUDA devices")
+        raise ConfigError(f"{key}: {name!r} is not there; torch sees {torch.cuda.device_count()} CUDA devices")
     return name

@@ -146,7 +146,7 @@ class _Recorder:
             index=0,
             folder=folder,
             dataset=lambda: datasets.handover(model.data),
-            kind=f"{planned.dataset} with {model.partition.num_clients} clients, d={model.prototypes.dim}",
+            kind=f"{model.data.dataset} with {model.partition.num_clients} clients, d={model.prototypes.dim}",
             alone=True,
         )
         if standing.state == "to do":
@@ -214,10 +214,13 @@ def _only_one(work: Path) -> Iterator[None]:
 
 
 def _all_of(section: DataSection, progress: Progress) -> Images:
-    """The images of a section; a part of a dataset is not what the paper's numbers are of."""
+    """The images of a section; less or more of a dataset is not what its cells are of."""
     images = SOURCES[section.name].load(section.request(progress))
-    if images.name != section.name:
-        raise DataError(f"the paper has all of {section.name}; what lies in {section.root} is {images.name}")
+    if images.name != section.dataset:
+        wanted = (
+            f"the paper has all of {section.name}" if section.first_classes is None else f"wanted is {section.dataset}"
+        )
+        raise DataError(f"{wanted}; what lies in {section.root} is {images.name}")
     return images
 
 
@@ -232,7 +235,7 @@ class _Datasets:
 
     def handover(self, section: DataSection) -> Handover:
         """For a process; raises what keeps a dataset from being loaded, each time it is asked for."""
-        name = section.name
+        name = section.dataset
         if name in self._missing:
             raise self._missing[name]
         if name not in self._held:

@@ -61,6 +61,22 @@ MORE_BAD = [
     Bad("a config without keys", ["trial.yaml is not a config"], files={"trial.yaml": "just words\n"}),
     Bad("a preset of a wrong type", ["preset"], ["trial.yaml", "preset=[sound]"]),
     Bad("an unknown dataset", ["unknown dataset 'digit'", "did you mean 'digits'"], ["trial.yaml", "data.name=digit"]),
+    *(
+        Bad(
+            f"first classes that are {count}", ["data.first_classes", "greater than or equal to 2", f"not {count}"],
+            ["trial.yaml", f"data.first_classes={count}"],
+        )
+        for count in (-1, 0, 1)
+    ),
+    Bad(
+        "more first classes than there are", ["data: first_classes is 11, but digits has 10 classes"],
+        ["trial.yaml", "data.first_classes=11"],
+    ),
+    Bad(
+        "more first classes than a file has", ["data.first_classes", "at most the 3 classes of", "not 4"],
+        ["trial.yaml", "data.name=image_folder", "data.root=pictures", "data.first_classes=4"],
+        files={f"pictures/{name}/a.png": "" for name in "abc"},
+    ),
     Bad(
         "masks that do not fit", ["algorithm tinyproto_ft", "cps_dim", "block"],
         ["trial.yaml", "prototypes.masks=blocks", "prototypes.cps_dim=3"],
@@ -75,6 +91,7 @@ MORE_BAD = [
 def assert_refused(bad: Bad, project: Path, refuse: Callable[[], tuple[int, str]]) -> None:
     """Status 2, one line that says what it has to, and the folder as it was."""
     for name, text in bad.files.items():
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(text)
     before = tree(project)
     status, stderr = refuse()

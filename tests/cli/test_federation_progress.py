@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from support_cli import command
 from tinyproto.cli.federation_progress import FederationProgress
@@ -45,11 +47,75 @@ def test_each_event_that_matters_is_one_line(capsys: pytest.CaptureFixture[str])
         "1 client here, 2 needed; missing: 1, 2",
         "client 1 is here",
         "node 9 refused: its client id is none of the federation's",
-        "client 1 is silent: no answer within 60 s",
+        "client 1 is silent in round 3: no answer within 60 s",
         "round 3: 1 good answer of 2; it is asked again",
         "client 1 left: its node is offline",
         "round 3 of 5: 1 client, without 1, 61.2 s, head 50.0 %",
         "closing: 2.0 s, global 75.0 %",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"present": [], "missing": [0, 1, 2], "needed": 2, "seconds": 120},
+         "0 clients here; waiting for: 0, 1, 2, or for any 2 after 120 s"),
+        ({"present": [], "missing": [0, 1], "needed": 2, "seconds": 120}, "0 clients here; waiting for: 0, 1"),
+        ({"present": [0, 1], "missing": [2], "needed": 2, "seconds": 87},
+         "2 clients here, which is enough; waiting 87 s more for: 2"),
+        ({"present": [0], "missing": [1, 2], "needed": 2}, "1 client here, 2 needed; missing: 1, 2"),
+    ],
+)  # fmt: skip
+def test_it_says_whom_it_waits_for_and_how_long(
+    facts: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert shown([EVENTS[0], {"event": "waiting", **facts}], capsys)[1:] == [words]
+
+
+def on_a_terminal(events: list[dict[str, Any]]) -> tuple[str, list[str]]:
+    """What is written above the bar, and how the bar reads after each event."""
+    output = Output()
+    output.console = Console(file=StringIO(), force_terminal=True, width=160, highlight=False, color_system=None)
+    states = []
+    with FederationProgress(output, "global") as progress:
+        assert output.has_bars
+        for event in events:
+            progress.tell(event)
+            states.append(progress.bars.tasks[0].fields["state"])
+    assert isinstance(output.console.file, StringIO)
+    return output.console.file.getvalue(), states
+
+
+def test_in_a_terminal_each_round_is_a_line_too(capsys: pytest.CaptureFixture[str]) -> None:
+    written, _ = on_a_terminal(EVENTS)
+    for line in shown(EVENTS, capsys):
+        assert f"{line}\n" in written.replace("\r", "\n"), line
+
+
+def test_the_bar_says_who_is_here_what_is_done_and_what_was_reached_last() -> None:
+    joined = [{"event": "joined", "client": client, "node": client} for client in (1, 2)]
+    played = {"event": "concluded", "round": 3, "participants": [0, 1, 2], "accuracy": ACCURACY, "seconds": 7.2}
+    events = [
+        *EVENTS[:2], *joined,
+        {"event": "round", "round": 3, "of": 5, "participants": [0, 1, 2], "evaluated": []}, played,
+        {"event": "round", "round": 4, "of": 5, "participants": [0, 1, 2], "evaluated": []},
+        {"event": "left", "client": 1, "reason": "its node is offline"},
+        {"event": "refused", "client": 2, "node": 8, "reason": "another node has its client id"},
+        {"event": "refused", "client": 2, "round": 4, "reason": "its reply has no frame"},
+        {"event": "refused", "client": 2, "node": 2, "reason": "it did not tell its sizes"},
+        {"event": "waiting", "present": [], "missing": [0, 1, 2], "needed": 2},
+    ]  # fmt: skip
+    assert on_a_terminal(events)[1] == [
+        "0 here, waiting for clients",
+        "1 here, waiting for clients",
+        "2 here, waiting for clients",
+        "3 here, waiting for clients",
+        "3 here, round 3: 3 asked",
+        "3 here, round 3: 3 asked, head 50.0 %",
+        "3 here, round 4: 3 asked, head 50.0 %",
+        *["2 here, round 4: 3 asked, head 50.0 %"] * 3,
+        "1 here, round 4: 3 asked, head 50.0 %",
+        "0 here, waiting for clients, head 50.0 %",
     ]
 
 
@@ -76,7 +142,8 @@ def test_without_the_extra_the_verbs_say_what_to_install(arguments: list[str], t
     done = command(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == (
-        "tinyproto: error: serve and join need Flower; install it with: pip install 'tinyproto[flower]'\n"
+        "tinyproto: error: serve and join need Flower; in an environment of its own, in the folder of the clone: "
+        'pip install --constraint constraints.txt --editable ".[flower]"\n'
     )
 
 

@@ -109,6 +109,16 @@ def test_a_preset_takes_its_global_scale_for_the_papers_datasets(
     assert [hyper(preset, algorithm, dataset).global_scale for dataset in DATASETS] == list(scales)
 
 
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("algorithm", [FP, FT])
+def test_the_first_classes_of_a_dataset_have_its_global_scale(preset: str, algorithm: str) -> None:
+    whole = hyper(preset, algorithm, "tiny_imagenet").global_scale
+    values = {"preset": preset, "models": ["resnet8"], "algorithms": [algorithm]}
+    part = parse_config({**values, "data": {"name": "tiny_imagenet", "first_classes": 100}})
+    assert part.algorithms[0].hyper.global_scale == whole
+    assert hyper(preset, algorithm, "tiny_imagenet, first 100 classes").global_scale == whole  # as images in Python
+
+
 @pytest.mark.parametrize("preset", ["reference", "paper"])
 def test_without_a_published_scale_a_preset_asks_for_one(preset: str) -> None:
     with pytest.raises(ConfigError, match=r"tinyproto_ft: .*no published global_scale .* 'digits'; set global_scale"):

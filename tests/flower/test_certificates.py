@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
+import json
 import os
 import shutil
 import socket
@@ -20,7 +21,7 @@ pytest.importorskip("flwr")
 
 from cryptography.hazmat.primitives import serialization
 
-from support_cli import command
+from support_cli import command, in_process
 from tinyproto.errors import FederationError
 from tinyproto.flower import certificates
 from tinyproto.flower.arrival import AwayError, reach
@@ -176,6 +177,118 @@ def test_without_the_authority_s_key_clients_can_be_added_but_no_name(tmp_path: 
         make_keys(tmp_path, 2, ["b"])
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("authority/ca.key", "ca.key is no private key"),
+        ("server/ca.crt", "ca.crt is no certificate"),
+        ("server/server.crt", "server.crt is no certificate"),
+        ("server/server.key", "server.key is no private key"),
+    ],
+)
+def test_a_damaged_file_is_named_and_nothing_is_made(
+    name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_keys(tmp_path / "keys", 1, [])
+    (tmp_path / "keys" / name).write_text("x\n")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    hosts = ["--host", "a"] if name != "server/server.key" else []
+    assert in_process(monkeypatch, tmp_path, "serve", "--init", "keys", "--clients", "2", *hosts) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert len(said.splitlines()) == 1
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_an_authority_s_key_of_elsewhere_signs_nothing(tmp_path: Path) -> None:
+    for name in ("ours", "theirs"):
+        make_keys(tmp_path / name, 1, [])
+    (tmp_path / "ours" / "authority" / "ca.key").write_bytes(
+        (tmp_path / "theirs" / "authority" / "ca.key").read_bytes()
+    )
+    with pytest.raises(FederationError, match=r"ca\.key is not the key of .*ca\.crt"):
+        make_keys(tmp_path / "ours", 1, ["a"])
+
+
+def test_a_lost_server_key_comes_with_a_new_certificate(tmp_path: Path) -> None:
+    make_keys(tmp_path, 1, ["a"])
+    (tmp_path / "server" / "server.key").unlink()
+    with pytest.raises(FederationError, match=r"server\.key is not there; tinyproto serve --init makes it"):
+        ServerKeys.open(tmp_path)
+    made = make_keys(tmp_path, 1, [])
+    assert (made.certificate, made.names) == (True, ("localhost", "127.0.0.1", "a"))
+    ServerKeys.open(tmp_path).check()
+
+
+def test_an_authority_that_is_lost_is_made_anew_with_all_that_it_vouches_for(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", 1, [])
+    (tmp_path / "keys" / "server" / "ca.crt").unlink()
+    said = command("serve", "--init", "keys", "--clients", "1", cwd=tmp_path).stdout
+    assert "0 new keys; a new certificate; a new authority: each client needs the new ca.crt" in said
+    keys = ServerKeys.open(tmp_path / "keys")
+    keys.check()
+    assert (tmp_path / "keys" / "client-0" / "ca.crt").read_bytes() == keys.authority.read_bytes()
+
+
+def test_a_renewal_that_was_cut_off_between_key_and_certificate_is_made_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_keys(tmp_path, 1, [])
+    write = certificates._write
+
+    def cut_off(file: Path, content: bytes) -> None:
+        if file.name == "server.crt":
+            raise KeyboardInterrupt
+        write(file, content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(certificates, "_write", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            make_keys(tmp_path, 1, ["a"])
+    keys = ServerKeys.open(tmp_path)
+    with pytest.raises(FederationError, match=r"server\.key is not the key of .*tinyproto serve --init mends it"):
+        keys.check()
+    assert make_keys(tmp_path, 1, []).certificate
+    keys.check()
+
+
+def test_a_file_whose_writing_fails_is_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_keys(tmp_path, 1, [])
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", full)
+        with pytest.raises(FederationError, match="No space"):
+            make_keys(tmp_path, 1, ["a"])
+    assert {path: path.read_bytes() for path in before} == before
+    (partial,) = {path for path in tmp_path.rglob("*") if path.is_file()} - set(before)
+    assert stat.S_IMODE(partial.stat().st_mode) == 0o600
+
+
+def test_a_lost_private_key_is_made_anew_as_it_is_said(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", 3, [])
+    shutil.rmtree(tmp_path / "keys" / "client-0")
+    with pytest.raises(FederationError, match=r"makes another once server/clients/N\.pub is removed there"):
+        ClientKeys.open(tmp_path / "keys" / "client-0")
+    done = command("serve", "--init", "keys", "--clients", "3", "--json", cwd=tmp_path)
+    assert "not here: the private key of client 0; where one is lost, remove keys/server/clients/N.pub" in done.stderr
+    assert "scp -r keys/client-1 DEVICE:tinyproto/keys/" in done.stderr
+    assert json.loads(done.stdout)["elsewhere"] == [0]
+    (tmp_path / "keys" / "server" / "clients" / "0.pub").unlink()
+    assert make_keys(tmp_path / "keys", 3, []).elsewhere == ()
+    assert ClientKeys.open(tmp_path / "keys" / "client-0").key.is_file()
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("mine")
+    with pytest.raises(FederationError, match="keys is a file, and a folder is to be made"):
+        make_keys(tmp_path / "keys", 1, [])
+    assert (tmp_path / "keys").read_text() == "mine"
+
+
 @pytest.mark.parametrize("name", ["", "a b", "host:80", "https://host", "a..b"])
 def test_what_is_no_host_is_refused_before_anything_is_written(name: str, tmp_path: Path) -> None:
     with pytest.raises(FederationError, match="--host"):
@@ -216,8 +329,16 @@ def test_a_server_without_tls_is_an_error(tmp_path: Path) -> None:
         (["serve", "--clients", "2"], "belong to --init"),
         (["serve", "--init", "keys", "--clients", "0"], "--clients: a whole number from 1"),
         (["serve", "c.yaml", "--init", "keys", "--clients", "1"], "leave out CONFIG"),
-        (["serve", "c.yaml"], "ca.crt is not there; tinyproto serve --init makes it"),
-        (["serve", "c.yaml", "--listen", "8443"], "--listen: HOST:PORT is needed"),
+        (
+            ["serve", "--init", "keys", "--clients", "1", "--listen", "127.0.0.1:8443"],
+            "leave out CONFIG, --keys, --listen",
+        ),
+        (
+            ["serve", "--init", "keys", "--clients", "1", "--overwrite"],
+            "leave out CONFIG, --keys, --listen, --overwrite",
+        ),
+        (["serve", "runs/a", "--resume", "--overwrite"], "leave out one of them"),
+        (["serve", "c.yaml"], "c.yaml"),
         (["join", "--server", "host", "--client-id", "0", "--model", "m", "--data", "."], "--server: HOST:PORT"),
         (
             ["join", "--server", "h:1", "--client-id", "0", "--model", "m", "--data", "."],

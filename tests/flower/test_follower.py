@@ -33,6 +33,7 @@ def test_what_was_there_before_is_of_the_past(tmp_path: Path) -> None:
     with file.open("a") as stream:
         stream.write('{"event": "started"}\n')
     assert follower.new() == [{"event": "started"}]
+    assert follower.past() == [{"event": "finished"}]
 
 
 @pytest.mark.parametrize("line", ['{"event": "ha', '{"event": "ha{"event": "b"}', "[1]", "7", '{"event": 7}', "\udcff"])

@@ -107,7 +107,7 @@ def test_the_commands_of_the_tutorial_federate_four_machines(machines: dict[str,
     joins = []
     for client in range(3):
         device = machines[f"device{client}"]
-        shutil.copytree(home.folder / "keys" / f"client-{client}", device.folder / "keys")
+        shutil.copytree(home.folder / "keys" / f"client-{client}", device.folder / "keys" / f"client-{client}")
         shutil.copy(home.folder / "federation.yaml", device.folder)
         joins.append(
             device.type(
@@ -116,8 +116,6 @@ def test_the_commands_of_the_tutorial_federate_four_machines(machines: dict[str,
                 f"{COORDINATOR}:8443",
                 "--client-id",
                 str(client),
-                "--keys",
-                "keys",
                 "--share",
                 "federation.yaml",
                 "--model",

@@ -201,8 +201,52 @@ def test_a_file_without_anything_to_train_on_is_refused(tmp_path: Path) -> None:
     pixels, labels = np.zeros((3, 6, 6), np.uint8), np.arange(3)
     file = tmp_path / "empty.npz"
     np.savez(file, x_train=pixels[:0], y_train=labels[:0], x_test=pixels, y_test=labels)
-    with pytest.raises(Refusal, match="has an empty x_train; every client needs something to train on") as refusal:
+    with pytest.raises(
+        Refusal, match=r"empty\.npz has nothing in its training part; every client needs something to train on"
+    ) as refusal:
         make_member(tmp_path / "client", path=str(file)).hello(terms_of(small_values()))
+    assert refusal.value.code == "data"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("images", "labels"),
+        ("x_test", "y_test"),
+        ("x_train", "y_train", "x_test"),
+        ("images", "labels", "x_train", "y_train"),
+        ("pictures",),
+    ],
+)
+def test_a_file_of_other_arrays_is_refused_with_the_names_that_are_needed(
+    names: tuple[str, ...], tmp_path: Path
+) -> None:
+    parts = {name: np.arange(3) if name[0] in "yl" else np.zeros((3, 6, 6), np.uint8) for name in names}
+    np.savez(tmp_path / "other.npz", **parts)  # type: ignore[arg-type]
+    with pytest.raises(Refusal) as refusal:
+        make_member(tmp_path / "client", path=str(tmp_path / "other.npz")).hello(terms_of(small_values()))
+    assert refusal.value.code == "data"
+    words = "other.npz has to hold the arrays x_train and y_train, and x_test and y_test to test on, not "
+    assert f"{words}{', '.join(names)}" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [("no.npz", b"no archive", "is damaged or not an .npz file"), ("none.npz", None, "there is nothing at")],
+)
+def test_a_file_that_cannot_be_read_is_refused(name: str, content: bytes | None, words: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(Refusal, match=words) as refusal:
+        make_member(tmp_path / "client", path=str(tmp_path / name)).hello(terms_of(small_values()))
+    assert refusal.value.code == "data"
+    assert "data.root" not in str(refusal.value)
+
+
+def test_an_empty_folder_is_refused_with_what_it_has_to_hold(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    with pytest.raises(Refusal, match=r"images has to hold the folder train, .* \(train/CLASS/\*\.png\)") as refusal:
+        make_member(tmp_path / "client", path=str(tmp_path / "images")).hello(terms_of(small_values()))
     assert refusal.value.code == "data"
 
 
@@ -381,8 +425,9 @@ def test_a_folder_of_images_goes_by_the_federations_names(tmp_path: Path) -> Non
     ("names", "parts", "code", "words"),
     [
         (["dog", "wolf"], ("train", "test"), "classes", "unknown class 'wolf'"),
-        (["dog", "ant"], ("val", "test"), "data", "no folder train"),
-        (["dog", "ant"], ("one", "two"), "data", "has to hold the folder train"),
+        (["dog", "ant"], ("val", "test"), "data", "images has to hold the folder train, and test beside it"),
+        (["dog", "ant"], ("one", "two"), "data", "images has to hold the folder train, and test beside it"),
+        (["dog", "ant"], ("train", "two"), "data", "images has to hold the folder train, and test beside it"),
     ],
 )
 def test_a_folder_that_does_not_fit_is_refused(

@@ -52,7 +52,10 @@ def test_a_federation_lives_through_a_kill_a_silence_and_a_new_coordinator(feder
 
     # The coordinator is killed, with all its processes, in round 4; a new one goes on, and the clients find it.
     federation.wait_for("round", 60, round=4)
+    waited = {client: join.said.count("waiting for") for client, join in joins.items()}
     serve.kill_all()
+    for client, join in joins.items():
+        eventually(lambda: join.said.count("waiting for") == waited[client] + 1, 60, join.said)  # noqa: B023
     serve = federation.serve("--resume")
     assert serve.wait(240) == 0, federation.tail()
     for join in joins.values():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,8 @@ pytest.importorskip("flwr")
 
 from flwr.proto.node_pb2 import NodeInfo
 
-from tinyproto.errors import FederationError
+from tinyproto.errors import FederationError, Interrupted
+from tinyproto.flower import processes
 from tinyproto.flower.certificates import ServerKeys, make_keys
 from tinyproto.flower.processes import SuperLink
 
@@ -80,3 +84,61 @@ def test_a_key_that_is_gone_is_taken_back_and_the_others_keep_their_nodes(keys: 
     assert_registered(link, left, again)
     with pytest.raises(FederationError, match=r"2\.pub was taken back in this federation.*client 2 needs a new one"):
         link.register(keys.clients)
+
+
+class Slow(SuperLink):
+    """A SuperLink at which Flower's own command takes its time."""
+
+    def __init__(self, keys: ServerKeys, folder: Path, script: str, look: Callable[[], None]) -> None:
+        self.keys, self.look = keys, look
+        command = folder / "flwr"
+        command.write_text(f"#!/bin/sh\n{script}\n")
+        command.chmod(0o755)
+        self.env = {"PATH": f"{folder}:/usr/bin:/bin"}
+
+    def _nodes(self) -> list[NodeInfo]:
+        return []
+
+
+@pytest.fixture
+def own_flwr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(processes, "program", lambda name: str(tmp_path / name))
+    return tmp_path
+
+
+def test_a_wish_to_stop_ends_a_registration_at_once(keys: ServerKeys, own_flwr: Path) -> None:
+    def look() -> None:
+        if len(list(own_flwr.glob("pid-*"))) >= processes.REGISTER_AT_ONCE:
+            raise Interrupted("go on with: …")
+
+    link = Slow(keys, own_flwr, f"echo > {own_flwr}/pid-$$; exec sleep 50", look)
+    start = time.monotonic()
+    with pytest.raises(Interrupted):
+        link.register(keys.clients)
+    assert time.monotonic() - start < 10
+    begun = [int(file.name.partition("-")[2]) for file in own_flwr.glob("pid-*")]
+    assert len(begun) == processes.REGISTER_AT_ONCE < CLIENTS
+    assert not [process for process in begun if Path(f"/proc/{process}").exists()]
+
+
+def test_a_ctrl_c_at_the_terminal_does_not_reach_the_commands(keys: ServerKeys, own_flwr: Path) -> None:
+    script = """set -- $(cat /proc/$$/stat); echo "{\\"success\\": true, \\"node-id\\": $5}" """
+    nodes = Slow(keys, own_flwr, script, lambda: None).register(keys.clients)
+    assert os.getpgrp() not in nodes.values()
+    assert len(set(nodes.values())) == CLIENTS
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo no such option >&2; exit 2", "failed: no such option"),
+        ("""echo '{"success": false, "error-message": "key  in use"}'""", "failed: key in use"),
+        ("sleep 30", "failed: it did not answer within 0.5 s"),
+    ],
+)
+def test_a_command_that_fails_is_quoted(
+    script: str, words: str, keys: ServerKeys, own_flwr: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "COMMAND_SECONDS", 0.5)
+    with pytest.raises(FederationError, match=f"`flwr supernode register` {words}"):
+        Slow(keys, own_flwr, script, lambda: None).register(keys.of([0]).clients)

@@ -16,7 +16,9 @@ from flwr.app import Message
 from support import same_tensors
 from support_flower import (
     NODE,
+    Federation,
     InProcessGrid,
+    Killed,
     after,
     doing,
     frame_of,
@@ -141,6 +143,9 @@ def test_a_client_killed_in_a_round_is_done_without_and_taken_back(tmp_path: Pat
     assert [record["participants"] for record in federation.records()] == [[0, 1], [0, 1], [0, 1, 2], []]
     assert federation.records()[0]["refused"] == {"2": "client 2, round 1: its node went offline"}
     assert [told["client"] for told in federation.events("left")] == [2]
+    assert federation.events("refused") == []
+    (silent_one,) = federation.events("silent")
+    assert (silent_one["client"], silent_one["round"], silent_one["reason"]) == (2, 1, "its node went offline")
     assert [told["client"] for told in federation.events("joined")] == [0, 1, 2, 2]
 
 
@@ -176,6 +181,54 @@ def test_it_does_not_begin_below_the_quorum(tmp_path: Path) -> None:
     assert federation.records()[0]["participants"] == [0, 1, 2]
 
 
+def waited(federation: Federation) -> list[tuple[list[int], list[int], int | None]]:
+    return [(told["present"], told["missing"], told.get("seconds")) for told in federation.events("waiting")]
+
+
+def test_it_says_anew_whom_it_waits_for_once_there_are_enough_and_once_time_is_up(tmp_path: Path) -> None:
+    federation = small_federation(tmp_path, small_values(rounds=1))
+    grid = federation.grid
+    grid.offline |= {NODE, NODE + 1, NODE + 2}
+    grid.clock.alarms += [
+        (10.0, lambda: grid.offline.discard(NODE)), (40.0, lambda: grid.offline.discard(NODE + 1)),
+    ]  # fmt: skip
+    federation.play()
+    first, second = waited(federation)
+    assert first == ([], [0, 1, 2], 60)
+    assert second[:2] == ([0, 1], [2])
+    assert second[2] is not None
+    assert 10 <= second[2] <= 20
+    assert 60 <= grid.clock.now < 70
+    assert {told["needed"] for told in federation.events("waiting")} == {2}
+
+    late = small_federation(tmp_path / "late", small_values(rounds=1))
+    late.grid.offline |= {NODE + 1, NODE + 2}
+    late.grid.clock.alarms.append((100.0, late.grid.offline.clear))
+    late.play()
+    assert waited(late) == [([0], [1, 2], 60), ([0], [1, 2], None)]
+
+
+def test_what_goes_on_does_not_wait_for_who_never_had_a_part_in_it(tmp_path: Path) -> None:
+    federation = small_federation(tmp_path, small_values(rounds=2))
+    grid = federation.grid
+    grid.offline.add(NODE + 2)
+
+    def killed(message: Message) -> None:
+        if message.metadata.message_type == "train" and unpack(frame_of(message))[0].round_number == 2:
+            raise Killed
+
+    grid.before_push = killed
+    with pytest.raises(Killed):
+        federation.play()
+    assert waited(federation) == [([0, 1], [2], 60)]
+    grid.before_push = lambda message: None
+    began = grid.clock.now
+    federation.play(resume=True)
+    assert len(waited(federation)) == 1
+    assert grid.clock.now - began < 30
+    assert [record["participants"] for record in federation.records()] == [[0, 1], [0, 1], []]
+
+
 def test_of_two_nodes_with_one_client_id_the_first_keeps_it_while_it_is_online(tmp_path: Path) -> None:
     federation = small_federation(tmp_path, small_values(rounds=3))
     grid = federation.grid
@@ -205,7 +258,34 @@ def test_with_keys_a_client_id_belongs_to_its_key(tmp_path: Path) -> None:
     keys = {str(client): grid.keys[NODE + client].hex() for client in range(3)}
     coordinator = federation.play(keys=keys)
     assert coordinator.channel.roster.nodes == {client: NODE + client for client in range(3)}
-    assert [(told["client"], told["node"]) for told in federation.events("refused")] == [(1, thief)]
+    (told,) = federation.events("refused")
+    assert (told["client"], told["node"]) == (0, thief)
+    assert told["reason"] == "it calls itself client 1, and its key is that of client 0"
+
+
+def test_with_keys_a_client_is_named_by_its_key_whatever_it_calls_itself(tmp_path: Path) -> None:
+    federation = small_federation(tmp_path, small_values(rounds=1))
+    grid = federation.grid
+    grid.keys |= {NODE + client: f"key {client}".encode() for client in range(3)}
+    grid.client_ids[NODE + 2] = 5
+    keys = {str(client): grid.keys[NODE + client].hex() for client in range(3)}
+    federation.play(keys=keys)
+    (told,) = federation.events("refused")
+    assert (told["client"], told["node"], told["reason"]) == (2, NODE + 2, WORDS["member"])
+
+
+def test_with_keys_a_node_that_goes_away_at_the_hello_is_named_by_its_key(tmp_path: Path) -> None:
+    federation = small_federation(tmp_path, small_values(rounds=1))
+    grid = federation.grid
+    grid.keys |= {NODE + client: f"key {client}".encode() for client in range(3)}
+
+    def gone(asked: Message, reply: Message) -> Iterable[tuple[float, Message]]:
+        return [(0.0, Message(flower_error(5), reply_to=asked))]
+
+    grid.changes[NODE + 2] = gone
+    federation.play(keys={str(client): grid.keys[NODE + client].hex() for client in range(3)})
+    told = federation.events("silent")[0]
+    assert (told["client"], told["node"], told["reason"]) == (2, NODE + 2, "hello: its node went offline")
 
 
 def test_where_keys_are_known_a_client_without_one_is_nobody_and_not_waited_for(tmp_path: Path) -> None:
@@ -215,7 +295,9 @@ def test_where_keys_are_known_a_client_without_one_is_nobody_and_not_waited_for(
     keys = {str(client): grid.keys[NODE + client].hex() for client in (0, 1)}
     coordinator = federation.play(keys=keys)
     assert [record["participants"] for record in federation.records()[:2]] == [[0, 1], [0, 1]]
-    assert [event["reason"] for event in federation.events("refused")] == [WORDS["taken"]]
+    (told,) = federation.events("refused")
+    assert told["reason"] == "it calls itself client 2, and its key is none of this federation's"
+    assert (told.get("client"), told["node"]) == (None, NODE + 2)
     assert list(coordinator.channel.roster.missing()) == []
     assert grid.clock.now < 60  # nobody waited for it
 
@@ -236,7 +318,7 @@ def test_a_client_that_accepts_but_never_tells_its_sizes_delays_the_others_ever_
     federation.play()
     assert all(record["participants"] == [0, 1] for record in federation.records()[:9])
     reasons = [event["reason"] for event in federation.events("silent")]
-    assert reasons[:3] == [f"client 2, round 0: no answer within {seconds} s" for seconds in (30, 60, 120)]
+    assert reasons[:3] == [f"no answer within {seconds} s" for seconds in (30, 60, 120)]
     pauses = [later - sooner for sooner, later in pairwise(asked_at)]
     assert len(pauses) == 3
     assert all(pause >= 600 * 2**time for time, pause in enumerate(pauses))

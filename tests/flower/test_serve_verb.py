@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import yaml
@@ -19,8 +21,9 @@ from support_members import TOKEN
 from tinyproto.cli import serve as serve_verb
 from tinyproto.config import load_config
 from tinyproto.errors import FederationError
-from tinyproto.flower.certificates import make_keys
-from tinyproto.flower.files import served_alone
+from tinyproto.flower import gate
+from tinyproto.flower.certificates import ServerKeys, make_keys
+from tinyproto.flower.files import locked, served_alone
 
 pytestmark = pytest.mark.flower
 
@@ -45,12 +48,15 @@ class Serve:
     def __init__(self, site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self.site, self.monkeypatch, self.capsys = site, monkeypatch, capsys
         self.registered: list[int] = []
+        self.keys: ServerKeys | None = None  # those that the SuperLink gets
+        self.listened: list[str] = []
+        self.interrupted = False  # while keys are registered
         self.shown = ""
         serve = self
 
         class NoSuperLink:
-            def __init__(self, *arguments: object) -> None:
-                pass
+            def __init__(self, folder: Path, keys: ServerKeys, look: Callable[[], None]) -> None:
+                serve.keys, self.look = keys, look
 
             def stop(self) -> None:
                 pass
@@ -59,13 +65,26 @@ class Serve:
 
             def register(self, clients: Mapping[int, Path]) -> None:
                 serve.registered = list(clients)
+                if serve.interrupted:
+                    signal.raise_signal(signal.SIGINT)
+                    self.look()
                 raise FederationError("Flower would be started here")
 
         monkeypatch.setattr(serve_verb, "SuperLink", NoSuperLink)
+        listening = gate.listening
+
+        def noted(host: str, port: int) -> socket.socket:
+            self.listened.append(f"{host}:{port}")
+            return listening(host, port)
+
+        monkeypatch.setattr(serve_verb, "listening", noted)
 
     def __call__(self, *arguments: str, port: int | None = None) -> str:
-        listen = f"127.0.0.1:{port or free_port()}"
-        assert in_process(self.monkeypatch, self.site, "serve", *arguments, "--listen", listen) == 2
+        return self.plain(*arguments, "--listen", f"127.0.0.1:{port or free_port()}")
+
+    def plain(self, *arguments: str) -> str:
+        """Without an address of its own; what it says."""
+        assert in_process(self.monkeypatch, self.site, "serve", *arguments) == 2
         self.shown, said = self.capsys.readouterr()
         return said
 
@@ -127,3 +146,214 @@ def test_without_a_key_a_client_is_shut_out_of_what_goes_on_and_nothing_new_begi
     for client in (0, 1):
         (keys / f"{client}.pub").unlink()
     serve.refused("has no key for client 0", "runs/trial", "--resume")
+
+
+def serve_file(site: Path) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads((site / "runs" / "trial" / "serve.json").read_text())
+    return told
+
+
+def test_what_goes_on_takes_the_address_and_the_keys_of_before(serve: Serve) -> None:
+    make_keys(serve.site / "other", 3, [])
+    address = f"127.0.0.1:{free_port()}"
+    assert "Flower would be started here" in serve.plain(
+        "runs/trial", "--resume", "--keys", "other", "--listen", address
+    )
+    assert "Flower would be started here" in serve.plain("runs/trial", "--resume")
+    assert serve.listened == [address] * 2
+    assert serve.keys == ServerKeys.open(serve.site / "other")
+    other = f"127.0.0.1:{free_port()}"
+    assert "Flower would be started here" in serve.plain("trial.yaml", "--resume", "--listen", other)
+    assert (serve.listened[-1], serve_file(serve.site)["listen"]) == (other, other)
+    (serve.site / "other").rename(serve.site / "moved")
+    serve.refused(
+        "where the keys of runs/trial were, is not there; --keys names their folder", "runs/trial", "--resume"
+    )
+    assert "Flower would be started here" in serve("runs/trial", "--resume", "--keys", "moved")
+    assert serve_file(serve.site)["key_folder"] == str(serve.site / "moved")
+
+
+def test_a_federation_of_before_goes_on_with_what_is_named_or_the_defaults(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not {"listen", "key_folder"} & set(serve_file(serve.site))
+    monkeypatch.setattr(serve_verb, "LISTEN", default := f"127.0.0.1:{free_port()}")
+    assert "Flower would be started here" in serve.plain("runs/trial", "--resume")
+    assert serve.listened == [default]
+    assert serve.keys is not None
+    assert serve.keys.folder == Path("keys")
+
+
+def test_another_federations_keys_do_not_shut_its_clients_out(serve: Serve) -> None:
+    make_keys(serve.site / "other", 2, [])
+    assert "Flower would be started here" in serve("runs/trial", "--resume")
+    serve.registered = []
+    serve.refused(
+        "other/server/clients/0.pub is not the key that client 0 has in runs/trial; --keys names the folder",
+        "runs/trial", "--resume", "--keys", "other",
+    )  # fmt: skip
+    assert serve.registered == []
+
+
+def test_a_new_key_is_taken_once_the_old_one_was_taken_back(serve: Serve) -> None:
+    assert "Flower would be started here" in serve("runs/trial", "--resume")
+    (serve.site / "keys" / "server" / "clients" / "2.pub").unlink()
+    make_keys(serve.site / "keys", 3, [])
+    serve.refused("a new key is taken after a --resume without the old one", "runs/trial", "--resume")
+    (serve.site / "keys" / "server" / "clients" / "2.pub").unlink()
+    assert "Flower would be started here" in serve("runs/trial", "--resume")
+    make_keys(serve.site / "keys", 3, [])
+    assert "Flower would be started here" in serve("runs/trial", "--resume")
+    assert serve.registered == [0, 1, 2]
+
+
+def test_where_nothing_was_served_there_is_nothing_to_go_on_with(serve: Serve) -> None:
+    file = serve.site / "runs" / "trial" / "serve.json"
+    file.write_text("{torn")
+    serve.refused("serve.json: ", "runs/trial", "--resume")
+    file.unlink()
+    serve.refused("runs/trial holds no federation to go on with", "runs/trial", "--resume")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("trial.yaml", "--keys", "nowhere"), "ca.crt is not there; tinyproto serve --init makes it"),
+        (("trial.yaml", "--listen", "8443"), "--listen: HOST:PORT is needed"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_sentence(arguments: tuple[str, ...], words: str, serve: Serve) -> None:
+    said = serve.plain(*arguments)
+    assert words in said
+    assert len(said.splitlines()) == 1
+
+
+def spoil_public(keys: Path) -> None:
+    (keys / "server" / "clients" / "1.pub").write_text("x\n")
+
+
+def same_public(keys: Path) -> None:
+    clients = keys / "server" / "clients"
+    (clients / "2.pub").write_bytes((clients / "0.pub").read_bytes())
+
+
+def other_kind(keys: Path) -> None:
+    (keys / "server" / "clients" / "1.pub").write_text(
+        "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGFD9Mu6NUN8mtiGfnxWWbVGcjlOqwzgZbXMmSgC4HGw\n"
+    )
+
+
+def other_key(keys: Path) -> None:
+    make_keys(keys / "more", 1, [])
+    (keys / "server" / "server.key").write_bytes((keys / "more" / "server" / "server.key").read_bytes())
+
+
+def other_authority(keys: Path) -> None:
+    make_keys(keys / "more", 1, [])
+    (keys / "server" / "ca.crt").write_bytes((keys / "more" / "server" / "ca.crt").read_bytes())
+
+
+def garbage(name: str) -> Callable[[Path], None]:
+    def spoil(keys: Path) -> None:
+        (keys / "server" / name).write_text("x\n")
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (spoil_public, "1.pub is no public key"),
+        (same_public, "2.pub are the same key; each client needs its own"),
+        (other_kind, "1.pub is no ECDSA key, and Flower takes no other"),
+        (other_key, "server.key is not the key of"),
+        (other_authority, "vouches for here: "),
+        (garbage("ca.crt"), "ca.crt is no certificate"),
+        (garbage("server.crt"), "server.crt is no certificate"),
+        (garbage("server.key"), "server.key is no private key"),
+    ],
+)
+def test_keys_are_looked_at_before_any_run_folder(spoil: Callable[[Path], None], words: str, serve: Serve) -> None:
+    spoil(serve.site / "keys")
+    serve.refused(words, "trial.yaml", "--overwrite")
+    serve.refused(words, "runs/trial", "--resume")
+    assert words in serve("trial.yaml", "name=new")
+    assert sorted(path.name for path in (serve.site / "runs").iterdir() if path.is_dir()) == ["trial"]
+
+
+def test_where_flower_does_not_start_the_run_of_before_is_put_back_and_a_new_one_removed(serve: Serve) -> None:
+    serve.refused("Flower would be started here", "trial.yaml", "--overwrite")
+    assert serve.registered == [0, 1, 2]
+    assert "Flower would be started here" in serve("trial.yaml", "name=new")
+    assert sorted(path.name for path in (serve.site / "runs").iterdir() if path.is_dir()) == ["trial"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("trial.yaml", "--overwrite"), "interrupted; nothing has begun"),
+        (("runs/trial", "--resume"), "interrupted; go on with: tinyproto serve runs/trial --resume"),
+    ],
+)
+def test_a_ctrl_c_while_keys_are_registered_ends_it_there(
+    arguments: tuple[str, ...], words: str, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve.interrupted = True
+    before = tree(serve.site / "runs" / "trial")
+    listen = f"127.0.0.1:{free_port()}"
+    assert in_process(monkeypatch, serve.site, "serve", *arguments, "--listen", listen) == 130
+    shown, said = serve.capsys.readouterr()
+    assert words in said
+    assert "open at" not in shown
+    after = tree(serve.site / "runs" / "trial")
+    assert {name: after[name] for name in before if name != "serve.json"} == {
+        name: before[name] for name in before if name != "serve.json"
+    }
+    assert set(after) == set(before)
+
+
+@pytest.mark.parametrize(
+    ("listen", "words"),
+    [
+        ("nohost.invalid:8450", "cannot listen on nohost.invalid:8450: nothing is called nohost.invalid here"),
+        ("192.0.2.1:8450", "it is none of this machine's addresses; 0.0.0.0 is all of them"),
+    ],
+)
+def test_an_address_that_is_not_here_is_named(listen: str, words: str, serve: Serve) -> None:
+    before = tree(serve.site / "runs" / "trial")
+    said = serve.plain("trial.yaml", "--overwrite", "--listen", listen)
+    assert words in said
+    assert "another federation" not in said
+    assert tree(serve.site / "runs" / "trial") == before
+
+
+def test_no_lock_is_left_behind(serve: Serve) -> None:
+    folder = serve.site / "runs" / "trial"
+    with served_alone(folder):
+        assert (folder.parent / ".trial.lock").is_file()
+        serve.refused("another process serves", "runs/trial", "--resume")
+        serve.refused("another process serves", "runs/trial", "--resume")  # the first took nothing away
+    serve.refused("Flower would be started here", "trial.yaml", "--overwrite")
+    assert [path.name for path in folder.parent.iterdir()] == ["trial"]
+
+
+def test_a_lock_that_its_holder_removed_meanwhile_is_not_taken_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, flock, times = tmp_path / "lock", fcntl.flock, []
+
+    def late(opened: IO[str], how: int) -> None:
+        times.append(1)
+        if len(times) == 1:  # between open and flock the holder goes
+            file.unlink()
+        if len(times) == 2:  # and another comes
+            file.unlink()
+            file.touch()
+        flock(opened, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with locked(file, "taken"):
+        assert len(times) == 3
+        with pytest.raises(FederationError, match="taken"), locked(file, "taken"):
+            pass
+    assert not file.exists()

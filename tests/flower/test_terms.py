@@ -27,6 +27,11 @@ def values(algorithm: str, **more: Any) -> dict[str, Any]:
     }
 
 
+def test_the_first_classes_of_a_known_dataset_are_how_many_there_are() -> None:
+    config = parse_config(values("fedproto", data={"name": "cifar10", "first_classes": 4}))
+    assert offered_terms(config, TOKEN).num_classes == 4
+
+
 @pytest.mark.parametrize(("name", "preset"), CASES)
 def test_both_sides_build_the_same(name: str, preset: str) -> None:
     config = parse_config(values(name, preset=preset))

@@ -20,7 +20,7 @@ pytest.importorskip("flwr")
 
 from support_cli import environment
 from support_docs import ROOT, blocks_of
-from support_federation import MARK, marked
+from support_federation import MARK, eventually, marked
 
 pytestmark = [pytest.mark.flower, pytest.mark.flower_slow]
 
@@ -75,7 +75,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 def test_three_clients_on_one_machine(reader: Reader) -> None:
     said = reader.type(block("--init keys --clients 3\n"))
     assert said in [shown.text for shown in blocks_of(PAGE) if shown.info == "text"]
-    said = reader.type(block("--share configs/federation.yaml"))
+    said = reader.type(block("--client-id 2 --share configs/federation.yaml"))
     assert "round 5 of 5: 3 clients" in said
     assert said.count("the federation is over after 5 rounds") == 3
     said = reader.type(block("ls runs/federation"))
@@ -111,4 +111,5 @@ def test_flower_s_own_way_simulated_on_ray(reader: Reader) -> None:
 def test_flower_s_own_way_deployed(reader: Reader) -> None:
     reader.type(block("export FLWR_HOME"), block("runs/deployed"))
     assert reader.events("deployed")[-1] == "finished"
+    eventually(lambda: not marked(reader.mark), 30, "the last line ends what the others started")
     reader.type("tinyproto report runs/deployed")

@@ -54,7 +54,7 @@ def test_a_variant_without_its_counterpart_stands_alone(records: Records) -> Non
 
 def test_every_reading_of_the_experiments_has_a_row_below_its_method(records: Records) -> None:
     rows = list(reading_rows(readings(records)))
-    assert len(rows) == 15 + 6
+    assert len(rows) == 17 + 6
     words = {row[0]: row[1:] for row in rows[:17]}  # those on CIFAR-100
     assert words["CIFAR-100, FedProto as in Table 1"] == ["60 rounds", "25.00", "25.00", "25.00"]
     assert words["↳ where local prototypes come from: running instead of fresh"] == [
@@ -68,6 +68,11 @@ def test_a_variant_is_held_against_table_1_of_its_own_dataset(records: Records) 
     rows = list(reading_rows(readings(records)))
     first = next(number for number, row in enumerate(rows) if row[0] == "CIFAR-10, TinyProto-FT (50) as in Table 1")
     assert rows[first][1:] == ["300 rounds", *["75.00"] * 3]
+    told = [row[0] for row in rows[first + 2 : first + 4]]
+    assert told == [
+        "↳ where local prototypes come from: running instead of fresh",
+        "↳ where local prototypes come from: running instead of fresh, masks: blocks instead of balanced",
+    ]
     assert rows[first + 1] == ["↳ masks: blocks instead of balanced", "300 rounds", *["82.00 (+7.00)"] * 3]
 
 

@@ -72,6 +72,29 @@ def test_the_study_of_bytes_crosses_types_with_dimensions_and_has_a_baseline_in_
     assert {entry["name"] for entry in config.values["algorithms"]} > {"fedproto", "fedtgp", "lg_fedavg", "feddistill"}
 
 
+def test_the_first_100_classes_of_tiny_imagenet_have_table_1_s_methods_and_are_not_among_the_paper_s() -> None:
+    (config,) = of("tiny-imagenet-100")
+    (whole,) = [config for config in of("table1") if config.values["data"]["name"] == "tiny_imagenet"]
+    changed = {key for key in whole.values if whole.values[key] != config.values[key]}
+    assert changed == {"name", "data", "seeds"}
+    assert config.values["data"] == {"name": "tiny_imagenet", "first_classes": 100}
+    assert config.path.parent == BEYOND
+    assert (config.dataset, whole.dataset) == ("tiny_imagenet, first 100 classes", "tiny_imagenet")
+    assert (config.cells, config.values["seeds"], config.values["train"]["rounds"]) == (9, [0], 300)
+
+
+def test_readings_of_the_published_code_are_asked_of_cifar10() -> None:
+    (config,) = [config for config in of("readings") if config.stem == "readings_cifar10"]
+    entries = {entry.label: entry.hyper for entry in load_config(ROOT / config.path).algorithms}
+    found = {label: (getattr(hyper, "masks", None), hyper.prototype_source) for label, hyper in entries.items()}
+    assert found == {
+        "fedproto(running)": (None, "running"),
+        "tinyproto_ft(blocks)": ("blocks", "fresh"),
+        "tinyproto_ft(running)": ("balanced", "running"),
+        "tinyproto_ft(blocks-running)": ("blocks", "running"),
+    }
+
+
 def test_writing_removes_what_the_definition_no_longer_has(tmp_path: Path) -> None:
     write(tmp_path)
     for folder in (FOLDER, BEYOND):

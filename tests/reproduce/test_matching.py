@@ -78,6 +78,37 @@ def test_what_was_played_on_a_part_of_a_dataset_is_no_cell_of_the_paper() -> Non
     assert record_key(cell.config, cell.entry, "cifar100 (50 of 100 classes)") != cell.key
 
 
+FIRST = "tiny_imagenet, first 100 classes"
+
+
+@pytest.mark.parametrize("asked", ["data.first_classes=100", "data.first_classes=null"])
+def test_first_classes_are_a_cell_of_their_own_whether_they_were_asked_for_or_are_all_there_is(asked: str) -> None:
+    config = record("tiny_imagenet_100", asked)
+    cells, whole = paper_cells(PAPER["tiny_imagenet_100"]), paper_cells(PAPER["table1_tiny_imagenet"])
+    keys = [record_key(config, entry, FIRST) for entry in config["algorithms"]]
+    assert keys == [cell.key for cell in cells]
+    assert not set(keys) & {cell.key for cell in whole}
+
+
+def test_all_classes_and_other_100_classes_are_not_the_first_100() -> None:
+    config = record("tiny_imagenet_100")
+    known = {cell.key for paper in experiments() for cell in paper_cells(paper)}
+    others = "tiny_imagenet (100 of 200 classes, 55000 of 110000 images)"
+    assert not {record_key(config, entry, others) for entry in config["algorithms"]} & known
+    whole = {cell.key for cell in paper_cells(PAPER["table1_tiny_imagenet"])}
+    assert {record_key(config, entry, "tiny_imagenet") for entry in config["algorithms"]} == whole
+
+
+def test_a_record_from_before_there_were_first_classes_is_still_its_cell() -> None:
+    config = record("table1_tiny_imagenet")
+    del config["data"]["first_classes"]
+    cells = paper_cells(PAPER["table1_tiny_imagenet"])
+    assert [cell_key(config, entry) for entry in config["algorithms"]] == [cell.key for cell in cells]
+    assert [record_key(config, entry, "tiny_imagenet") for entry in config["algorithms"]] == [
+        cell.key for cell in cells
+    ]
+
+
 def test_another_hyper_parameter_or_preset_makes_another_cell() -> None:
     cell = TABLE1["tinyproto_ft"]
     assert cell_key(cell.config, {**cell.entry, "global_scale": 0.1}) != cell.key

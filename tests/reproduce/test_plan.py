@@ -25,7 +25,7 @@ def labels(target: str, part: Part = SEED_0) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("target", ["table1", "table3", "appendix", "readings"])
+@pytest.mark.parametrize("target", ["table1", "table3", "appendix", "readings", "tiny-imagenet-100"])
 def test_a_table_is_every_cell_of_its_configs(target: str) -> None:
     own = [config for config in experiments() if config.target == target]
     found = plan(target, Part())

@@ -284,6 +284,35 @@ def test_a_part_of_a_dataset_is_not_taken_for_all_of_it(tmp_path: Path, monkeypa
     assert reasons == {"the paper has all of digits; what lies in data is digits (5 of 10 classes)"}
 
 
+def test_first_classes_are_played_beside_the_whole_dataset_and_recorded_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = paper("table1", "table1_whole", ["local"], seeds=[0])
+    part = paper("table1", "table1_part", ["local"], data={"first_classes": 4}, seeds=[0])
+    use(monkeypatch, [whole, part])
+    assert in_process(monkeypatch, tmp_path, "reproduce", "table1", "--json") == 0
+    cells = json.loads(capsys.readouterr().out)["cells"]
+    assert [(cell["config"], cell["dataset"], cell["state"]) for cell in cells] == [
+        ("table1_whole", "digits", "done"), ("table1_part", "digits, first 4 classes", "done")
+    ]  # fmt: skip
+    (of_part,) = finished_cells(tmp_path / RECORDS / "table1_part" / "local-0")
+    assert of_part.result["dataset"] == "digits, first 4 classes"
+    assert of_part.config["data"]["first_classes"] == 4
+    assert recorded(tmp_path)["table1_part/local-0"] != recorded(tmp_path)["table1_whole/local-0"]
+
+
+def test_other_classes_are_not_played_as_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, [paper("table1", "table1_part", ["local"], data={"first_classes": 4}, seeds=[0])])
+    load = SOURCES["digits"].load
+    other = replace(SOURCES["digits"], load=lambda request: replace(load(request), name="digits (4 of 10 classes)"))
+    monkeypatch.setitem(SOURCES, "digits", other)
+    reproduction = Reproduction(plan("table1", Part()), tmp_path / "results", tmp_path / "runs")
+    outcome = reproduction.play(left(reproduction), Observed())
+    assert {reason for _, reason in outcome.failed} == {
+        "wanted is digits, first 4 classes; what lies in data is digits (4 of 10 classes)"
+    }
+
+
 def test_no_minutes_play_nothing_and_say_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,7 +19,8 @@ class FederationProgress(Bars):
         self.rule = rule
         self.over = False
         self.failure: str | None = None
-        self._here: set[int] = set()
+        self._here: dict[int, int | None] = {}  # nodes by client, as far as they were told
+        self._doing = self._reached = ""
         self._rounds = 0
         self._bar: bars.TaskID | None = None
 
@@ -29,34 +30,34 @@ class FederationProgress(Bars):
 
     def _started(self, event: dict[str, Any]) -> None:
         self._rounds = event["rounds"]
-        self._bar = self.bars.add_task(
-            event["algorithm"], total=self._rounds, completed=event["done"], state="waiting for clients"
-        )
+        self._bar = self.bars.add_task(event["algorithm"], total=self._rounds, completed=event["done"], state="")
+        self._state("waiting for clients")
         if event["done"]:
             self.output.say(f"going on after round {event['done']} of {self._rounds}")
 
     def _waiting(self, event: dict[str, Any]) -> None:
-        missing = ", ".join(map(str, event["missing"]))
-        self._state(f"{counted(len(event['present']), 'client')} here")
-        self.output.say(
-            f"{counted(len(event['present']), 'client')} here, {event['needed']} needed; missing: {missing}"
-        )
+        self._here = {client: self._here.get(client) for client in event["present"]}
+        self._state("waiting for clients")
+        self.output.say(_waiting_words(event))
 
     def _joined(self, event: dict[str, Any]) -> None:
-        self._here.add(event["client"])
+        self._here[event["client"]] = event.get("node")
+        self._state(self._doing)
         self.output.say(f"client {event['client']} is here")
 
     def _left(self, event: dict[str, Any]) -> None:
-        self._here.discard(event["client"])
+        self._here.pop(event["client"], None)
+        self._state(self._doing)
         self.output.say(f"client {event['client']} left: {event['reason']}")
 
     def _refused(self, event: dict[str, Any]) -> None:
-        who = f"client {event['client']}" if "client" in event else f"node {event.get('node')}"
-        self.output.say(f"{who} refused: {event['reason']}")
+        if "node" in event and self._here.get(event.get("client", -1)) == event["node"]:  # not merely its answer
+            del self._here[event["client"]]
+            self._state(self._doing)
+        self.output.say(f"{_who(event)} refused{_when(event)}: {event['reason']}")
 
     def _silent(self, event: dict[str, Any]) -> None:
-        who = f"client {event['client']}" if "client" in event else f"node {event.get('node')}"
-        self.output.say(f"{who} is silent: {event['reason']}")
+        self.output.say(f"{_who(event)} is silent{_when(event)}: {event['reason']}")
 
     def _again(self, event: dict[str, Any]) -> None:
         self.output.say(event["reason"])
@@ -64,23 +65,20 @@ class FederationProgress(Bars):
     def _round(self, event: dict[str, Any]) -> None:
         name = "closing" if event.get("closing") else f"round {event['round']}"
         asked = event.get("evaluated", []) if event.get("closing") else event["participants"]
-        self._state(f"{name}: {counted(len(asked), 'client')} asked")
+        self._state(f"{name}: {len(asked)} asked")
 
     def _concluded(self, event: dict[str, Any]) -> None:
         known = {rule: value for rule, value in event["accuracy"].items() if value is not None}
         rule = self.rule if self.rule in known else next(iter(known), None)
-        reached = f"{rule} {percent(known[rule])}" if rule is not None else ""
+        reached = self._reached = f"{rule} {percent(known[rule])}" if rule is not None else ""
         closing = bool(event.get("closing"))
         name = "closing" if closing else f"round {event['round']} of {self._rounds}"
         without = f", without {', '.join(event['refused'])}" if event.get("refused") else ""
         if self._bar is not None and not closing:
             self.bars.update(self._bar, completed=event["round"])
-        self._state(reached)
-        if self.output.verbose or not self.output.has_bars:
-            who = "" if closing else f"{counted(len(event['participants']), 'client')}{without}, "
-            self.output.say(f"{name}: {who}{event['seconds']:.1f} s{f', {reached}' if reached else ''}")
-        elif without:
-            self.output.say(f"{name} was concluded{without}")
+        self._state(self._doing)
+        who = "" if closing else f"{counted(len(event['participants']), 'client')}{without}, "
+        self.output.say(f"{name}: {who}{event['seconds']:.1f} s{f', {reached}' if reached else ''}")
 
     def _finished(self, event: dict[str, Any]) -> None:  # noqa: ARG002
         self.over = True
@@ -93,6 +91,28 @@ class FederationProgress(Bars):
             facts = ", ".join(f"{key} {value}" for key, value in event.items() if key not in ("time", "event"))
             self.output.say(f"{event['event']}: {facts}")
 
-    def _state(self, words: str) -> None:
+    def _state(self, doing: str) -> None:
+        """In the bar: who is here, what is being done, and the accuracy reached last."""
+        self._doing = doing
         if self._bar is not None:
-            self.bars.update(self._bar, state=words)
+            words = (f"{len(self._here)} here", doing, self._reached)
+            self.bars.update(self._bar, state=", ".join(filter(None, words)))
+
+
+def _waiting_words(event: dict[str, Any]) -> str:
+    here, needed, seconds = len(event["present"]), event["needed"], event.get("seconds")
+    missing = ", ".join(map(str, event["missing"]))
+    if seconds is None:
+        return f"{counted(here, 'client')} here, {needed} needed; missing: {missing}"
+    if here >= needed:
+        return f"{counted(here, 'client')} here, which is enough; waiting {seconds} s more for: {missing}"
+    fewer = f", or for any {needed} after {seconds} s" if needed < here + len(event["missing"]) else ""
+    return f"{counted(here, 'client')} here; waiting for: {missing}{fewer}"
+
+
+def _who(event: dict[str, Any]) -> str:
+    return f"client {event['client']}" if "client" in event else f"node {event.get('node')}"
+
+
+def _when(event: dict[str, Any]) -> str:
+    return f" in round {event['round']}" if event.get("round") else ""

@@ -1,4 +1,4 @@
-"""Ctrl-C: the first asks to stop in good order, the second ends at once."""
+"""Ctrl-C: the first asks to stop in good order, the second ends at once. What was to be ignored stays so."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from types import FrameType, TracebackType
 
 
 class StopOnInterrupt:
-    """While open, the first interrupt is only noted; so is SIGTERM, where it is named too."""
+    """While open, the first interrupt is only noted; so is SIGTERM, where it is named too.
+
+    A signal that is ignored stays ignored: who started this with `nohup`, or in the background of a script, wants so.
+    """
 
     def __init__(self, *others: signal.Signals) -> None:
         self.wanted = False
         self._signals = (signal.SIGINT, *others)
 
     def __enter__(self) -> StopOnInterrupt:
-        self._before = {number: signal.signal(number, self._note) for number in self._signals}
+        noted = [number for number in self._signals if signal.getsignal(number) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._note) for number in noted}
         return self
 
     def __exit__(

@@ -1,26 +1,24 @@
-"""`tinyproto join`: a client of a federation on this device, until the last round or Ctrl-C."""
+"""`tinyproto join`: a client of a federation on this device, until that is over or somebody ends it."""
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tinyproto.cli.interrupt import StopOnInterrupt
+from tinyproto.cli.own import Own, check, join_file, write
 from tinyproto.cli.terminal import Output
-from tinyproto.config import load_config
-from tinyproto.errors import ConfigError, FederationError, Interrupted
-from tinyproto.flower.arrival import AwayError, TurnedAwayError, is_cut_off, reach, why_it_ended
+from tinyproto.errors import FederationError, Interrupted, TinyProtoError
+from tinyproto.flower.arrival import AwayError, Line, TurnedAwayError, reach, why_it_ended
 from tinyproto.flower.certificates import ClientKeys
 from tinyproto.flower.files import locked, writing
 from tinyproto.flower.follower import Follower
-from tinyproto.flower.member import JoinFile
 from tinyproto.flower.processes import SuperNode, split_address
+from tinyproto.flower.refusal import NEEDS_A_RESTART, REMEDIES
 from tinyproto.flower.socket_bytes import Relay
 from tinyproto.report.words import counted, size
 
@@ -34,31 +32,22 @@ LAST_ANSWER_SECONDS = 60.0
 CLOSING_SECONDS = 600.0
 """How long a coordinator that is away is waited for after the last round; what is left then is a last evaluation."""
 
+HEARD_SECONDS = 5.0
+"""How long a client that ends stays after its refusal was sent; of who leaves at once, Flower keeps no answer."""
+
 PATIENCE_SECONDS = 150.0
 """How long a client that is turned away tries again; after a kill -9 its key is free again within about a minute."""
-
-
-@dataclass(frozen=True)
-class Own:
-    """What is the client's own: its number, keys, samples, network and folder."""
-
-    client: int
-    keys: Path
-    data: Path | None
-    share: Path | None
-    image_size: int | None
-    model: str
-    device: str
-    folder: Path
-    give_up: int | None = None  # minutes that a coordinator may be away
 
 
 def join_federation(server: str, own: Own, output: Output) -> None:
     """Be a client of the federation at this address, whether it is there already or comes later."""
     host, port = split_address(server, "--server")
-    keys = ClientKeys.open(own.keys)
-    with _alone(own.folder):
-        _write_join_file(own)
+    with _named(own.client):
+        keys = ClientKeys.open(own.keys)
+        join = join_file(own)
+        check(own, join, output)
+    with _named(own.client), _alone(own.folder):
+        write(own.folder / "join.json", join)
         with StopOnInterrupt(signal.SIGTERM, signal.SIGHUP) as stop:
             relay = Relay((host, port), own.folder / "socket.json")
             stay = Stay(own, (host, port), server, keys, relay, stop, output)
@@ -73,7 +62,7 @@ def join_federation(server: str, own: Own, output: Output) -> None:
         over = (
             f"{counted(rounds, 'round')} are done, and {server} is away: taken for the end, without a last evaluation"
         )
-    output.say(f"{over}; the client's state is in {own.folder}")
+    output.say(f"client {own.client}: {over}; its state is in {own.folder}")
     output.result({
         "client": own.client, "folder": str(own.folder), "rounds": rounds, "missed_the_end": stay.missed_the_end,
         "socket_bytes": relay.counts,
@@ -96,6 +85,7 @@ class Stay:
         self.output = output
         self.journal = Follower(own.folder / "progress.jsonl")
         self._said = ""
+        self._refused: tuple[str, str] | None = None  # code and reason, until it takes part
         self._turned_away_since: float | None = None
         self._away_since: float | None = None
         self._last_round: int | None = None  # once it is done
@@ -104,6 +94,7 @@ class Stay:
 
     def last(self) -> int | None:
         """Until the federation is over: its rounds. None where a stop was wanted before."""
+        self._look_back()
         pause = FIRST_PAUSE
         while not self.stop.wanted and self._rounds is None:
             began = time.monotonic()
@@ -123,6 +114,7 @@ class Stay:
     def _be_there(self) -> None:
         """One SuperNode from start to end; why it ended is raised, unless nothing is left to do."""
         node = SuperNode(self.own.folder, self.server, self.keys, self.own.client, self.relay.proxy)
+        line = Line(node.process.said, lambda: self.relay.add(reach(self.address, self.keys.authority)))
         connected = False
         try:
             while not node.process.wait(0.5):
@@ -130,13 +122,14 @@ class Stay:
                     return
                 if not connected and node.is_connected:
                     connected, self._turned_away_since, self._away_since = True, None, None
-                    self._say_once(f"client {self.own.client} is connected to {self.server}")
+                    self._say_connected()
                 self._show()
                 if self._rounds is not None:
                     self._see_off(node)
                     return
-                if connected and self._patience is not None:
-                    self._look_for_the_coordinator(node)
+                self._end_if_refused(node)
+                if connected:
+                    self._look_for_the_coordinator(line)
                     if self.missed_the_end:
                         return
         finally:
@@ -151,27 +144,48 @@ class Stay:
                 return
 
     @property
+    def _needs_a_restart(self) -> bool:
+        return self._refused is not None and self._refused[0] in NEEDS_A_RESTART
+
+    def _end_if_refused(self, node: SuperNode) -> None:
+        """An error where only another command line helps, once the coordinator has heard of it."""
+        if self._refused is None or not self._needs_a_restart:
+            return
+        until = time.monotonic() + LAST_ANSWER_SECONDS
+        while time.monotonic() < until and not self.stop.wanted and not node.process.wait(0.5):
+            if node.has_answered:
+                self._wait(HEARD_SECONDS)
+                break
+        code, reason = self._refused
+        raise FederationError(f"{reason}; {REMEDIES[code]}")
+
+    @property
     def _patience(self) -> float | None:
         """For how many seconds a coordinator that is away is waited for; None: for ever."""
         asked = None if self.own.give_up is None else 60.0 * self.own.give_up
         closing = None if self._last_round is None else CLOSING_SECONDS
         return min((limit for limit in (asked, closing) if limit is not None), default=None)
 
-    def _look_for_the_coordinator(self, node: SuperNode) -> None:
-        """A SuperNode that is connected tries for ever to be so again."""
-        if is_cut_off(node.process.said()):
-            self._away("the connection broke")
-        else:
+    def _look_for_the_coordinator(self, line: Line) -> None:
+        """Whether it is there still, or is there again."""
+        reason = line.why_dead(time.monotonic())
+        if reason is not None:
+            self._away(reason)
+        elif self._away_since is not None:
             self._away_since = None
+            self._say_connected()
 
     def _away(self, reason: str) -> None:
         """Wait, or not any longer: after the last round that is an end like another, before it an error."""
         now = time.monotonic()
-        self._away_since = now if self._away_since is None else self._away_since
+        self._turned_away_since = None
+        if self._away_since is None:
+            self._away_since = now
+            self._say(f"waiting for {self.server}: {reason}")
         limit = self._patience
         if limit is None or now - self._away_since < limit:
-            self._say_once(f"waiting for {self.server}: {reason}")
-        elif self._last_round is not None:
+            return
+        if self._last_round is not None:
             self._rounds, self.missed_the_end = self._last_round, True
         else:
             raise FederationError(
@@ -182,7 +196,7 @@ class Stay:
     def _turned_away(self, reason: TurnedAwayError) -> None:
         now = time.monotonic()
         self._away_since = None
-        self._turned_away_since = self._turned_away_since or now
+        self._turned_away_since = now if self._turned_away_since is None else self._turned_away_since
         if now - self._turned_away_since > PATIENCE_SECONDS:
             raise FederationError(f"{self.server}: {reason}")
         self._say_once(f"{reason}; trying again for {PATIENCE_SECONDS:.0f} s")
@@ -197,15 +211,49 @@ class Stay:
             if event["event"] == "finished":
                 self._rounds = int(event["rounds"])
                 continue
-            if event["event"] == "answered" and event["kind"] == "update":
-                done, rounds = int(event["round"]), int(event["rounds"])
-                self._last_round = rounds if done == rounds else None
-            self.output.say(_words(event))
+            self._last_round = _last_round(event, self._last_round)
+            before, self._refused = self._refused, _refused(event)
+            if self._refused is None or (self._refused != before and not self._needs_a_restart):
+                self._say(_words(event))
+
+    def _look_back(self) -> None:
+        """A client that is started again may have done its last round, or have seen the end already."""
+        for event in (past := self.journal.past()):
+            self._last_round = _last_round(event, self._last_round)
+        if past and past[-1]["event"] == "finished":
+            rounds = counted(int(past[-1]["rounds"]), "round")
+            self.output.say(
+                f"the federation that client {self.own.client} took part in is over after {rounds}; this waits for "
+                f"another at {self.server}, and Ctrl-C ends it"
+            )
+
+    def _say(self, words: str) -> None:
+        """Who speaks is said too: several clients may share a terminal."""
+        self._said = words
+        self.output.say(f"client {self.own.client}: {words}")
 
     def _say_once(self, words: str) -> None:
         if words != self._said:
-            self.output.say(words)
-            self._said = words
+            self._say(words)
+
+    def _say_connected(self) -> None:
+        self._said = ""
+        self.output.say(f"client {self.own.client} is connected to {self.server}")
+
+
+def _refused(event: dict[str, Any]) -> tuple[str, str] | None:
+    """The code and the sentence of a refusal."""
+    return (str(event.get("code")), str(event["reason"])) if event["event"] == "refused" else None
+
+
+def _last_round(event: dict[str, Any], before: int | None) -> int | None:
+    """The federation's rounds, where this event says that the client has done the last, or it had already."""
+    match event:
+        case {"event": "finished"}:
+            return None
+        case {"event": "answered", "kind": "update", "round": done, "rounds": rounds}:
+            return int(rounds) if done == rounds else None
+    return before
 
 
 def _words(event: dict[str, Any]) -> str:
@@ -216,31 +264,20 @@ def _words(event: dict[str, Any]) -> str:
         case "answered":
             return f"round {event['round']}: answered with {size(event['bytes'])} ({event['kind']})"
         case "refused":
-            return f"refused: {event['reason']}"
+            remedy = REMEDIES.get(str(event.get("code")))
+            return f"refused: {event['reason']}{f'; {remedy}' if remedy else ''}"
     return f"failed: {str(event.get('reason', event)).strip().splitlines()[-1]}"
 
 
-def _write_join_file(own: Own) -> None:
-    if (own.data is None) == (own.share is None):
-        raise ConfigError(
-            "either --data says where this client's samples are, or --share a config that splits a dataset"
-        )
-    data: dict[str, Any]
-    if own.share is not None:
-        model = load_config(own.share, []).model
-        share = {"data": model.data.model_dump(mode="json"), "partition": model.partition.model_dump(mode="json")}
-        data = {"share": share}
-    else:
-        assert own.data is not None
-        if not own.data.exists():
-            raise ConfigError(f"--data: there is nothing at {own.data}")
-        data = {"path": str(own.data.resolve()), "image_size": own.image_size}
-    text = json.dumps({"data": data, "model": own.model, "device": own.device}, indent=1)
+@contextmanager
+def _named(client: int) -> Iterator[None]:
+    """What goes wrong is said of this client."""
     try:
-        (own.folder / "join.json").write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise FederationError(f"cannot write {own.folder / 'join.json'}: {error.strerror or error}") from error
-    JoinFile.read(own.folder)
+        yield
+    except Interrupted:
+        raise
+    except TinyProtoError as error:
+        raise FederationError(f"client {client}: {error}") from error
 
 
 @contextmanager
@@ -250,5 +287,9 @@ def _alone(folder: Path) -> Iterator[None]:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(PermissionError):  # another user's, who decides
             folder.chmod(0o700)
-        with locked(folder / ".lock", f"another process is the client in {folder}; --folder goes elsewhere"):
+        words = (
+            f"another process is the client in {folder}; end that first, or join as another client, with --client-id, "
+            "--keys and --folder of its own"
+        )
+        with locked(folder / ".lock", words):
             yield

@@ -14,11 +14,18 @@ def init_keys(folder: Path, clients: int, hosts: Sequence[str], output: Output) 
     """Make what is not there yet, and say what belongs on which machine."""
     made = make_keys(folder, clients, hosts)
     output.say(f"{folder}/server      for this machine: a certificate for {', '.join(made.names)}")
-    output.say(f"{folder}/client-N    for client N and nobody else, such as: scp -r {folder}/client-0 DEVICE:keys")
+    here = next((number for number in range(clients) if number not in made.elsewhere), "N")
+    copied = f"scp -r {folder}/client-{here} DEVICE:tinyproto/keys/"
+    output.say(f"{folder}/client-N    for client N and nobody else, such as: {copied}")
     output.say(f"{folder}/authority   makes more certificates; keep it where no other machine reads it")
     whose = f" (client {', '.join(map(str, made.clients))})" if 0 < len(made.clients) < clients else ""
-    output.say(
-        f"{counted(len(made.clients), 'new key')}{whose}; {'a new' if made.certificate else 'the same'} certificate"
-    )
+    words = f"{counted(len(made.clients), 'new key')}{whose}; {'a new' if made.certificate else 'the same'} certificate"
+    for_all = "; a new authority: each client needs the new ca.crt"
+    output.say(f"{words}{for_all if made.authority and len(made.clients) < clients else ''}")
+    if made.elsewhere:
+        output.say(
+            f"not here: the private key of client {', '.join(map(str, made.elsewhere))}; where one is lost, remove "
+            f"{folder}/server/clients/N.pub and give this command again"
+        )
     output.result({"folder": str(folder), "names": list(made.names), "new_clients": list(made.clients),
-                   "new_certificate": made.certificate})  # fmt: skip
+                   "new_certificate": made.certificate, "elsewhere": list(made.elsewhere)})  # fmt: skip

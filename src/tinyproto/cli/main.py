@@ -268,10 +268,20 @@ def serve(
         typer.Argument(metavar="CONFIG", help="A config file, or with --resume a run folder.", show_default=False),
     ] = None,
     overrides: Overrides = None,
-    keys: Annotated[Path, typer.Option(metavar="DIR", help="The folder that --init made.")] = Path("keys"),
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="The folder that --init made.", show_default="keys; with --resume that of before"
+        ),
+    ] = None,
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where clients reach it; 0.0.0.0 is every network it is in.")
-    ] = "127.0.0.1:8443",
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where clients reach it; 0.0.0.0 is every network it is in.",
+            show_default="127.0.0.1:8443; with --resume that of before",
+        ),
+    ] = None,
     runs: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run folder if it exists.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on after the last round that was concluded.")] = False,
@@ -297,15 +307,15 @@ def serve(
 ) -> None:
     """Coordinate a real federation over the network; clients take part with **tinyproto join**.
 
-    It runs on Flower (pip install 'tinyproto[flower]'), under TLS, for clients whose key is registered. The network
-    reaches what clients need and nothing else. Rounds go on when clients vanish, and wait when too few are there. The
-    run folder **runs/NAME** is like that of **tinyproto run**.
+    It runs on Flower, which wants an environment of its own (docs/federation.md says how), under TLS, for clients
+    whose key is registered. The network reaches what clients need and nothing else. Rounds go on when clients vanish,
+    and wait when too few are there. The run folder **runs/NAME** is like that of **tinyproto run**.
 
     Examples:
 
     - tinyproto serve --init keys --clients 3 --host coordinator.example.org
     - tinyproto serve federation.yaml --listen 0.0.0.0:8443
-    - tinyproto serve runs/federation --resume --listen 0.0.0.0:8443
+    - tinyproto serve runs/federation --resume
     """
     from tinyproto.cli.terminal import Output
     from tinyproto.flower.extra import require_flower
@@ -317,8 +327,10 @@ def serve(
             "--clients and --host belong to --init; a config's federation.clients says how many there are"
         )
     if init is not None:
-        if config is not None or resume:
-            raise ConfigError("--init only makes certificates and keys; leave out CONFIG and --resume")
+        if config is not None or keys is not None or listen is not None or overwrite or resume:
+            raise ConfigError(
+                "--init only makes certificates and keys; leave out CONFIG, --keys, --listen, --overwrite and --resume"
+            )
         if clients is None:
             raise ConfigError("--init needs --clients: how many clients get a key")
         from tinyproto.cli.keys import init_keys
@@ -327,6 +339,8 @@ def serve(
         return
     if config is None:
         raise ConfigError("name a CONFIG, such as configs/federation.yaml, or make keys with --init")
+    if overwrite and resume:
+        raise ConfigError("--resume goes on with what is there, --overwrite replaces it; leave out one of them")
     from tinyproto.cli.serve import Asked, serve_config
 
     try:
@@ -385,9 +399,10 @@ def join(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Be a client of a real federation, with its own samples and its own network, until Ctrl-C.
+    """Be a client of a real federation, with its own samples and its own network, until that is over.
 
-    It may come before the coordinator, leave and come back; it goes on from the state in its folder.
+    It may come before the coordinator; Ctrl-C ends it, and the same command goes on from the state in its folder. What
+    is wrong with its samples, its network's name or its device is said before it waits for anybody.
 
     Examples:
 
@@ -397,7 +412,8 @@ def join(
     from tinyproto.flower.extra import require_flower
 
     require_flower()
-    from tinyproto.cli.join import Own, join_federation
+    from tinyproto.cli.join import join_federation
+    from tinyproto.cli.own import Own
     from tinyproto.cli.terminal import Output
 
     own = Own(
@@ -407,7 +423,7 @@ def join(
     try:
         join_federation(server, own, Output(json=json, quiet=quiet))
     except KeyboardInterrupt:
-        raise Interrupted("the same command goes on") from None
+        raise Interrupted(f"client {client_id}: the same command goes on") from None
 
 
 @app.command()

@@ -184,7 +184,8 @@ def _plain(one: Standing) -> dict[str, Any]:
 
 def _identity(cell: PlannedCell) -> dict[str, Any]:
     return {
-        "config": cell.stem, "dataset": cell.dataset, "algorithm": cell.config.algorithms[0].spec.name,
+        "config": cell.stem, "dataset": cell.config.model.data.dataset,
+        "algorithm": cell.config.algorithms[0].spec.name,
         "label": cell.label, "seed": cell.seed, "rounds": cell.rounds,
     }  # fmt: skip
 
@@ -216,7 +217,7 @@ def list_experiments(output: Output) -> None:
                 {
                     "target": config.target,
                     "config": config.path.as_posix(),
-                    "dataset": config.values["data"]["name"],
+                    "dataset": config.dataset,
                     "cells": config.cells,
                     "what": config.words,
                 }
@@ -229,7 +230,7 @@ def list_experiments(output: Output) -> None:
         table.add_column(name, no_wrap=True)
     table.add_column("cells", justify="right", no_wrap=True)
     for config in found:
-        table.add_row(config.target, config.path.as_posix(), config.values["data"]["name"], str(config.cells))
+        table.add_row(config.target, config.path.as_posix(), config.dataset, str(config.cells))
     table.caption = (
         f"{sum(config.cells for config in found)} cells (an algorithm with a seed) in {len(found)} configs. "
         f"tinyproto reproduce TARGET plays those that are not done. Targets made of cells of others, or of none: "

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tinyproto.cli.federation_progress import FederationProgress
 from tinyproto.cli.interrupt import StopOnInterrupt
@@ -21,12 +19,15 @@ from tinyproto.flower.files import served_alone, writing
 from tinyproto.flower.follower import Follower
 from tinyproto.flower.gate import Gate, OpenGate, listening
 from tinyproto.flower.processes import Kept, SuperLink, split_address
+from tinyproto.flower.serve_file import ServeFile
 from tinyproto.flower.terms import agree, members, new_token, offered_terms
 from tinyproto.report.words import counted
 from tinyproto.tracking.differences import differences
-from tinyproto.tracking.run_folder import RunFolder, how_to_go_on, write_whole
+from tinyproto.tracking.run_folder import SERVE_FILE, NewRun, RunFolder, how_to_go_on, is_federation
 
 LOOK_SECONDS = 0.3
+LISTEN, KEYS = "127.0.0.1:8443", Path("keys")
+"""Where nothing else was said, now or when it began."""
 
 
 @dataclass(frozen=True)
@@ -36,48 +37,76 @@ class Asked:
     config: Path
     overrides: tuple[str, ...]
     runs: Path
-    keys: Path
-    listen: str
+    keys: Path | None
+    listen: str | None
     overwrite: bool
     resume: bool
 
 
 def serve_config(asked: Asked, output: Output) -> None:
     """A config and keys in, a run folder out, once clients have played all rounds."""
-    host, port = split_address(asked.listen, "--listen")
-    keys = ServerKeys.open(asked.keys)
     folder, config, before = _source(asked)
+    listen = asked.listen or (before and before.listen) or LISTEN
+    host, port = split_address(listen, "--listen")
     with ExitStack() as stack:
         stack.enter_context(served_alone(folder))
         if asked.resume and RunFolder(folder).read_results():  # it has ended already
             conclude(output, config, folder)
             return
-        token = str(before["federation"]) if before is not None else new_token()
-        largest = agree(offered_terms(config, token), config.model.models).expectation.largest_frame
-        taking_part = _taking_part(keys, members(config), asked, output)
+        keys = _taking_part(_keys(asked, folder, before), members(config), output, resume=asked.resume)
+        keys.check()
+        told = _told(asked, config, before, keys, listen)
+        largest = agree(offered_terms(config, told.federation), config.model.models).expectation.largest_frame
         opened = stack.enter_context(listening(host, port))  # before anything is replaced
-        run_folder = RunFolder(folder) if asked.resume else RunFolder.create(folder, overwrite=asked.overwrite)
-        if not asked.resume:
-            run_folder.write_config(config.resolved())
-        stack.enter_context(writing(folder))
         stop = stack.enter_context(StopOnInterrupt(signal.SIGTERM, signal.SIGHUP))
-        _write_serve_file(folder, config, token, asked.resume, keys, taking_part)
-        superlink = SuperLink(folder / "flower", keys)
-        stack.callback(superlink.stop)
-        superlink.wait_until_up()
-        superlink.register({client: keys.clients[client] for client in taking_part})
+        new = None if asked.resume else stack.enter_context(NewRun(folder, overwrite=asked.overwrite))
+        if new is not None:
+            new.folder.write_config(config.resolved())
+        words = f"go on with: {how_to_go_on(folder)}" if new is None else "nothing has begun"
+        superlink = _started(stack, folder, told, keys, lambda: _end_if_wanted(stop, words))
         gate = OpenGate(Gate(superlink.address, keys, largest), host, port, keys, opened)
         stack.callback(gate.close)
+        if new is not None:
+            new.keep()
         progress = stack.enter_context(FederationProgress(output, config.model.evaluate.rule))
         output.say(
-            f"{config.model.name}: open at {asked.listen} for {counted(len(taking_part), 'client')}: "
+            f"{config.model.name}: open at {listen} for {counted(len(keys.clients), 'client')}: "
             f"tinyproto join --server HOST:{port} --client-id N --keys client-N ..."
         )
         _watch(folder, superlink, progress, stop)
     conclude(output, config, folder)
 
 
-def _source(asked: Asked) -> tuple[Path, Config, dict[str, Any] | None]:
+def _told(asked: Asked, config: Config, before: ServeFile | None, keys: ServerKeys, listen: str) -> ServeFile:
+    """What the ServerApp has to know, and this command when it goes on."""
+    return ServeFile(
+        config=config.resolved(),
+        federation=before.federation if before is not None else new_token(),
+        resume=asked.resume,
+        keys={str(client): key for client, key in keys.public_keys().items()},
+        listen=listen,
+        key_folder=str(keys.folder.absolute()),
+    )
+
+
+def _started(stack: ExitStack, folder: Path, told: ServeFile, keys: ServerKeys, look: Callable[[], None]) -> SuperLink:
+    """A SuperLink that answers and has the clients' keys; `look` may end that before."""
+    with writing(folder):
+        told.write(folder)
+        superlink = SuperLink(folder / "flower", keys, look)
+    stack.callback(superlink.stop)
+    superlink.wait_until_up()
+    superlink.register(keys.clients)
+    look()
+    return superlink
+
+
+def _end_if_wanted(stop: StopOnInterrupt, words: str) -> None:
+    if stop.wanted:
+        raise Interrupted(words)
+
+
+def _source(asked: Asked) -> tuple[Path, Config, ServeFile | None]:
     """The run folder, its config, and what was served there before; a run folder may be named in place of a config.
 
     What is resumed goes on with the config that it began with; a file that says something else is refused.
@@ -93,11 +122,9 @@ def _source(asked: Asked) -> tuple[Path, Config, dict[str, Any] | None]:
         assert config is not None
         return folder, config, None
     RunFolder.open(folder)
-    file = folder / "serve.json"
-    try:
-        before: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FederationError(f"{folder} holds no federation to go on with: {file.name} cannot be read") from error
+    if not is_federation(folder):
+        raise FederationError(f"{folder} holds no federation to go on with: there is no {SERVE_FILE} in it")
+    before = ServeFile.read(folder)
     begun = load_config(folder / "config.yaml", [])
     changed = differences([begun.resolved(), (config or begun).resolved()])
     if changed:
@@ -109,42 +136,53 @@ def _source(asked: Asked) -> tuple[Path, Config, dict[str, Any] | None]:
     return folder, begun, before
 
 
-def _taking_part(keys: ServerKeys, clients: int, asked: Asked, output: Output) -> list[int]:
-    """Clients that have a key. A federation begins with all; taking keys away shuts clients out when it goes on."""
+def _keys(asked: Asked, folder: Path, before: ServeFile | None) -> ServerKeys:
+    """From the folder that is named, or that it began with. Keys that go on are those of before, each of them.
+
+    What Flower no longer finds among the registered it takes back for good, so another federation's keys end this one.
+    """
+    known = (before.keys if before is not None else None) or {}
+    remembered = Path(before.key_folder) if before is not None and before.key_folder is not None else None
+    if asked.keys is None and remembered is not None and not remembered.is_dir():
+        raise FederationError(f"{remembered}, where the keys of {folder} were, is not there; --keys names their folder")
+    keys = ServerKeys.open(asked.keys or remembered or KEYS)
+    had = keys.of([client for client in keys.clients if str(client) in known])
+    for client, key in had.public_keys().items():
+        if key != known[str(client)]:
+            raise FederationError(
+                f"{keys.clients[client]} is not the key that client {client} has in {folder}; --keys names the folder "
+                f"of its keys, and a new key is taken after a --resume without the old one"
+            )
+    return keys
+
+
+def _taking_part(keys: ServerKeys, clients: int, output: Output, *, resume: bool) -> ServerKeys:
+    """Keys of members. A federation begins with all; taking keys away shuts clients out when it goes on."""
     there = [client for client in range(clients) if client in keys.clients]
     missing = [client for client in range(clients) if client not in keys.clients]
-    if missing and not (asked.resume and there):
+    if missing and not (resume and there):
         raise FederationError(
-            f"{asked.keys} has no key for client {missing[0]}; "
-            f"`tinyproto serve --init {asked.keys} --clients {clients}` makes it"
+            f"{keys.folder} has no key for client {missing[0]}; "
+            f"`tinyproto serve --init {keys.folder} --clients {clients}` makes it"
         )
     if missing:
         who = f"client{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
-        output.say(f"{asked.keys} has no key for {who}: no part in it without one")
-    return there
-
-
-def _write_serve_file(
-    folder: Path, config: Config, token: str, resume: bool, keys: ServerKeys, clients: Sequence[int]
-) -> None:
-    public = keys.public_keys()
-    told = {str(client): public[client] for client in clients}
-    content = {"config": config.resolved(), "federation": token, "resume": resume, "keys": told}
-    write_whole(folder / "serve.json", json.dumps(content, indent=1))
+        output.say(f"{keys.folder} has no key for {who}: no part in it without one")
+    return keys.of(there)
 
 
 def _watch(folder: Path, superlink: SuperLink, progress: FederationProgress, stop: StopOnInterrupt) -> None:
     """Submit the run and show what happens until it is over."""
     events = Follower(folder / "progress.jsonl")
-    run = superlink.submit(folder)
+    with writing(folder):
+        run = superlink.submit(folder)
     try:
         while not progress.over:
             for event in events.new():
                 progress.tell(event)
             if progress.over:
                 break
-            if stop.wanted:
-                raise Interrupted(f"go on with: {how_to_go_on(folder)}")
+            _end_if_wanted(stop, f"go on with: {how_to_go_on(folder)}")
             if superlink.process.ended:
                 raise FederationError(
                     f"Flower's SuperLink ended; its log is {superlink.process.log}, and "

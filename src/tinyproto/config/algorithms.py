@@ -12,6 +12,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from tinyproto.algorithms import ALGORITHMS, Algorithm, AlgorithmSpec, FederationSpec
 from tinyproto.config.presets import Preset
 from tinyproto.config.schema import ConfigModel, WireSection
+from tinyproto.data.sources import whole_name
 from tinyproto.errors import ConfigError
 from tinyproto.imports import load_dotted, unknown
 from tinyproto.wire.values import EXACT, WireSettings
@@ -164,10 +165,11 @@ def _hyper(spec: AlgorithmSpec, given: Mapping[str, Any], model: ConfigModel, pr
 def _published_scale(
     spec: AlgorithmSpec, model: ConfigModel, published: Mapping[str, Mapping[str, float]], where: str
 ) -> float:
-    scales = published.get(spec.name, {})
-    if model.data.name not in scales:
+    """Of a part of the dataset's classes, that of the whole: it depends on how many samples a class has."""
+    scales, name = published.get(spec.name, {}), whole_name(model.data.name)
+    if name not in scales:
         raise ConfigError(
             f"{where}: the preset {model.preset!r} has no published global_scale (μ) for the dataset "
             f"{model.data.name!r}; set global_scale on this algorithm, to a number or to auto"
         )
-    return scales[model.data.name]
+    return scales[name]

@@ -44,6 +44,7 @@ def completed(resolved: Mapping[str, Any]) -> dict[str, Any]:
         "wire": WireSection().model_dump(),
         "federation": FederationSection().model_dump(),
         **resolved,
+        "data": {"first_classes": None, **resolved.get("data", {})},
         "prototypes": {"byte_budget": None, **resolved.get("prototypes", {})},
         "algorithms": [completed_entry(entry) for entry in resolved.get("algorithms", [])],
     }

@@ -14,7 +14,7 @@ from tinyproto.core.cps import MaskKind
 from tinyproto.core.sizes import bytes_of
 from tinyproto.data.federation import CountedSamples
 from tinyproto.data.partition_kinds import OWN_KEYS, REQUIRED, Partition, PartitionKind
-from tinyproto.data.sources import Progress, Request, silent
+from tinyproto.data.sources import SOURCES, Progress, Request, part_name, silent
 from tinyproto.engine.client import PrototypeSamples
 from tinyproto.engine.training import Precision, TrainerName
 from tinyproto.errors import ConfigError
@@ -78,17 +78,35 @@ class DataSection(Section):
         None, description="tiny_imagenet, image_folder: where decoded images are kept; null: beside them"
     )
 
+    first_classes: Annotated[int, Field(ge=2)] | None = Field(
+        None, description="only so many classes, the first in the dataset's order; null: all"
+    )
+
     @model_validator(mode="after")
     def _only_what_the_dataset_reads(self) -> DataSection:
         for key, readers in (("image_size", ("image_folder",)), ("cache", ("tiny_imagenet", "image_folder"))):
             if getattr(self, key) is not None and self.name not in readers:
                 raise ValueError(f"{key} is read by {' and '.join(readers)}, not by {self.name}; leave it out")
+        asked, most = self.first_classes, self._known_classes
+        if asked is not None and most is not None and asked > most:
+            raise ValueError(f"first_classes is {asked}, but {self.name} has {most} classes")
         return self
+
+    @property
+    def _known_classes(self) -> int | None:
+        """K, where everybody who has the dataset has the same."""
+        source = SOURCES.get(self.name)
+        return None if source is None or source.always is None else source.always[0]
+
+    @property
+    def dataset(self) -> str:
+        """What results call it, where its files are all there."""
+        return self.name if self.first_classes == self._known_classes else part_name(self.name, self.first_classes)
 
     def request(self, progress: Progress = silent) -> Request:
         """What the dataset's source is asked for."""
         root, cache = (None if path is None else Path(path).expanduser() for path in (self.root, self.cache))
-        return Request(root, cache, self.image_size, progress)
+        return Request(root, cache, self.image_size, progress, self.first_classes)
 
 
 class PartitionSection(Section):

@@ -39,6 +39,7 @@ class ImageFiles:
     colours: Literal["RGB", "auto"]  # auto: grey if all of them are
     size: int | None  # height and width to bring them to; None: they have to be of one size
     remedy: str  # for an image that cannot be decoded
+    first_classes: int | None = None  # where they are of a part of the folder's classes
 
     def path(self, index: int) -> Path:
         """Of one image."""
@@ -48,7 +49,8 @@ class ImageFiles:
 def decoded(files: ImageFiles, cache: Path | None, progress: Progress) -> SharedPixels:
     """All pixels, (N, C, H, W)."""
     size = "as_stored" if files.size is None else str(files.size)
-    wanted = Wanted(files.folder, f"{files.name}-{size}", _digest(files))
+    part = "" if files.first_classes is None else f"-first_{files.first_classes}_classes"
+    wanted = Wanted(files.folder, f"{files.name}-{size}{part}", _digest(files))
     why = ""
     try:
         found = pixel_cache.read(wanted, cache)

@@ -14,6 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+_AT_ONCE = 1000
+"""Images moved at a time."""
+
 
 class SharedPixels:
     """uint8 pixels in an open file. Whoever maps it sees the same memory, so workers add nothing to it.
@@ -42,6 +45,19 @@ class SharedPixels:
     def array(self) -> NDArray[np.uint8]:
         """The same memory for numpy."""
         return self.tensor.numpy()
+
+    def keep(self, places: NDArray[np.int64]) -> None:
+        """Keep the images at these places, which ascend, and give back the memory of the others.
+
+        For memory from `blank`, while nobody else has it.
+        """
+        for start in range(0, len(places), _AT_ONCE):
+            moved = places[start : start + _AT_ONCE]
+            self.array[start : start + len(moved)] = self.array[moved]
+        self.tensor = self.tensor[: len(places)]
+        self.shape = tuple(self.tensor.shape)
+        if self.descriptor is not None:
+            os.ftruncate(self.descriptor, self.offset + math.prod(self.shape))
 
     def address(self) -> dict[str, Any]:
         """How a process that inherits the open file finds the pixels."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import socket
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 
 from tinyproto.errors import FederationError
 
 REACH_SECONDS = 10.0
+LOOK_SECONDS = 2.0
+BLIP_SECONDS = 5.0
+"""A line that is dead for less is not spoken of."""
 
 
 class AwayError(Exception):
@@ -88,6 +92,43 @@ def is_cut_off(said: str) -> bool:
     """Whether a SuperNode, from what it wrote, tries in vain to reach the coordinator; it would do so for ever."""
     since = max(said.rfind(words) for words in ("Connection successful", "Sent successfully", "Receiving: "))
     return said.rfind("Connection attempt failed") > since
+
+
+class Line:
+    """A connected SuperNode's line to the coordinator, which it tries for ever to mend when it breaks.
+
+    Its log tells of tries that failed, but those have other reasons, too: a request that was slow, an app that looked
+    for its own SuperNode. So where they go on for a while, the coordinator itself is looked for.
+    """
+
+    def __init__(self, said: Callable[[], str], look_for_it: Callable[[], object]) -> None:
+        self._said = said
+        self._look_for_it = look_for_it
+        self._settled = 0  # how much of the log is explained
+        self._next_look: float | None = None
+        self._failing_since: float | None = None
+        self._dead: str | None = None
+
+    def why_dead(self, now: float) -> str | None:
+        """Why nobody answers; None while somebody does, as far as is known."""
+        if self._next_look is None or now >= self._next_look:
+            self._next_look = now + LOOK_SECONDS
+            self._look(now)
+        return self._dead
+
+    def _look(self, now: float) -> None:
+        said = self._said()
+        if not is_cut_off(said[self._settled :]):
+            self._failing_since = self._dead = None
+        elif self._failing_since is None:
+            self._failing_since = now
+        elif self._dead is None and now - self._failing_since >= BLIP_SECONDS:
+            try:
+                self._look_for_it()
+            except AwayError as reason:
+                self._dead = str(reason)
+            else:
+                self._settled, self._failing_since = len(said), None
 
 
 def why_it_ended(said: str, log: Path) -> Exception:

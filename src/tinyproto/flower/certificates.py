@@ -9,17 +9,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+import ssl
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tinyproto.errors import FederationError
@@ -36,6 +40,9 @@ BACKDATED = datetime.timedelta(hours=1)
 """Clocks differ."""
 
 CURVE = ec.SECP384R1()
+_LOST = (
+    "the coordinator has it from tinyproto serve --init, which makes another once server/clients/N.pub is removed there"
+)
 _HOST = re.compile(r"[a-z0-9-]{1,63}(\.[a-z0-9-]{1,63})*", re.IGNORECASE)
 
 
@@ -43,6 +50,7 @@ _HOST = re.compile(r"[a-z0-9-]{1,63}(\.[a-z0-9-]{1,63})*", re.IGNORECASE)
 class ServerKeys:
     """What the coordinator's machine needs."""
 
+    folder: Path  # as it was named
     authority: Path
     certificate: Path
     key: Path
@@ -51,12 +59,31 @@ class ServerKeys:
     @classmethod
     def open(cls, folder: Path) -> ServerKeys:
         """Those in a folder that `make_keys` made, or in its part `server`."""
-        if (folder / "server").is_dir():
-            folder = folder / "server"
+        inner = folder / "server" if (folder / "server").is_dir() else folder
         names = ("ca.crt", "server.crt", "server.key")
-        authority, certificate, key = _existing(folder, names, "tinyproto serve --init makes it")
-        clients = {int(file.stem): file for file in sorted((folder / "clients").glob("*.pub")) if file.stem.isdigit()}
-        return cls(authority, certificate, key, clients)
+        authority, certificate, key = _existing(inner, names, "tinyproto serve --init makes it")
+        clients = {int(file.stem): file for file in sorted((inner / "clients").glob("*.pub")) if file.stem.isdigit()}
+        return cls(folder, authority, certificate, key, clients)
+
+    def of(self, clients: Collection[int]) -> ServerKeys:
+        """The same with these clients only."""
+        return replace(self, clients={client: self.clients[client] for client in clients})
+
+    def check(self) -> None:
+        """Whether a server can use them: a pair, of this authority, and another key for each client."""
+        _read_certificate(self.authority)
+        if not _is_pair(self.certificate, self.key):
+            raise FederationError(f"{self.key} is not the key of {self.certificate}; tinyproto serve --init mends it")
+        reason = _why_not_trusted(self)
+        if reason is not None:
+            raise FederationError(f"{self.certificate} is not one that {self.authority} vouches for here: {reason}")
+        seen: dict[str, int] = {}
+        for client, told in self.public_keys().items():
+            other = seen.setdefault(told, client)
+            if other != client:
+                raise FederationError(
+                    f"{self.clients[other]} and {self.clients[client]} are the same key; each client needs its own"
+                )
 
     def public_keys(self) -> dict[int, str]:
         """As Flower tells them of its nodes, in hexadecimal."""
@@ -73,9 +100,7 @@ class ClientKeys:
     @classmethod
     def open(cls, folder: Path) -> ClientKeys:
         """Those in a client's folder."""
-        return cls(
-            *_existing(folder, ("ca.crt", "client.key"), "the coordinator makes it, with tinyproto serve --init")
-        )
+        return cls(*_existing(folder, ("ca.crt", "client.key"), _LOST))
 
 
 @dataclass(frozen=True)
@@ -86,6 +111,7 @@ class MadeKeys:
     names: tuple[str, ...]  # that the server's certificate is good for
     certificate: bool  # whether that is new
     clients: tuple[int, ...]  # new ones
+    elsewhere: tuple[int, ...]  # those whose private key is not in the folder
 
 
 def make_keys(folder: Path, clients: int, hosts: Sequence[str]) -> MadeKeys:
@@ -97,18 +123,23 @@ def make_keys(folder: Path, clients: int, hosts: Sequence[str]) -> MadeKeys:
     names = tuple(dict.fromkeys((*ALWAYS, *hosts)))
     for name in names:
         _subject_name(name)
+    if folder.exists() and not folder.is_dir():
+        raise FederationError(f"--init: {folder} is a file, and a folder is to be made; choose another name")
     with writing(folder):
         if not (folder / ".gitignore").exists():
             _write(folder / ".gitignore", b"*\n")  # private keys belong in no repository
         new_authority = not (folder / "server" / "ca.crt").exists()
         if new_authority:
             _make_authority(folder)
-        certificate, names = _certificate_for(folder, names)
+            for copy in folder.glob("client-*/ca.crt"):
+                _write(copy, (folder / "server" / "ca.crt").read_bytes())
+        certificate, names = _certificate_for(folder, names, anew=new_authority)
         known = folder / "server" / "clients"
         new = tuple(number for number in range(clients) if not (known / f"{number}.pub").exists())
         for number in new:
             _make_client(folder, number)
-    return MadeKeys(new_authority, names, certificate, new)
+    elsewhere = tuple(number for number in range(clients) if not (folder / f"client-{number}" / "client.key").exists())
+    return MadeKeys(new_authority, names, certificate, new, elsewhere)
 
 
 def _make_authority(folder: Path) -> None:
@@ -129,22 +160,25 @@ def _make_authority(folder: Path) -> None:
     _write(folder / "server" / "ca.crt", certificate.public_bytes(serialization.Encoding.PEM))
 
 
-def _certificate_for(folder: Path, names: tuple[str, ...]) -> tuple[bool, tuple[str, ...]]:
+def _certificate_for(folder: Path, names: tuple[str, ...], *, anew: bool) -> tuple[bool, tuple[str, ...]]:
     """Have a server's certificate that is good for these names: whether it is new, and what it is good for."""
-    place = folder / "server" / "server.crt"
+    place, key_place = folder / "server" / "server.crt", folder / "server" / "server.key"
     if place.exists():
         had, until = _names_and_end(place)
         left = until - datetime.datetime.now(datetime.UTC)
-        if set(names) <= set(had) and left >= datetime.timedelta(days=RENEWED_DAYS):
+        lasts = set(names) <= set(had) and left >= datetime.timedelta(days=RENEWED_DAYS)
+        if lasts and not anew and key_place.exists() and _is_pair(place, key_place):
             return False, had
         names = tuple(dict.fromkeys((*had, *names)))
     authority_key = folder / "authority" / "ca.key"
     if not authority_key.is_file():
         raise FederationError(f"{authority_key} is not there; a certificate for {', '.join(names)} cannot be made")
-    signer = serialization.load_pem_private_key(authority_key.read_bytes(), password=None)
+    signer = _read_private(authority_key)
     if not isinstance(signer, ec.EllipticCurvePrivateKey):
         raise FederationError(f"{authority_key} is no key that tinyproto serve --init made")
-    authority = x509.load_pem_x509_certificate((folder / "server" / "ca.crt").read_bytes())
+    if not _is_pair(folder / "server" / "ca.crt", authority_key):
+        raise FederationError(f"{authority_key} is not the key of {folder / 'server' / 'ca.crt'}")
+    authority = _read_certificate(folder / "server" / "ca.crt")
     key = ec.generate_private_key(CURVE)
     certificate = (
         _certificate(_common_name(names[-1]), authority.subject, key.public_key(), SERVER_DAYS)
@@ -154,7 +188,7 @@ def _certificate_for(folder: Path, names: tuple[str, ...]) -> tuple[bool, tuple[
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         .sign(signer, hashes.SHA384())
     )
-    _write_private(folder / "server" / "server.key", _pem(key))
+    _write_private(key_place, _pem(key))  # cut off after this they are no pair, and are made again
     _write(place, certificate.public_bytes(serialization.Encoding.PEM))
     return True, names
 
@@ -201,19 +235,64 @@ def _subject_name(name: str) -> x509.GeneralName:
 
 
 def _names_and_end(certificate: Path) -> tuple[tuple[str, ...], datetime.datetime]:
+    loaded = _read_certificate(certificate)
     try:
-        loaded = x509.load_pem_x509_certificate(certificate.read_bytes())
-    except ValueError as error:
-        raise FederationError(f"{certificate} is no certificate") from error
-    names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return (), loaded.not_valid_after_utc
     return tuple(str(name.value) for name in names), loaded.not_valid_after_utc
+
+
+def _read_certificate(file: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(file.read_bytes())
+    except ValueError as error:
+        raise FederationError(f"{file} is no certificate") from error
+
+
+def _read_private(file: Path) -> PrivateKeyTypes:
+    try:
+        return serialization.load_pem_private_key(file.read_bytes(), password=None)
+    except TypeError as error:
+        raise FederationError(f"{file} is locked with a password, which nobody here knows") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise FederationError(f"{file} is no private key") from error
+
+
+def _is_pair(certificate: Path, key: Path) -> bool:
+    return bool(_read_certificate(certificate).public_key() == _read_private(key).public_key())
+
+
+def _why_not_trusted(keys: ServerKeys) -> str | None:
+    """What a process on the coordinator's machine would say in the handshake, which is played in memory."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    try:
+        server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        server.load_cert_chain(keys.certificate, keys.key)
+        client = ssl.create_default_context(cafile=str(keys.authority))
+        near = client.wrap_bio(to_client, to_server, server_hostname="127.0.0.1")
+        far = server.wrap_bio(to_server, to_client, server_side=True)
+        for end in (near, far, near, far):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_message
+    except ssl.SSLError as error:
+        return error.reason or str(error)
+    return None
 
 
 def _as_flower_tells(file: Path) -> bytes:
     try:
         key = serialization.load_ssh_public_key(file.read_bytes())
-    except ValueError as error:
+    except OSError as error:
+        raise FederationError(f"{file} cannot be read: {error.strerror or error}") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
         raise FederationError(f"{file} is no public key") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise FederationError(
+            f"{file} is no ECDSA key, and Flower takes no other: ssh-keygen -t ecdsa -b 384 makes one"
+        )
     told: bytes = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     return told
 
@@ -236,13 +315,18 @@ def _existing(folder: Path, names: Sequence[str], remedy: str) -> list[Path]:
 
 
 def _write(file: Path, content: bytes) -> None:
+    """Whole, or as it was."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(content)
+    partial = file.with_name(f".{file.name}.partial")
+    partial.write_bytes(content)
+    partial.replace(file)
 
 
 def _write_private(file: Path, content: bytes) -> None:
-    """Only its owner may read it, from the first byte on."""
+    """Only its owner may read it, from the first byte on; whole, or as it was."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.unlink(missing_ok=True)
-    with open(file, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as stream:
+    partial = file.with_name(f".{file.name}.partial")
+    partial.unlink(missing_ok=True)
+    with open(partial, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as stream:
         stream.write(content)
+    partial.replace(file)

@@ -37,6 +37,7 @@ _FLOWER_SAYS = {
     5: "its node went offline",
     8: "its app crashed",
 }
+_AWAY = {3, 4, 5}
 _UNREADABLE = "its reply is no message that can be read"
 HELLO_SECONDS = 30.0
 """For a client that accepted the terms to tell its sizes, unless a round's deadline is shorter."""
@@ -260,7 +261,9 @@ class FlowerChannel:
             self.roster.refuse(node, None, _UNREADABLE)
             return
         if message.has_error():
-            self.journal.tell("silent", node=node, reason=f"hello: {_flower_error(message)}")
+            self.journal.tell(
+                "silent", client=self.roster.owner(node), node=node, reason=f"hello: {_flower_error(message)}"
+            )
             return
         values = _values(message)
         if "error" in values:
@@ -283,7 +286,7 @@ class FlowerChannel:
         try:
             frame = self._open(sent, message)
         except WireError as error:
-            self._bad(under_way, sent, error)
+            self._bad(under_way, sent, error, "silent" if _is_away(message) else "refused")
             return None
         under_way.good.add(client)
         under_way.bad.pop(client, None)
@@ -309,11 +312,22 @@ class FlowerChannel:
         return frame
 
     def _refusal(self, sent: Sent, reason: str) -> WireError:
-        return WireError(f"client {sent.client}, round {sent.round_number}: {reason}")
+        return WireError(f"{_whose(sent)}{reason}")
 
     def _bad(self, under_way: Exchange, sent: Sent, error: WireError, event: str = "refused") -> None:
         under_way.bad[sent.client] = error
-        self.journal.tell(event, client=sent.client, round=sent.round_number, reason=str(error))
+        reason = str(error).removeprefix(_whose(sent))
+        self.journal.tell(event, client=sent.client, round=sent.round_number, reason=reason)
+
+
+def _whose(sent: Sent) -> str:
+    """How a reason begins where nothing else says of whom it is."""
+    return f"client {sent.client}, round {sent.round_number}: "
+
+
+def _is_away(message: Message | None) -> bool:
+    """Whether Flower says that no answer will come, which is nobody's refusal."""
+    return message is not None and message.has_error() and int(message.error.code) in _AWAY
 
 
 def _is_reply(reply: object, identity: str) -> bool:

@@ -16,7 +16,6 @@ import torch
 
 from tinyproto.algorithms.base import Round
 from tinyproto.config.load import completed, parse_config
-from tinyproto.config.schema import Section
 from tinyproto.core.streams import Streams
 from tinyproto.engine.round import play_round
 from tinyproto.engine.server import ServerRuntime
@@ -25,10 +24,10 @@ from tinyproto.engine.training import make_trainer
 from tinyproto.errors import RunFolderError
 from tinyproto.experiment import resolve_device
 from tinyproto.flower.channel import BelowQuorum, FlowerChannel
-from tinyproto.flower.files import read_section
 from tinyproto.flower.journal import Journal
 from tinyproto.flower.roster import Clock
-from tinyproto.flower.terms import Token, agree, offered_terms
+from tinyproto.flower.serve_file import ServeFile
+from tinyproto.flower.terms import agree, offered_terms
 from tinyproto.simulation.checkpoint import load_newest, restore
 from tinyproto.simulation.client_files import Stored
 from tinyproto.simulation.loop import PlayedRound
@@ -37,30 +36,12 @@ from tinyproto.simulation.participation import plan_round
 from tinyproto.simulation.threads import one_thread
 from tinyproto.tracking.checkpoints import Checkpoints, check_same_config
 from tinyproto.tracking.environment import environment
-from tinyproto.tracking.run_folder import RunFolder
+from tinyproto.tracking.run_folder import SERVE_FILE, RunFolder
 from tinyproto.tracking.summary import summarise
 from tinyproto.wire.meter import Meter
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
-
-
-class ServeFile(Section):
-    """`serve.json` in the run folder: what the coordinator is to do."""
-
-    config: dict[str, Any]  # resolved
-    federation: Token
-    resume: bool = False
-    keys: dict[str, str] | None = None  # by client id: its public key, in hexadecimal, as Flower tells it
-
-    @classmethod
-    def read(cls, folder: Path) -> ServeFile:
-        """Checked strictly."""
-        return read_section(cls, folder / "serve.json")
-
-    def public_keys(self) -> dict[int, bytes]:
-        """By client id."""
-        return {int(client): bytes.fromhex(key) for client, key in (self.keys or {}).items()}
 
 
 class Elsewhere:
@@ -89,7 +70,7 @@ class Coordinator:
     def __init__(self, path: Path, grid: Grid, pace: Pace | None = None) -> None:
         pace = pace or Pace()
         asked = ServeFile.read(path)
-        self.config = parse_config(asked.config, source=str(path / "serve.json"))
+        self.config = parse_config(asked.config, source=str(path / SERVE_FILE))
         self.resume = asked.resume
         self.folder = RunFolder(path)
         self.journal = Journal(path / "progress.jsonl")
@@ -166,22 +147,27 @@ class Coordinator:
     def _gather(self, hellos: Meter, *, everyone: bool) -> list[int]:
         """Wait until enough members are here, and greet those whom the server does not know yet.
 
-        At the start all members are waited for, but no longer than a round's deadline where a quorum is there.
+        At the start all members are waited for, when it goes on all who had a part in it, but no longer than a round's
+        deadline where a quorum is there. What is waited for is told as often as it changes.
         """
-        start, told = self.stopwatch.now(), False
+        end = self.stopwatch.now() + self.channel.deadline
+        told: tuple[bool, bool] | None = None
         roster = self.channel.roster
-        members = len(roster.members)
-        needed = self.channel.needed(members)
+        needed = self.channel.needed(len(roster.members))
+        everybody = set(roster.members).intersection(self.server.infos) or set(roster.members)
         while True:
             self.channel.look_around()
             self._greet(hellos)
             present = [client for client in roster.present if client in self.server.infos]
-            patient = everyone and self.stopwatch.now() - start < self.channel.deadline
-            if len(present) >= (members if patient else needed):
+            left = end - self.stopwatch.now()
+            patient, enough = everyone and left > 0, len(present) >= needed
+            absent = sorted(everybody - set(present)) if patient else []
+            if enough and not absent:
                 return present
-            if not told:
-                self.journal.tell("waiting", present=present, missing=list(roster.missing()), needed=needed)
-                told = True
+            if told != (patient, enough):
+                told = patient, enough
+                self.journal.tell("waiting", present=present, missing=absent or list(roster.missing()), needed=needed,
+                                  seconds=round(left) if patient else None)  # fmt: skip
             self.channel.wait()
 
     def _greet(self, hellos: Meter) -> None:
@@ -227,7 +213,7 @@ class Coordinator:
         model = self.config.model
         identity = {
             **self.identity,
-            "dataset": model.data.name,
+            "dataset": model.data.dataset,
             "rounds": self.terms.train.rounds,
             "num_clients": self.terms.clients,
             "preset": model.preset,

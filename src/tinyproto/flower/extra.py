@@ -1,4 +1,4 @@
-"""Whether the extra `flower` is there."""
+"""Whether the extra `flower` is there, and how it gets there."""
 
 from __future__ import annotations
 
@@ -13,4 +13,12 @@ def require_flower() -> None:
     if os.name != "posix":
         raise FederationError("serve and join need Linux or macOS")
     if importlib.util.find_spec("flwr") is None:
-        raise FederationError("serve and join need Flower; install it with: pip install 'tinyproto[flower]'")
+        raise not_installed("serve and join need Flower")
+
+
+def not_installed(lack: str) -> FederationError:
+    """What is missing, and where it comes from: the clone, since the name on the public index is another's."""
+    return FederationError(
+        f"{lack}; in an environment of its own, in the folder of the clone: "
+        'pip install --constraint constraints.txt --editable ".[flower]"'
+    )

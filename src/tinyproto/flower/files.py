@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from pydantic import ValidationError
 
@@ -54,12 +55,27 @@ def served_alone(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(file: Path, otherwise: str) -> Iterator[None]:
-    """While open, no other process has the lock; one that is killed lets go of it."""
-    with writing(file.parent):
-        lock = file.open("w")
-    with lock:
+    """While open, no other process has the lock, and then the file goes; one that is killed lets go of the lock."""
+    with _lock(file, otherwise):
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # such as: the folder is gone
+                file.unlink()
+
+
+def _lock(file: Path, otherwise: str) -> IO[str]:
+    """The file, open and locked; not one that whoever had the lock before has removed meanwhile."""
+    while True:
+        with writing(file.parent):
+            lock = file.open("w")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(lock.fileno()), file.stat()):
+                return lock
         except BlockingIOError:
+            lock.close()
             raise FederationError(otherwise) from None
-        yield
+        except FileNotFoundError:
+            pass
+        lock.close()

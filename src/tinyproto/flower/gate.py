@@ -8,6 +8,7 @@ this passes on requests of the Fleet interface that a registered client makes.
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import logging
 import socket
@@ -45,6 +46,12 @@ BODY_SECONDS = 30.0
 
 OVERHEAD = 64 * 1024
 """Bytes that Flower's envelope may add to a frame."""
+
+_HINTS = {
+    errno.EADDRINUSE: "is another federation there? --listen HOST:PORT goes elsewhere",
+    errno.EADDRNOTAVAIL: "it is none of this machine's addresses; 0.0.0.0 is all of them",
+    errno.EACCES: "ports below 1024 may need the administrator; --listen HOST:PORT goes elsewhere",
+}
 
 Event = MutableMapping[str, Any]
 
@@ -206,13 +213,16 @@ def listening(host: str, port: int) -> socket.socket:
     """A socket at this address, whether or not a gate is behind it yet."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        opened = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise FederationError(f"cannot listen on {host}:{port}: nothing is called {host} here") from error
+    opened = socket.socket(family, kind, protocol)
+    try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind(address)
         opened.listen(MOST_AT_ONCE)
     except OSError as error:
+        opened.close()
         reason = error.strerror or str(error)
-        raise FederationError(
-            f"cannot listen on {host}:{port}: {reason}; is another federation there? --listen HOST:PORT goes elsewhere"
-        ) from error
+        hint = _HINTS.get(error.errno or 0, "--listen HOST:PORT goes elsewhere")
+        raise FederationError(f"cannot listen on {host}:{port}: {reason}; {hint}") from error
     return opened

@@ -56,7 +56,7 @@ class Member:
         self.folder = folder
         self.client = client
         self.join = JoinFile.read(folder)
-        self.device = torch.device(resolve_device(self.join.device))
+        self.device = torch.device(resolve_device(self.join.device, "device in join.json"))
         self.rounds = 0  # of the federation last answered
 
     def hello(self, text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import re
@@ -13,15 +14,15 @@ import subprocess
 import sys
 import sysconfig
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinyproto.errors import FederationError
 from tinyproto.flower import leash
 from tinyproto.flower.certificates import ClientKeys, ServerKeys
+from tinyproto.flower.extra import not_installed
 
 if TYPE_CHECKING:
     from flwr.proto.node_pb2 import NodeInfo
@@ -32,6 +33,8 @@ START_SECONDS = 60.0
 COMMAND_SECONDS = 60.0
 REGISTER_AT_ONCE = 4
 UNREGISTERED = "unregistered"
+LAST_WORDS = 300
+LOOK_SECONDS = 0.2
 CONNECTION = "tinyproto"
 """What the SuperLink is called in Flower's own configuration."""
 
@@ -68,7 +71,7 @@ def program(name: str) -> str:
     """One of Flower's commands, from the environment that this Python is of."""
     found = shutil.which(name, path=_search_path())
     if found is None:
-        raise FederationError(f"{name} is not installed beside {sys.executable}; pip install 'tinyproto[flower]'")
+        raise not_installed(f"{name} is not installed beside {sys.executable}")
     return found
 
 
@@ -97,6 +100,11 @@ def split_address(text: str, option: str) -> tuple[str, int]:
     if found is None or not 1 <= port <= 65535:
         raise FederationError(f"{option}: HOST:PORT is needed, such as 192.168.1.20:8443, not {text!r}")
     return found[1] or found[3], port
+
+
+def _end_of(text: str) -> str:
+    """In one line."""
+    return " ".join(text.split())[-LAST_WORDS:]
 
 
 class Kept:
@@ -141,13 +149,18 @@ class Kept:
             stream.seek(self._from)
             return _COLOUR.sub("", stream.read().decode("utf-8", errors="replace"))
 
+    def last_words(self) -> str:
+        """The end of what it wrote, in one line; for when its log does not stay."""
+        return _end_of(self.said()) or "none"
+
 
 class SuperLink:
     """The coordinator's end of Flower, on the loopback of its machine, in a folder of its own."""
 
-    def __init__(self, folder: Path, keys: ServerKeys) -> None:
+    def __init__(self, folder: Path, keys: ServerKeys, look: Callable[[], None] = lambda: None) -> None:
         self.folder = folder = folder.resolve()
         self.keys = keys
+        self.look = look  # is called several times a second while something is waited for, and raises to end that
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # its database holds a token and clients' replies
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
@@ -169,19 +182,17 @@ class SuperLink:
         """Until it answers."""
         opener = self._opener()
         give_up = time.monotonic() + START_SECONDS
-        reason = "it does not answer"
         while time.monotonic() < give_up and not self.process.ended:
+            self.look()
             try:
                 with opener.open(f"https://{self.address}/health", timeout=2):
                     return
-            except urllib.error.URLError as error:
-                if isinstance(error.reason, ssl.SSLCertVerificationError):
-                    reason = f"{self.keys.certificate} is not of {self.keys.authority}: {error.reason.verify_message}"
-                    break
+            except OSError:  # of which urllib's errors are some
                 time.sleep(0.1)
-            except OSError:
-                time.sleep(0.1)
-        raise FederationError(f"Flower's SuperLink did not start: {reason}; its log is {self.process.log}")
+        reason = "it ended" if self.process.ended else f"it does not answer within {START_SECONDS:g} s"
+        raise FederationError(
+            f"Flower's SuperLink did not start: {reason}; its last words: {self.process.last_words()}"
+        )
 
     def register(self, clients: Mapping[int, Path]) -> dict[int, int]:
         """Make these public keys, by client, the ones that may take part; the nodes' numbers, by client.
@@ -244,17 +255,33 @@ class SuperLink:
     def _flwr(self, verb: str, *arguments: str) -> dict[str, Any]:
         """One of Flower's own commands at this SuperLink, and what it says."""
         command = [program("flwr"), verb, arguments[0], *arguments[1:], CONNECTION, "--format", "json"]
+        heard = self._hear(command)
         try:
-            done = subprocess.run(
-                command, env=self.env, capture_output=True, encoding="utf-8", timeout=COMMAND_SECONDS, check=False
-            )
-            said: dict[str, Any] = json.loads(done.stdout)
-        except (subprocess.TimeoutExpired, ValueError):
+            said: dict[str, Any] = json.loads(heard)
+        except ValueError:
             said = {}
         if not said.get("success"):
-            reason = said.get("error-message", "it did not answer")
-            raise FederationError(f"`flwr {verb} {arguments[0]}` failed: {' '.join(str(reason).split())}")
+            reason = said.get("error-message") or heard or f"it did not answer within {COMMAND_SECONDS:g} s"
+            raise FederationError(f"`flwr {verb} {arguments[0]}` failed: {_end_of(str(reason))}")
         return said
+
+    def _hear(self, command: Sequence[str]) -> str:
+        """What a command writes, nothing where it takes too long; a Ctrl-C at the terminal does not reach it."""
+        self.look()
+        with subprocess.Popen(
+            command, env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            encoding="utf-8", errors="replace", start_new_session=True,
+        ) as process:  # fmt: skip
+            give_up = time.monotonic() + COMMAND_SECONDS
+            try:
+                while time.monotonic() < give_up:
+                    self.look()
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        written, complained = process.communicate(timeout=LOOK_SECONDS)
+                        return written or complained
+            finally:
+                process.kill()
+        return ""
 
     def stop(self) -> None:
         """End it, with the ServerApp."""

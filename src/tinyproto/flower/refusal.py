@@ -33,6 +33,26 @@ WORDS: Mapping[str, str] = {
 }
 """What each code means, as the coordinator says it of a client."""
 
+_DATA = "once the data is mended the coordinator asks again, without a restart"
+_ENDS = "the coordinator asks again after a while, should one of the ends have changed"
+REMEDIES: Mapping[str, str] = {
+    "protocol": _ENDS,
+    "terms": _ENDS,
+    "path": _ENDS,
+    "digest": _ENDS,
+    "classes": _DATA,
+    "shape": f"{_DATA}; --image-size needs one",
+    "data": _DATA,
+    "state": "the coordinator asks again after a while, without a restart",
+    "member": "start it again with the --client-id that the coordinator gave it",
+    "model": "start it again with a --model that fits",
+    "taken": "start it again with the --client-id that its --keys are for",
+}
+"""What a client's owner can do about a code; those that mend themselves, or say it already, are left out."""
+
+NEEDS_A_RESTART = frozenset({"member", "model", "taken"})
+"""What only another command line mends; waiting to be asked again would be in vain."""
+
 
 class Refusal(TinyProtoError):  # noqa: N818
     """A client's no: the code goes to the coordinator, the sentence into the client's own log."""

@@ -41,6 +41,12 @@ class Roster:
         """Who is at a node."""
         return next((client for client, held in self.nodes.items() if held == node), None)
 
+    def owner(self, node: int) -> int | None:
+        """Whose key a node has, or where no keys are known, who is there."""
+        if not self.keys:
+            return self.client_of(node)
+        return next((client for client, key in self.keys.items() if key == self.online.get(node)), None)
+
     def see(self, online: Mapping[int, bytes]) -> list[int]:
         """These nodes are online now; those to say hello to. Who went away is greeted anew when back."""
         left = [client for client, node in self.nodes.items() if node not in online and node in self.online]
@@ -68,8 +74,12 @@ class Roster:
             self.refuse(node, None, WORDS["member"])
             return False
         key, holder = self.keys.get(client), self.nodes.get(client)
-        foreign = bool(self.keys) and self.online.get(node) != key  # where keys are known, none is nobody's
-        if foreign or (key is None and holder not in (None, node) and holder in self.online):
+        if self.keys and self.online.get(node) != key:  # where keys are known, none is nobody's
+            owner = self.owner(node)
+            whose = "none of this federation's" if owner is None else f"that of client {owner}"
+            self.refuse(node, client, f"it calls itself client {client}, and its key is {whose}")
+            return False
+        if key is None and holder not in (None, node) and holder in self.online:
             self.refuse(node, client, WORDS["taken"])
             return False
         self.forget(node)
@@ -79,7 +89,8 @@ class Roster:
         return True
 
     def refuse(self, node: int, client: int | None, reason: str) -> None:
-        """This node stays out, and is asked again later."""
+        """This node stays out, and is asked again later; a key says who it is, whatever it says itself."""
+        client = self.owner(node) if self.keys else client
         self.forget(node)
         self.asked[node] = self.clock()
         if self.reasons.get(node) != reason:  # it is asked again and again, which need not be told

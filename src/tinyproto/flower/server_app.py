@@ -7,7 +7,6 @@ The run config's `folder` is the run folder, in which `serve.json` says what to 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from flwr.app import Context
@@ -15,10 +14,11 @@ from flwr.serverapp import Grid, ServerApp
 
 from tinyproto.config import load_config
 from tinyproto.errors import TinyProtoError, one_line
-from tinyproto.flower.coordinator import Coordinator, ServeFile
+from tinyproto.flower.coordinator import Coordinator
 from tinyproto.flower.journal import Journal
+from tinyproto.flower.serve_file import ServeFile
 from tinyproto.flower.terms import new_token
-from tinyproto.tracking.run_folder import write_whole
+from tinyproto.tracking.run_folder import is_federation
 
 app = ServerApp()
 
@@ -42,7 +42,7 @@ def main(grid: Grid, context: Context) -> None:
 def _prepare(folder: Path, config: Path, overrides: str) -> None:
     """Have serve.json there: a new federation, or the one that is under way."""
     resolved = load_config(config, overrides.split()).resolved()
-    under_way = (folder / "serve.json").is_file()
+    under_way = is_federation(folder)
     token = ServeFile.read(folder).federation if under_way else new_token()
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "serve.json", json.dumps({"config": resolved, "federation": token, "resume": under_way}))
+    ServeFile(config=resolved, federation=token, resume=under_way).write(folder)

@@ -240,13 +240,13 @@ def _dotted(algorithm: Mapping[str, Any]) -> Any | None:
 
 def _sizes(config: Config) -> tuple[int, tuple[int, ...]]:
     """K and (C, H, W)."""
-    section, name = config.model.federation, config.model.data.name
-    known_classes, known_shape = SOURCES[name].always or (None, None)
-    classes = section.num_classes or (len(section.classes) if section.classes else known_classes)
+    section, data = config.model.federation, config.model.data
+    known_classes, known_shape = SOURCES[data.name].always or (None, None)
+    classes = section.num_classes or (len(section.classes) if section.classes else data.first_classes or known_classes)
     shape = tuple(section.input_shape) if section.input_shape else known_shape
     for key, value in (("num_classes", classes), ("input_shape", shape)):
         if value is None:
-            raise ConfigError(f"federation.{key} has to be given: the dataset {name!r} can have any")
+            raise ConfigError(f"federation.{key} has to be given: the dataset {data.name!r} can have any")
     assert classes is not None
     assert shape is not None
     return classes, shape

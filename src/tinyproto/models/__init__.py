@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tinyproto.models.build import ModelEntry, ModelShape, build_model, entry_name, rehearse_training
+from tinyproto.models.build import ModelEntry, ModelShape, build_model, entry_name, find_model, rehearse_training
 from tinyproto.models.networks import NETWORKS, PUBLISHED, SMALL_CNNS
 from tinyproto.models.split import Output, SplitModel
 from tinyproto.models.torchvision_weights import load_torchvision
@@ -17,6 +17,7 @@ __all__ = [
     "SplitModel",
     "build_model",
     "entry_name",
+    "find_model",
     "load_torchvision",
     "rehearse_training",
 ]

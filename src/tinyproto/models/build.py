@@ -44,7 +44,7 @@ def build_model(entry: ModelEntry, shape: ModelShape, seed: int) -> SplitModel:
     A module given as an object is copied with the weights it has.
     """
     name = entry_name(entry)
-    found = _resolve(entry)
+    found = find_model(entry)
     with global_randomness(seed):
         module = copy.deepcopy(found) if isinstance(found, nn.Module) else _call(found, name, shape)
         model = (
@@ -58,11 +58,14 @@ def build_model(entry: ModelEntry, shape: ModelShape, seed: int) -> SplitModel:
     return model
 
 
-def _resolve(entry: ModelEntry) -> ModelFactory | nn.Module:
+def find_model(entry: ModelEntry) -> ModelFactory | nn.Module:
+    """What an entry names: a factory, or a network; nothing is built yet."""
     if not isinstance(entry, str):
         return entry
     if ":" in entry:
         found: ModelFactory | nn.Module = load_dotted(entry, ModelError, "model")
+        if not callable(found):
+            raise ModelError(f"model {entry!r} is {type(found).__name__}, not a factory or a network")
         return found
     if entry not in NETWORKS:
         package, _, name = entry.rpartition(".")

@@ -12,18 +12,20 @@ from typing import Any
 
 from tinyproto.config.algorithms import FROM_PROTOTYPES
 from tinyproto.config.load import completed, completed_entry, parse_config
+from tinyproto.data.sources import part_name
 from tinyproto.reproduce.experiments import PaperConfig
 from tinyproto.reproduce.printed import Address
 
 PUT_ASIDE: Mapping[str, tuple[str, ...]] = {
     "": ("name", "seeds", "algorithms", "checkpoint"),
-    "data": ("root", "cache"),
+    "data": ("root", "cache", "first_classes"),
     "prototypes": FROM_PROTOTYPES,
     "train": ("rounds", "trainer", "workers", "device", "client_memory", "parallel_cells"),
 }
 """Keys that do not tell cells apart, by section.
 
-Rounds are for the reader to look at, and every entry that has CPS carries its own keys of `prototypes`.
+Rounds are for the reader to look at, every entry that has CPS carries its own keys of `prototypes`, and how much there
+is of a dataset is told by the name that it has in results.
 """
 
 
@@ -63,16 +65,17 @@ class PaperCell:
 
 def cell_key(config: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
     """A canonical text of what decides a cell's numbers, its seed and its number of rounds aside."""
-    whole, own = completed(config), completed_entry(entry)
-    kept = {section: _kept(section, value) for section, value in _without(whole, "").items()}
-    algorithm = {key: value for key, value in own.items() if key not in ("label", "wire")}
-    return json.dumps({**kept, "wire": own.get("wire", whole["wire"]), "algorithm": algorithm}, sort_keys=True)
+    whole = completed(config)
+    return record_key(whole, entry, part_name(whole["data"]["name"], whole["data"]["first_classes"]))
 
 
 def record_key(config: Mapping[str, Any], entry: Mapping[str, Any], dataset: str) -> str:
-    """The key of what was played: that of the cell, unless it was played on a part of its dataset."""
-    key = cell_key(config, entry)
-    return key if dataset == config["data"]["name"] else f"{dataset}: {key}"
+    """The key of what was played: that of the cell, if it was played on as much of its dataset as the cell is."""
+    whole, own = completed(config), completed_entry(entry)
+    kept = {section: _kept(section, value) for section, value in _without(whole, "").items()}
+    algorithm = {key: value for key, value in own.items() if key not in ("label", "wire")}
+    told = {"dataset": dataset, "wire": own.get("wire", whole["wire"]), "algorithm": algorithm}
+    return json.dumps({**kept, **told}, sort_keys=True)
 
 
 def paper_cells(paper: PaperConfig, preset: str | None = None) -> list[PaperCell]:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from io import FileIO
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import safetensors.torch
@@ -25,9 +26,12 @@ from tinyproto.simulation.loop import PlayedRound
 from tinyproto.tracking.summary import SCHEMA_VERSION
 from tinyproto.wire.meter import WAYS, Cost, Direction
 
+SERVE_FILE = "serve.json"
+"""Is in the run folder of a coordinator, and in no other."""
+
 FILES = {
     "config.yaml", "environment.json", "federation.json", "rounds.jsonl", "timings.jsonl", "prototypes.safetensors",
-    "summary.json", "report.html", "checkpoint", "clients", "cells", "serve.json", "progress.jsonl", "flower",
+    "summary.json", "report.html", "checkpoint", "clients", "cells", SERVE_FILE, "progress.jsonl", "flower",
 }  # fmt: skip
 
 
@@ -46,7 +50,7 @@ class RunFolder:
         """Make an empty folder; an existing run is refused, or replaced if told so. Anything else is never deleted."""
         try:
             if path.exists():
-                cls._check_replaceable(path, overwrite)
+                cls.check_replaceable(path, overwrite)
                 shutil.rmtree(path)
             path.mkdir(parents=True)
         except OSError as error:
@@ -125,7 +129,8 @@ class RunFolder:
         return [line for line in lines if identity.items() <= line.items()]
 
     @staticmethod
-    def _check_replaceable(path: Path, overwrite: bool) -> None:
+    def check_replaceable(path: Path, overwrite: bool) -> None:
+        """An existing run, if told so; never anything else."""
         if not overwrite:
             raise RunFolderError(
                 f"{path} exists already; --overwrite replaces it, name=NEW or --runs DIR goes elsewhere, and "
@@ -197,6 +202,54 @@ class RunFolder:
             ) from error
 
 
+class NewRun:
+    """A run folder made anew that is undone on leaving unless it is kept; until then what it replaces lies beside it.
+
+    After a kill in between, that is in `.NAME.before`, until the run is replaced once more.
+    """
+
+    def __init__(self, path: Path, *, overwrite: bool) -> None:
+        self.folder = RunFolder(path)
+        self._before = path.with_name(f".{path.name}.before")
+        self._overwrite = overwrite
+        self._kept = False
+
+    def __enter__(self) -> NewRun:
+        path = self.folder.path
+        with self.folder.writing():
+            if self._before.exists() and not path.exists():
+                self._before.rename(path)
+            if path.exists():
+                RunFolder.check_replaceable(path, self._overwrite)
+                _remove(self._before)
+                path.rename(self._before)
+            path.mkdir(parents=True)
+        return self
+
+    def keep(self) -> None:
+        """It has begun: what was there before goes."""
+        self._kept = True
+        with self.folder.writing():
+            _remove(self._before)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._kept:
+            return
+        with self.folder.writing():
+            _remove(self.folder.path)
+            if self._before.exists():
+                self._before.rename(self.folder.path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink():  # such as a run that is kept elsewhere: that stays
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)
+
+
 def append_whole(file: FileIO, data: bytes) -> None:
     """All of it at the end of an open file; or nothing, and an OSError."""
     start = file.seek(0, os.SEEK_END)
@@ -210,7 +263,7 @@ def append_whole(file: FileIO, data: bytes) -> None:
 
 def is_federation(path: Path) -> bool:
     """Whether a run folder is a coordinator's, whose clients are elsewhere; a simulation has no place in it."""
-    return (path / "serve.json").is_file()
+    return (path / SERVE_FILE).is_file()
 
 
 def how_to_go_on(path: Path) -> str:

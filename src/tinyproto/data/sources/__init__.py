@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tinyproto.data.images import Images
 from tinyproto.data.sources import arrays, cifar, digits, image_folder, tiny_imagenet
-from tinyproto.data.sources.base import LabelledNames, Progress, Request, Source, silent
+from tinyproto.data.sources.base import LabelledNames, Progress, Request, Source, part_name, silent, whole_name
 from tinyproto.errors import DataError
 from tinyproto.imports import unknown
 
@@ -33,6 +33,7 @@ def load(
     *,
     image_size: int | None = None,
     cache: str | Path | None = None,
+    first_classes: int | None = None,
     progress: Progress = silent,
 ) -> Images:
     """A dataset by name, from its files under `root` where it has any.
@@ -42,12 +43,13 @@ def load(
         root: the folder that holds the files, or the .npz file; `data` if left out.
         image_size: image_folder only: height and width that all images are brought to.
         cache: where decoded images are kept; beside the images if left out.
+        first_classes: only so many classes, the first in the dataset's order; all if left out.
         progress: is told how far the decoding is.
 
     """
     check_name(name)
     found, kept = (None if path is None else Path(path) for path in (root, cache))
-    return SOURCES[name].load(Request(found, kept, image_size, progress))
+    return SOURCES[name].load(Request(found, kept, image_size, progress, first_classes))
 
 
 def load_labels(name: str, request: Request) -> LabelledNames:
@@ -56,4 +58,7 @@ def load_labels(name: str, request: Request) -> LabelledNames:
     return SOURCES[name].only_labels(request)
 
 
-__all__ = ["SOURCES", "LabelledNames", "Progress", "Request", "Source", "check_name", "load", "load_labels", "silent"]
+__all__ = [
+    "SOURCES", "LabelledNames", "Progress", "Request", "Source", "check_name", "load", "load_labels", "part_name",
+    "silent", "whole_name",
+]  # fmt: skip

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tinyproto.data.images import Images
 from tinyproto.data.pixels import SharedPixels
-from tinyproto.data.sources.base import MINUS_ONE_TO_ONE, Request
+from tinyproto.data.sources.base import MINUS_ONE_TO_ONE, Request, only_first_classes
 from tinyproto.errors import DataError, one_line
 
 CHANNELS = (1, 3, 4)
@@ -47,7 +47,7 @@ def load(request: Request) -> Images:
         raise DataError("data.root has to name the .npz file")
     try:
         with zipfile.ZipFile(request.root) as archive:
-            return _load(archive)
+            return only_first_classes(_load(archive), request.first_classes)
     except FileNotFoundError:
         raise DataError(f"data.root: there is no file {request.root}") from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tinyproto.data.images import Images
+from tinyproto.errors import DataError
 
 DEFAULT_ROOT = Path("data")
 """Where files are looked for when no root is given, and where `tinyproto data fetch` puts them."""
@@ -34,6 +36,7 @@ class Request:
     cache: Path | None = None
     image_size: int | None = None
     progress: Progress = silent
+    first_classes: int | None = None  # all, where it is None
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,50 @@ class Source:
             return self.labels(request)
         images = self.load(request)
         return LabelledNames(images.name, images.labels.numpy(), images.num_classes)
+
+
+_PART = re.compile(r", first \d+ classes$")
+
+
+def part_name(name: str, first_classes: int | None) -> str:
+    """What all results call a dataset of which only the first so many classes were taken."""
+    return name if first_classes is None else f"{name}, first {first_classes} classes"
+
+
+def whole_name(name: str) -> str:
+    """What the dataset is called that this is the first classes of; the name itself where it is not."""
+    return _PART.sub("", name)
+
+
+def check_first_classes(first_classes: int | None, num_classes: int, where: object) -> int | None:
+    """How many are taken where that is fewer than there are; None where it is all of them."""
+    if first_classes is None or first_classes == num_classes:
+        return None
+    if not 2 <= first_classes < num_classes:
+        raise DataError(
+            f"data.first_classes has to be 2 or more and at most the {num_classes} classes of {where}, "
+            f"not {first_classes}"
+        )
+    return first_classes
+
+
+def only_first_classes(images: Images, first_classes: int | None) -> Images:
+    """The images of the first so many classes in the same order; their pool keeps no others."""
+    count = check_first_classes(first_classes, images.num_classes, images.name)
+    if count is None:
+        return images
+    places = (images.labels < count).nonzero().flatten()
+    if not len(places):
+        raise DataError(f"{images.name} has no images of its first {count} classes")
+    assert images.shared is not None
+    images.shared.keep(places.numpy())
+    return replace(
+        images,
+        name=part_name(images.name, count),
+        pixels=images.shared.tensor,
+        labels=images.labels[places],
+        num_classes=count,
+    )
 
 
 def fetch_command(name: str, root: Path) -> str:

@@ -23,6 +23,7 @@ from tinyproto.data.sources.base import (
     fetch_again,
     fetch_command,
     not_found,
+    only_first_classes,
 )
 from tinyproto.data.sources.cifar_python import PickledArray, Refused, read_batch
 from tinyproto.errors import DataError
@@ -117,9 +118,10 @@ def load(cifar: Cifar, request: Request) -> Images:
     root = request.root or DEFAULT_ROOT
     folder, layout = _find(cifar, root)
     try:
-        return _load(cifar, folder, layout)
+        images = _load(cifar, folder, layout)
     except (OSError, Refused) as error:
         raise DataError(f"{error}; {fetch_again(folder, cifar.name, root)}") from error
+    return only_first_classes(images, request.first_classes)
 
 
 def locate(cifar: Cifar, root: Path | None) -> str:

@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 
 from tinyproto.data.images import Images
 from tinyproto.data.pixels import SharedPixels
-from tinyproto.data.sources.base import Request
+from tinyproto.data.sources.base import Request, only_first_classes
 
 
-def load(request: Request) -> Images:  # noqa: ARG001
+def load(request: Request) -> Images:
     """All digits; the pixels 0 to 16 become −1 to 1."""
     table = _table()
     shared = SharedPixels.blank((len(table), 1, 8, 8))
     shared.array[:] = table[:, :-1].reshape(shared.shape)
-    return Images(
+    images = Images(
         name="digits",
         pixels=shared.tensor,
         labels=torch.from_numpy(table[:, -1].astype(np.int64)),
@@ -30,6 +30,7 @@ def load(request: Request) -> Images:  # noqa: ARG001
         shift=-1.0,
         shared=shared,
     )
+    return only_first_classes(images, request.first_classes)
 
 
 def _table() -> NDArray[Any]:

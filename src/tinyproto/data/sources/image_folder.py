@@ -12,7 +12,7 @@ import torch
 
 from tinyproto.data.decode import ImageFiles, decoded
 from tinyproto.data.images import Images
-from tinyproto.data.sources.base import MINUS_ONE_TO_ONE, LabelledNames, Request
+from tinyproto.data.sources.base import MINUS_ONE_TO_ONE, LabelledNames, Request, check_first_classes, part_name
 from tinyproto.errors import DataError
 
 NAME = "image_folder"
@@ -29,11 +29,17 @@ class Listing:
     paths: list[str]
     labels: list[int]
     classes: list[str]
+    first_classes: int | None = None  # where there are more, which were left out
+
+    @property
+    def name(self) -> str:
+        """All of the folder, or how much of it."""
+        return part_name(NAME, self.first_classes)
 
 
 def load(request: Request) -> Images:
     """All images; a network sees −1 to 1."""
-    found = listing(request.root)
+    found = listing(request.root, request.first_classes)
     files = ImageFiles(
         name=NAME,
         folder=found.folder,
@@ -41,16 +47,17 @@ def load(request: Request) -> Images:
         colours="auto",
         size=request.image_size,
         remedy="replace or remove it",
+        first_classes=found.first_classes,
     )
     shared = decoded(files, request.cache, request.progress)
     labels = torch.tensor(found.labels)
-    return Images(NAME, shared.tensor, labels, len(found.classes), shared=shared, **MINUS_ONE_TO_ONE)
+    return Images(found.name, shared.tensor, labels, len(found.classes), shared=shared, **MINUS_ONE_TO_ONE)
 
 
 def labels(request: Request) -> LabelledNames:
     """The labels alone, for which nothing is decoded."""
-    found = listing(request.root)
-    return LabelledNames(NAME, np.array(found.labels), len(found.classes))
+    found = listing(request.root, request.first_classes)
+    return LabelledNames(found.name, np.array(found.labels), len(found.classes))
 
 
 def locate(root: Path | None) -> str:
@@ -71,8 +78,8 @@ def subfolders(folder: Path) -> list[str]:
     return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
 
 
-def listing(root: Path | None) -> Listing:
-    """The files and labels of a folder, its parts one after another."""
+def listing(root: Path | None, first_classes: int | None = None) -> Listing:
+    """The files and labels of a folder, or of its first so many classes, its parts one after another."""
     if root is None:
         raise DataError("data.root has to name the folder that holds one folder of images per class")
     if not root.is_dir():
@@ -82,15 +89,19 @@ def listing(root: Path | None) -> Listing:
     classes = subfolders(root / parts[0])
     if not classes:
         raise DataError(f"{root / parts[0]} has no folders; it has to hold one folder of images per class")
+    count = check_first_classes(first_classes, len(classes), root)
+    taken = classes[:count]
     paths: list[str] = []
     labels: list[int] = []
     for part in parts:
         for name in subfolders(root / part):
             if name not in classes:
                 raise DataError(f"{root / part / name} is a class that {root / parts[0]} does not have")
+            if name not in taken:
+                continue
             below = [str(Path(part, name, path)) for path in images_below(root / part / name)]
             if not below:
                 raise DataError(f"{root / part / name} has no images ({', '.join(SUFFIXES)}); add some or remove it")
             paths += below
             labels += [classes.index(name)] * len(below)
-    return Listing(root, paths, labels, classes)
+    return Listing(root, paths, labels, taken, count)

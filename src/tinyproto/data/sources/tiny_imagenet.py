@@ -16,17 +16,20 @@ from tinyproto.data.sources.base import (
     MINUS_ONE_TO_ONE,
     LabelledNames,
     Request,
+    check_first_classes,
     fetch_again,
     fetch_command,
     not_found,
+    part_name,
 )
 from tinyproto.data.sources.image_folder import images_below, subfolders
+from tinyproto.data.sources.tiny_imagenet_classes import WNIDS
 from tinyproto.errors import DataError
 
 NAME = "tiny_imagenet"
 FOLDER = "tiny-imagenet-200"
-CLASSES, IMAGES = 200, 110_000
-"""Of the whole dataset; a part of it is named as one."""
+PER_CLASS = 550
+"""Images of every class, train and val; a part of the dataset is named as one."""
 
 
 @dataclass(frozen=True)
@@ -36,31 +39,36 @@ class Listing:
     folder: Path
     paths: list[str]
     labels: list[int]
-    num_classes: int
+    classes: list[str]
+    first_classes: int | None = None  # where there are more, which were left out
 
     @property
     def name(self) -> str:
-        """What was found: all of it, or how much."""
-        if (self.num_classes, len(self.paths)) == (CLASSES, IMAGES):
-            return NAME
-        return f"{NAME} ({self.num_classes} of {CLASSES} classes, {len(self.paths)} of {IMAGES} images)"
+        """What was found: all of it, its first classes with all their images, or else how much."""
+        count, total = len(self.classes), len(WNIDS)
+        if tuple(self.classes) == WNIDS[:count] and len(self.paths) == count * PER_CLASS:
+            return NAME if count == total else part_name(NAME, count)
+        return f"{NAME} ({count} of {total} classes, {len(self.paths)} of {total * PER_CLASS} images)"
 
 
 def load(request: Request) -> Images:
     """All images in colour; a network sees −1 to 1."""
     root = request.root or DEFAULT_ROOT
-    listing = _list(root)
+    listing = _list(root, request.first_classes)
     remedy = fetch_again(listing.folder, NAME, root)
-    files = ImageFiles(NAME, listing.folder, listing.paths, colours="RGB", size=None, remedy=remedy)
+    files = ImageFiles(
+        NAME, listing.folder, listing.paths, colours="RGB", size=None, remedy=remedy,
+        first_classes=listing.first_classes,
+    )  # fmt: skip
     shared = decoded(files, request.cache, request.progress)
     labels = torch.tensor(listing.labels)
-    return Images(listing.name, shared.tensor, labels, listing.num_classes, shared=shared, **MINUS_ONE_TO_ONE)
+    return Images(listing.name, shared.tensor, labels, len(listing.classes), shared=shared, **MINUS_ONE_TO_ONE)
 
 
 def labels(request: Request) -> LabelledNames:
     """The labels alone, for which nothing is decoded."""
-    listing = _list(request.root or DEFAULT_ROOT)
-    return LabelledNames(listing.name, np.array(listing.labels), listing.num_classes)
+    listing = _list(request.root or DEFAULT_ROOT, request.first_classes)
+    return LabelledNames(listing.name, np.array(listing.labels), len(listing.classes))
 
 
 def locate(root: Path | None) -> str:
@@ -74,7 +82,7 @@ def _folder(root: Path) -> Path | None:
     return next((folder for folder in (root / FOLDER, root) if (folder / "train").is_dir()), None)
 
 
-def _list(root: Path) -> Listing:
+def _list(root: Path, first_classes: int | None = None) -> Listing:
     folder = _folder(root)
     if folder is None:
         raise DataError(
@@ -82,7 +90,7 @@ def _list(root: Path) -> Listing:
             f"{FOLDER}, or run: {fetch_command(NAME, root)}"
         )
     try:
-        return _list_folder(folder)
+        return _list_folder(folder, first_classes)
     except _Missing as missing:
         raise DataError(f"{missing}; {fetch_again(folder, NAME, root)}") from None
 
@@ -91,10 +99,13 @@ class _Missing(Exception):  # noqa: N818
     """A file that should be there, or should say more; the remedy is for the caller to add."""
 
 
-def _list_folder(folder: Path) -> Listing:
-    numbers = {name: number for number, name in enumerate(_classes(folder))}
+def _list_folder(folder: Path, first_classes: int | None) -> Listing:
+    there = _classes(folder)
+    count = _first(folder, there, first_classes)
+    classes = there[:count]
+    numbers = {name: number for number, name in enumerate(classes)}
     found = [*_train(folder, numbers), *_validation(folder, numbers)]
-    return Listing(folder, [path for path, _ in found], [label for _, label in found], len(numbers))
+    return Listing(folder, [path for path, _ in found], [label for _, label in found], classes, count)
 
 
 def _classes(folder: Path) -> list[str]:
@@ -111,6 +122,18 @@ def _classes(folder: Path) -> list[str]:
     if not classes:
         raise _Missing(f"{folder / 'train'} has no class folders")
     return classes
+
+
+def _first(folder: Path, there: list[str], first_classes: int | None) -> int | None:
+    """How many classes to take; of a folder that lacks one of them, the next one would be taken for it."""
+    count = check_first_classes(first_classes, len(there), folder)
+    if first_classes is not None and set(there) <= set(WNIDS):
+        missing = next((name for name in WNIDS[:first_classes] if name not in there), None)
+        if missing is not None:
+            raise _Missing(
+                f"{folder / 'train' / missing} is missing, which is one of the first {first_classes} classes"
+            )
+    return count
 
 
 def _train(folder: Path, numbers: Mapping[str, int]) -> Iterator[tuple[str, int]]:

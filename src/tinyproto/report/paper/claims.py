@@ -164,7 +164,7 @@ def _without_cps() -> Iterator[Case]:
 
 
 def _without_scaling() -> Iterator[Case]:
-    for cps_dim, place in ((None, "all of d"), (CPS_DIM, f"s={CPS_DIM}")):
+    for cps_dim, place in ((None, "without CPS"), (CPS_DIM, f"at s={CPS_DIM}")):
         own, other = (ablation("cifar100", "tinyproto_ft", cps_dim, scaled) for scaled in (True, False))
         yield Case(place, own, [other])
 

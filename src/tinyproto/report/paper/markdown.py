@@ -10,12 +10,14 @@ from tinyproto.report.paper.beyond import (
     AUTO_MISSING,
     AUTO_TITLE,
     AUTO_WORDS,
+    FIRST_TITLE,
     TITLE,
     WIRE_MISSING,
     WIRE_TITLE,
     WIRE_WORDS,
     Beyond,
 )
+from tinyproto.report.paper.first_classes import FIRST_HEADER
 from tinyproto.report.paper.readings import READING_HEADER, RULE_HEADER, reading_rows
 from tinyproto.report.paper.section import READING_WORDS, RULE_WORDS, TABLE_WORDS, Paper, repeat_paper
 from tinyproto.report.paper.tables import HEADER, Table
@@ -72,6 +74,8 @@ def _beyond(beyond: Beyond) -> Iterator[str]:
     yield from (WIRE_WORDS, _table(WIRE_HEADER, beyond.wire_cells)) if beyond.wire_cells else (WIRE_MISSING,)
     yield f"### {AUTO_TITLE}"
     yield from (AUTO_WORDS, _table(AUTO_HEADER, beyond.auto_cells)) if beyond.auto_cells else (AUTO_MISSING,)
+    yield f"### {FIRST_TITLE}"
+    yield from (beyond.first_words, _table(FIRST_HEADER, beyond.first_cells))
 
 
 def _paper_table(table: Table) -> Iterator[str]:

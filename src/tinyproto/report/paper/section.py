@@ -35,8 +35,9 @@ TABLE_WORDS = (
     "down, all clients. A number of rounds behind our value: it is of a run shorter than the paper's."
 )
 READING_WORDS = (
-    "Each row changes one thing that paper and published code leave open; in parentheses, the points that it adds "
-    "to the cell of Table 1 above it, read after as many rounds and of the same seeds. Best round by each rule, in %."
+    "Each row changes one thing that paper and published code leave open, or two; in parentheses, the points that it "
+    "adds to the cell of Table 1 above it, read after as many rounds and of the same seeds. Best round by each rule, "
+    "in %."
 )
 RULE_WORDS = (
     "Which rule the tables were made with needs no run of its own, since every record has all three. In "
