@@ -42,28 +42,6 @@ class Place:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
 
-class Branch:
-    """What may run beside the rest of a computation, on a stream of its own; a graph captures it as a branch."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.stream: torch.cuda.Stream | None = None
-        if device.type == "cuda":
-            self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def beside(self) -> AbstractContextManager[object]:
-        """Whatever is asked for inside waits for all that was asked for before, and for nothing that comes after."""
-        if self.stream is None:
-            return nullcontext()
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        return torch.cuda.stream(self.stream)
-
-    def join(self) -> None:
-        """What is asked for next waits for the branch; so does the reuse of memory that both have seen."""
-        if self.stream is not None:
-            torch.cuda.current_stream(self.device).wait_stream(self.stream)
-
-
 class Repeated:
     """A function without arguments that reads and writes tensors which stay where they are; called inside its place.
 

@@ -2,8 +2,7 @@
 
 A fit is thousands of steps of a network so small that a step takes as long as its kernels are many, and autograd makes
 thirty of it. Here the way back is written out. The loss with its gradient is two kernels of our own, the way through
-the ReLU moves both biases, and the products that are the gradients of weights run beside those that lead further back:
-nine kernels follow on each other.
+the ReLU moves both biases, and a matrix moves inside the product that is its gradient.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from torch.func import functional_call
 
 from tinyproto.core.task import Batch, State, Task
 from tinyproto.core.trainable import TrainablePrototypes, contrastive_step, distance_penalty, margin_contrastive_loss
-from tinyproto.engine.training.stacked.capture import Branch
 from tinyproto.engine.training.stacked.operations import CannotStack
 from tinyproto.engine.training.stacked.proof import alike
 from tinyproto.errors import one_line
@@ -49,7 +47,6 @@ class ContrastiveFit:
         self.network = network  # for its form; the weights come with a step
         self.kernels = kernels
         self.rate = rate
-        self.branch = Branch(next(network.parameters()).device)
         self.proven: set[Hashable] = set()
 
     def step(self, weights: State, batch: Batch, penalty: Tensor, logged: Tensor) -> None:
@@ -65,16 +62,11 @@ class ContrastiveFit:
         hidden = torch._addmm_activation(hidden_bias, embedding, hidden_weight.T)  # through ReLU, (K, d)
         learned = torch.addmm(output_bias, hidden, output_weight.T)  # (K, d)
         of_learned = self.kernels.of_learned(batch, learned, penalty, logged)
-        with self.branch.beside():
-            of_output_weight = of_learned.T @ hidden
         of_hidden = of_learned @ output_weight
+        output_weight.addmm_(of_learned.T, hidden, alpha=-rate)
         self.kernels.through_relu(of_hidden, hidden, hidden_bias, of_learned, output_bias, rate)
-        with self.branch.beside():
-            of_hidden_weight = of_hidden.T @ embedding
-            output_weight.sub_(of_output_weight, alpha=rate)
         of_embedding = of_hidden @ hidden_weight
-        self.branch.join()
-        hidden_weight.sub_(of_hidden_weight, alpha=rate)
+        hidden_weight.addmm_(of_hidden.T, embedding, alpha=-rate)
         embedding.sub_(of_embedding, alpha=rate)
 
     def prove(self, weights: State, batch: Batch, penalty: Tensor) -> None:
