@@ -6,7 +6,7 @@ Data and Model Heterogeneity in Federated Learning", AAAI 2024.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -21,13 +21,8 @@ from tinyproto.core.batching import batch_plan
 from tinyproto.core.messages import Message
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.streams import Streams, global_randomness
-from tinyproto.core.task import Batch, ParamGroup, State, Step, Task, TensorData, Trainer
-from tinyproto.core.trainable import (
-    TrainablePrototypes,
-    adaptive_margin,
-    distance_penalty,
-    margin_contrastive_loss,
-)
+from tinyproto.core.task import ParamGroup, State, Task, TensorData, Trainer
+from tinyproto.core.trainable import TrainablePrototypes, adaptive_margin, contrastive_step, distance_penalty
 
 OfferedClasses = Literal["uploaded", "all"]
 
@@ -50,12 +45,6 @@ class FedTGPHyper(FedProtoHyper):
             server_batch_size=self.server_batch_size,
             margin_cap=self.margin_cap,
         )
-
-
-def contrastive_step(modules: nn.ModuleDict, batch: Batch, context: Mapping[str, Tensor]) -> Step:
-    """One step of the server's fit: the uploads of this batch against all learned prototypes."""
-    loss = margin_contrastive_loss(batch.inputs, batch.labels, modules["prototypes"](), context["penalty"])
-    return Step(loss, loss.detach().unsqueeze(0))
 
 
 class TrainableServer:

@@ -6,12 +6,15 @@ Data and Model Heterogeneity in Federated Learning", AAAI 2024. The TinyProto pa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from tinyproto.core.losses import TINY
 from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.task import Batch, Step
 
 
 class TrainablePrototypes(nn.Module):
@@ -65,3 +68,9 @@ def distance_penalty(margin: Tensor, offered: Tensor) -> Tensor:
 def margin_contrastive_loss(uploads: Tensor, labels: Tensor, learned: Tensor, penalty: Tensor) -> Tensor:
     """Cross-entropy over −distance to every offered global prototype, the true class pushed away by the margin δ."""
     return functional.cross_entropy(-(pairwise_distances(uploads, learned) + penalty[labels]), labels)
+
+
+def contrastive_step(modules: nn.ModuleDict, batch: Batch, context: Mapping[str, Tensor]) -> Step:
+    """One step of the server's fit: the uploads of this batch against all learned prototypes."""
+    loss = margin_contrastive_loss(batch.inputs, batch.labels, modules["prototypes"](), context["penalty"])
+    return Step(loss, loss.detach().unsqueeze(0))

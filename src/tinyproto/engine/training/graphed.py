@@ -44,6 +44,9 @@ class GraphedTrainer:
         if key in failed:
             self.notes.append(words(task, "trained as the reference does it", failed[key]))
             return self.eager.fit([task])[0]
+        if stack.given_up is not None:
+            self.notes.append(words(task, "trained without kernels of their own", stack.given_up))
+            stack.given_up = None
         result: FitResult = good[key][0]
         return result
 

@@ -12,6 +12,7 @@ from torch.func import functional_call, vmap
 from tinyproto.core.prototypes import ClassSums
 from tinyproto.core.task import Batch, FitResult, State, Task
 from tinyproto.engine.training.stacked.capture import Place, Repeated
+from tinyproto.engine.training.stacked.contrast import ContrastiveFit, own_step
 from tinyproto.engine.training.stacked.levels import Level, levels, paid
 from tinyproto.engine.training.stacked.operations import CannotStack
 from tinyproto.engine.training.stacked.samples import Samples, pool_rows
@@ -41,9 +42,9 @@ Form = Callable[[SplitModel], Network]
 
 
 class _Turn(NamedTuple):
-    """One step's samples of some clients: where in the pool, and their labels; who of all clients takes part."""
+    """One step's samples of some clients, and their labels; who of all clients takes part."""
 
-    rows: Tensor  # (w, B)
+    inputs: Tensor  # (w, B, …)
     labels: Tensor  # (w, B)
     active: Tensor | None  # (n,) float; None: all of those whose samples these are
 
@@ -73,6 +74,8 @@ class Stack:
         self.observed: ClassSums | None = None
         self.lanes: dict[tuple[int, int, int], _Lane] = {}  # by first and last client and batch size
         self.epoch: _Epoch | None = None  # of the batch sizes last seen, where there is no network
+        self.own_step = own_step(first)
+        self.given_up: CannotStack | None = None  # why its own step was
 
     def fit(self, tasks: Sequence[Task]) -> Generator[None, None, list[FitResult]]:
         """All epochs of all tasks, those with most steps first, step by step, so that other stacks may take turns."""
@@ -171,11 +174,12 @@ class Stack:
 
     def _train(self, states: Mapping[str, StackedState], turn: _Turn, first: int, last: int) -> None:
         """One step of SGD; what a client without a step would have moved is left where it was."""
-        batch = turn.rows.shape[1]
-        inputs = self.samples.take(turn.rows, self.dtype)  # (w, B, …)
+        if self.own_step is not None and self._in_own_kernels(self.own_step, states, turn):
+            return
+        batch = turn.labels.shape[1]
         weights = {name: states[name].tensors for name in states}
         context = {name: value[first:last] for name, value in self.context.items()}
-        losses, logged, seen = self._losses(weights, inputs, turn.labels, context)
+        losses, logged, seen = self._losses(weights, turn.inputs, turn.labels, context)
         leaves = [value for name in self.states for value in states[name].parameters.values()]
         active = None if turn.active is None else turn.active[first:last]
         total = losses.sum() if active is None else (losses * active).sum()
@@ -188,6 +192,18 @@ class Stack:
             self.parts[first:last].add_(logged, alpha=batch)
             if seen.shape[-1]:
                 self._observe(seen, turn.labels, active, first, last)
+
+    def _in_own_kernels(self, own: ContrastiveFit, states: Mapping[str, StackedState], turn: _Turn) -> bool:
+        """Take the step in kernels of our own; given up for good where these prove wrong."""
+        weights, penalty = _alone(states["prototypes"].parameters), self.context["penalty"].squeeze(0)
+        batch = Batch(turn.inputs.squeeze(0), turn.labels.squeeze(0))
+        try:
+            own.prove(weights, batch, penalty)
+        except CannotStack as reason:
+            self.own_step, self.given_up = None, reason
+            return False
+        own.step(weights, batch, penalty, self.parts)
+        return True
 
     def _losses(
         self, weights: Mapping[str, State], inputs: Tensor, labels: Tensor, context: State
@@ -285,8 +301,9 @@ class _Lane:
         self.counter.zero_()
 
     def _next(self) -> None:
+        rows = self.rows.index_select(1, self.counter).squeeze(1)
         turn = _Turn(
-            self.rows.index_select(1, self.counter).squeeze(1),
+            self.stack.samples.take(rows, self.stack.dtype),
             self.labels.index_select(1, self.counter).squeeze(1),
             (self.counter < self.steps).float() if self.last - self.first > 1 else None,
         )
@@ -310,9 +327,10 @@ class _Epoch:
         self.labels.copy_(placed.labels[epoch].unsqueeze(0))
 
     def _all(self) -> None:
-        parts = (torch.split(each, list(self.sizes), dim=1) for each in (self.rows, self.labels))
-        for rows, labels in zip(*parts, strict=True):
-            self.stack.step(self.states, _Turn(rows, labels, None), 0, 1)
+        samples = self.stack.samples.take(self.rows, self.stack.dtype)  # at once: a step is small beside a kernel
+        parts = (torch.split(each, list(self.sizes), dim=1) for each in (samples, self.labels))
+        for inputs, labels in zip(*parts, strict=True):
+            self.stack.step(self.states, _Turn(inputs, labels, None), 0, 1)
 
 
 class _Known:
