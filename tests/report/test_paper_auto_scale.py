@@ -73,6 +73,21 @@ def test_shorter_runs_than_asked_for_decide_nothing(tmp_path: Path) -> None:
     assert found(tmp_path, *made)[FT].claim().tally == "cannot be told yet"
 
 
+def test_a_longer_run_decides_and_is_held_against_constants_of_as_many_rounds(tmp_path: Path) -> None:
+    longer = replace(AUTO, correct=88, rounds=300, early={60: 40})
+    search = found(tmp_path, AUTO, longer, TABLE1, replace(TABLE1, seed=1, correct=91), PRINTED)[FT]
+    rows = [dict(zip(AUTO_HEADER, row, strict=True)) for row in search.rows()]
+    assert [(row["rounds"], row["global"]) for row in rows] == [
+        ("60", "38.00"), ("60", "32.00"), ("60", "39.00"), ("300", "44.00"), ("300", "45.00"),
+    ]  # fmt: skip
+    claim = search.claim()
+    assert claim.tally == "does not hold"
+    assert claim.evidence == (
+        "44.00 against 45.00 with μ = 0.01 as in Table 1 after 300 rounds (−1.00, 1 seed; seeds of one cell lie up to "
+        "0.50 apart)."
+    )
+
+
 def test_with_sound_the_mean_of_the_last_ten_evaluations_counts(tmp_path: Path) -> None:
     last = {100 - back: 160 for back in range(1, 10)}
     made = [

@@ -38,6 +38,21 @@ def test_a_variant_is_held_against_table_1_after_as_many_rounds_and_of_the_same_
     assert reading.name == "where local prototypes come from: running instead of fresh"
 
 
+def test_a_longer_run_of_a_variant_stands_below_it_and_is_held_against_as_many_rounds(tmp_path: Path) -> None:
+    for record in (
+        PaperRecord("table1_cifar100", "tinyproto_ft", 90, early={60: 78}),
+        PaperRecord("readings_methods", "tinyproto_ft(blocks)", 88, rounds=60),
+        PaperRecord("readings_methods", "tinyproto_ft(blocks)", 93),
+    ):
+        record.write(tmp_path)
+    rows = list(reading_rows(readings(Records(read_runs(find_runs([tmp_path]))))))
+    own = [row for row in rows if row[0].startswith(("CIFAR-100, TinyProto-FT", "↳ masks")) and row[1] != "not run"]
+    assert [(row[1], row[3]) for row in own] == [
+        ("60 rounds", "39.00"), ("300 rounds", "45.00"),
+        ("60 rounds", "44.00 (+5.00)"), ("300 rounds", "46.50 (+1.50)"),
+    ]  # fmt: skip
+
+
 def test_where_table_1_has_fewer_rounds_both_are_read_after_those(records: Records) -> None:
     reading = named(records, "fedtgp(stale)")
     assert reading.rounds == 40

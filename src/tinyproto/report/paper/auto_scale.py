@@ -71,8 +71,8 @@ class Search:
     """One method on one dataset with one preset: the derived scale and all constants that were to be tried."""
 
     cell: PaperCell  # with the derived scale
-    derived: Outcome | None
-    constants: Sequence[Constant]
+    derived: Sequence[Outcome]  # the shortest runs first
+    constants: Sequence[Constant]  # each held against every one of those
 
     @property
     def name(self) -> str:
@@ -92,8 +92,8 @@ class Search:
     def claim(self) -> Claim:
         """Whether it is as good; told, but not decided, where no cell has a second seed."""
         best = self.hardest
-        missing = [*([self.cell.address] if self.derived is None else [])]
-        missing += [one.cell.address for one in self.constants if one.reference is None]
+        missing = [] if self.derived else [self.cell.address]
+        missing += dict.fromkeys(one.cell.address for one in self.constants if one.reference is None)
         needs: list[Address | str] = [*missing]
         if best is not None and best.noise is None:
             needs.append("a second seed, to tell a difference from noise")
@@ -102,16 +102,16 @@ class Search:
 
     def rows(self) -> Iterator[list[str]]:
         """Under `AUTO_HEADER`: the derived scale after each number of rounds that it is compared at, then constants."""
-        lengths = sorted({one.rounds for one in self.constants if one.rounds is not None})
-        if self.derived is None:
+        if not self.derived:
             yield [f"{self.name}: auto", NOT_RUN, *[NOTHING] * (len(AUTO_HEADER) - 2)]
-        else:
-            for rounds in lengths or [self.derived.rounds]:
-                accuracy = self.derived.read_after(rounds, None, self.statistic)
+            yield from (one.words() for one in self.constants)
+        for derived in self.derived:
+            constants = [one for one in self.constants if one.variant is derived]
+            for rounds in sorted({one.rounds for one in constants if one.rounds is not None}) or [derived.rounds]:
+                accuracy = derived.read_after(rounds, None, self.statistic)
                 cells = [spread_cell(found) for found in accuracy.values()]
-                seeds = ", ".join(map(str, self.derived.seeds))
-                yield [f"{self.name}: auto", str(rounds), seeds, *cells, NOTHING]
-        yield from (one.words() for one in self.constants)
+                yield [f"{self.name}: auto", str(rounds), ", ".join(map(str, derived.seeds)), *cells, NOTHING]
+            yield from (one.words() for one in constants)
 
     @property
     def statistic(self) -> str:
@@ -147,18 +147,23 @@ def searches(records: Records) -> list[Search]:
 
 def any_derived(found: Sequence[Search]) -> bool:
     """Whether a cell with a derived scale was run."""
-    return any(search.derived is not None for search in found)
+    return any(search.derived for search in found)
 
 
 def _search(records: Records, cell: PaperCell, others: Sequence[PaperCell]) -> Search:
-    derived = records.find(cell.address)
-    statistic = cell.config["evaluate"]["statistic"]
-    constants = [
-        Constant(
-            variant=derived, reference=records.find(one.address), statistic=statistic, cell=one
-        )
-        for one in sorted(others, key=lambda one: float(one.entry[KEY]))
-    ]  # fmt: skip
+    """Longer runs of the derived scale are held against constants of as many rounds only."""
+    derived = records.find_all(cell.address)
+    constants = []
+    for own in (*derived,) or (None,):
+        for one in sorted(others, key=lambda one: float(one.entry[KEY])):
+            pair = Constant(
+                variant=own,
+                reference=records.find(one.address),
+                statistic=cell.config["evaluate"]["statistic"],
+                cell=one,
+            )
+            if own is None or own is derived[0] or pair.rounds == own.rounds:
+                constants.append(pair)
     return Search(cell, derived, constants)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from tinyproto.engine.evaluate import RULES
 from tinyproto.report.compare import Spread
 from tinyproto.report.paper.pairs import Pair, means
-from tinyproto.report.paper.records import Records, method_name, paper_cell
+from tinyproto.report.paper.records import Outcome, Records, method_name, paper_cell
 from tinyproto.report.paper.tables import NOT_RUN, NOTHING, signed, spread_cell, two_digits
 from tinyproto.report.words import counted
 from tinyproto.reproduce.experiments import experiments
@@ -100,9 +100,13 @@ class RuleRow:
 
 
 def readings(records: Records) -> list[Reading]:
-    """Every variant of the paper's experiments, dataset after dataset, method after method."""
+    """Every variant of the paper's experiments, dataset after dataset, method after method; longer runs after it."""
     cells = [cell for config in experiments() if config.target == "readings" for cell in paper_cells(config)]
-    return [_reading(records, cell) for cell in sorted(cells, key=_place)]
+    return [
+        _reading(records, cell, variant)
+        for cell in sorted(cells, key=_place)
+        for variant in (*records.find_all(cell.address),) or (None,)
+    ]
 
 
 def rule_rows(records: Records) -> list[RuleRow]:
@@ -151,10 +155,10 @@ def reading_name(cell: PaperCell) -> str:
     )
 
 
-def _reading(records: Records, cell: PaperCell) -> Reading:
+def _reading(records: Records, cell: PaperCell, variant: Outcome | None) -> Reading:
     reference = _reference(cell)
     return Reading(
-        variant=records.find(cell.address),
+        variant=variant,
         reference=records.find(reference),
         name=reading_name(cell),
         method=method_name(paper_cell(reference).entry),

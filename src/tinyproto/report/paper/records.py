@@ -98,15 +98,23 @@ class Records:
     def find(self, address: Address, preset: str = REFERENCE) -> Outcome | None:
         """What a cell of the paper came to; None where it was not run."""
         paper = paper_cell(address, preset)
-        found = self._cells.get(paper.key, [])
-        if not found:
-            return None
-        rounds = max((cell.result["rounds"] for cell in found), key=lambda count: _fit(count, paper.rounds))
-        by_seed: dict[int, Cell] = {}
-        for cell in found:
-            if cell.result["rounds"] == rounds:
-                by_seed.setdefault(cell.result["seed"], cell)
-        return Outcome(paper, [by_seed[seed] for seed in sorted(by_seed)])
+        found = self._by_rounds(paper)
+        return found[max(found, key=lambda count: _fit(count, paper.rounds))] if found else None
+
+    def find_all(self, address: Address) -> list[Outcome]:
+        """The same, and after it what runs of more rounds came to."""
+        first = self.find(address)
+        if first is None:
+            return []
+        found = self._by_rounds(first.paper)
+        return [first, *(found[rounds] for rounds in sorted(found) if rounds > first.rounds)]
+
+    def _by_rounds(self, paper: PaperCell) -> dict[int, Outcome]:
+        """A cell's runs, apart by how long they are; of one seed one counts."""
+        found: dict[int, dict[int, Cell]] = {}
+        for cell in self._cells.get(paper.key, []):
+            found.setdefault(cell.result["rounds"], {}).setdefault(cell.result["seed"], cell)
+        return {rounds: Outcome(paper, [cells[seed] for seed in sorted(cells)]) for rounds, cells in found.items()}
 
     @property
     def any_of_the_paper(self) -> bool:
