@@ -236,10 +236,10 @@ def test_a_renewal_that_was_cut_off_between_key_and_certificate_is_made_good(
     make_keys(tmp_path, 1, [])
     write = certificates._write
 
-    def cut_off(file: Path, content: bytes) -> None:
+    def cut_off(file: Path, content: bytes, mode: int = 0o666) -> None:
         if file.name == "server.crt":
             raise KeyboardInterrupt
-        write(file, content)
+        write(file, content, mode)
 
     with monkeypatch.context() as patched:
         patched.setattr(certificates, "_write", cut_off)

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
@@ -18,20 +17,17 @@ pytest.importorskip("flwr")
 
 from support_cli import in_process
 from support_federation import CONFIG, Running, eventually, free_port
+from support_join import make_stay, only_waiting_takes_time
 from support_members import write_arrays
 from tinyproto.cli import join as join_verb
-from tinyproto.cli.interrupt import StopOnInterrupt
-from tinyproto.cli.own import Own
-from tinyproto.cli.terminal import Output
 from tinyproto.errors import FederationError
 from tinyproto.flower.arrival import BLIP_SECONDS, AwayError, Line, TurnedAwayError
-from tinyproto.flower.certificates import ClientKeys, make_keys
+from tinyproto.flower.certificates import make_keys
 from tinyproto.flower.files import locked
 from tinyproto.flower.journal import Journal
 from tinyproto.flower.member import JoinFile
 from tinyproto.flower.processes import SuperNode, program
 from tinyproto.flower.refusal import NEEDS_A_RESTART, REMEDIES, WORDS
-from tinyproto.flower.socket_bytes import Relay
 
 pytestmark = pytest.mark.flower
 
@@ -243,28 +239,12 @@ class Node:
         pass
 
 
-class NoRelay:
-    proxy = ""
-
-    def add(self, counts: object) -> None:
-        pass
-
-
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> join_verb.Stay:
     """Client 0; time passes in waiting only."""
-    make_keys(tmp_path, 1, [])
-    now = [1000.0]
-
-    def sleep(seconds: float) -> None:
-        now[0] += seconds
-
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(time, "sleep", sleep)
+    only_waiting_takes_time(monkeypatch, start=1000.0)
     monkeypatch.setattr(join_verb, "SuperNode", Node)
-    own = Own(0, tmp_path, None, None, None, "m", "cpu", tmp_path)
-    keys = ClientKeys.open(tmp_path / "client-0")
-    return join_verb.Stay(own, ("h", 1), "h:1", keys, cast("Relay", NoRelay()), StopOnInterrupt(), Output())
+    return make_stay(tmp_path, quiet=False)
 
 
 def told(client: join_verb.Stay, event: str, **facts: object) -> Callable[[], None]:

@@ -13,24 +13,20 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
 
 import pytest
 
 pytest.importorskip("flwr")
 
 from support_federation import Federation, Running, eventually
+from support_join import make_stay, only_waiting_takes_time
 from tinyproto.cli import join as join_verb
-from tinyproto.cli.interrupt import StopOnInterrupt
-from tinyproto.cli.own import Own
-from tinyproto.cli.terminal import Output
 from tinyproto.errors import FederationError
 from tinyproto.flower.arrival import BLIP_SECONDS, AwayError, TurnedAwayError, is_cut_off, why_it_ended
-from tinyproto.flower.certificates import ClientKeys, make_keys
+from tinyproto.flower.certificates import make_keys
 from tinyproto.flower.journal import Journal
-from tinyproto.flower.socket_bytes import Relay
 
 pytestmark = pytest.mark.flower
 slow = pytest.mark.flower_slow
@@ -179,28 +175,10 @@ def test_a_second_client_in_the_same_folder_is_refused(federation: Federation) -
     assert "another process is the client in clients/client-0" in second.said
 
 
-class NoRelay:
-    """Where nothing is sent, nothing is counted."""
-
-    proxy = ""
-
-    def add(self, counts: Mapping[str, int]) -> None:
-        pass
-
-
-def stay(tmp_path: Path, give_up: int | None = None, quiet: bool = True) -> join_verb.Stay:
-    if not (tmp_path / "client-0").exists():
-        make_keys(tmp_path, 1, [])
-    own = Own(0, tmp_path, None, None, None, "m", "cpu", tmp_path, give_up)
-    keys = ClientKeys.open(tmp_path / "client-0")
-    relay = cast("Relay", NoRelay())
-    return join_verb.Stay(own, ("h", 1), "h:1", keys, relay, StopOnInterrupt(), Output(quiet=quiet))
-
-
 def test_who_is_turned_away_gives_up_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    client, reason = stay(tmp_path), TurnedAwayError("the coordinator does not take this key")
+    client, reason = make_stay(tmp_path), TurnedAwayError("the coordinator does not take this key")
     for seconds in (1.0, 60.0, join_verb.PATIENCE_SECONDS):
         now[0] = seconds
         client._turned_away(reason)
@@ -231,13 +209,13 @@ def away(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_a_client_waits_for_ever_unless_it_is_told_when_to_give_up(tmp_path: Path, away: list[float]) -> None:
     with pytest.raises(AssertionError, match="it waits for ever"):
-        stay(tmp_path).last()
+        make_stay(tmp_path).last()
     assert away[-1] > 100_000
 
 
 def test_give_up_ends_a_client_whose_coordinator_is_away(tmp_path: Path, away: list[float]) -> None:
     with pytest.raises(FederationError, match=r"h:1 has been away for 5 minutes \(Connection refused\)"):
-        stay(tmp_path, give_up=5).last()
+        make_stay(tmp_path, give_up=5).last()
     assert 300 <= away[-1] <= 300 + join_verb.LONGEST_PAUSE
 
 
@@ -247,7 +225,7 @@ def answered(client: join_verb.Stay, round_number: int, kind: str = "update") ->
 
 
 def test_after_its_last_round_a_client_does_not_wait_for_ever(tmp_path: Path, away: list[float]) -> None:
-    client = stay(tmp_path)
+    client = make_stay(tmp_path)
     answered(client, 3)
     assert client.last() == 3
     assert client.missed_the_end
@@ -256,7 +234,7 @@ def test_after_its_last_round_a_client_does_not_wait_for_ever(tmp_path: Path, aw
 
 @pytest.mark.parametrize(("round_number", "kind"), [(2, "update"), (3, "evaluation"), (0, "hello")])
 def test_before_its_last_round_is_done_it_does(round_number: int, kind: str, tmp_path: Path, away: list[float]) -> None:
-    client = stay(tmp_path)
+    client = make_stay(tmp_path)
     answered(client, round_number, kind)
     with pytest.raises(AssertionError, match="it waits for ever"):
         client.last()
@@ -265,8 +243,8 @@ def test_before_its_last_round_is_done_it_does(round_number: int, kind: str, tmp
 
 
 def test_nor_when_it_is_started_again_after_it(tmp_path: Path, away: list[float]) -> None:
-    answered(stay(tmp_path), 3)
-    again = stay(tmp_path)
+    answered(make_stay(tmp_path), 3)
+    again = make_stay(tmp_path)
     assert again.last() == 3
     assert again.missed_the_end
     assert join_verb.CLOSING_SECONDS <= away[-1] <= join_verb.CLOSING_SECONDS + join_verb.LONGEST_PAUSE
@@ -275,11 +253,11 @@ def test_nor_when_it_is_started_again_after_it(tmp_path: Path, away: list[float]
 def test_who_has_seen_the_end_waits_for_another_federation_and_says_so(
     tmp_path: Path, away: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    client = stay(tmp_path)
+    client = make_stay(tmp_path)
     answered(client, 3)
     Journal(client.journal.file).tell("finished", rounds=3)
     with pytest.raises(AssertionError, match="it waits for ever"):
-        stay(tmp_path, quiet=False).last()
+        make_stay(tmp_path, quiet=False).last()
     said = capsys.readouterr().out
     assert "the federation that client 0 took part in is over after 3 rounds; this waits for another at h:1" in said
 
@@ -311,16 +289,10 @@ class CutOff:
 def test_a_supernode_that_tries_for_ever_does_not_keep_a_client_from_giving_up(
     last_round: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = [0.0]
-
-    def pass_time(seconds: float) -> None:
-        now[0] += seconds
-
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(time, "sleep", pass_time)
+    now = only_waiting_takes_time(monkeypatch)
     monkeypatch.setattr(join_verb, "SuperNode", CutOff)
     monkeypatch.setattr(join_verb, "reach", nobody_there)
-    client = stay(tmp_path, give_up=2)
+    client = make_stay(tmp_path, give_up=2)
     if last_round:
         answered(client, 3)
         client._be_there()

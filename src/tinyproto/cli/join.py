@@ -99,7 +99,7 @@ class Stay:
         while not self.stop.wanted and self._rounds is None:
             began = time.monotonic()
             try:
-                self.relay.add(reach(self.address, self.keys.authority))
+                self._knock()
                 self._be_there()
             except AwayError as reason:
                 self._away(str(reason))
@@ -111,10 +111,14 @@ class Stay:
             pause = min(2 * pause, LONGEST_PAUSE)
         return self._rounds
 
+    def _knock(self) -> None:
+        """Whether the coordinator is there; what that sends counts, too."""
+        self.relay.add(reach(self.address, self.keys.authority))
+
     def _be_there(self) -> None:
         """One SuperNode from start to end; why it ended is raised, unless nothing is left to do."""
         node = SuperNode(self.own.folder, self.server, self.keys, self.own.client, self.relay.proxy)
-        line = Line(node.process.said, lambda: self.relay.add(reach(self.address, self.keys.authority)))
+        line = Line(node.process.said, self._knock)
         connected = False
         try:
             while not node.process.wait(0.5):

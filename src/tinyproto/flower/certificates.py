@@ -314,19 +314,16 @@ def _existing(folder: Path, names: Sequence[str], remedy: str) -> list[Path]:
     return files
 
 
-def _write(file: Path, content: bytes) -> None:
-    """Whole, or as it was."""
+def _write(file: Path, content: bytes, mode: int = 0o666) -> None:
+    """Whole, or as it was; nobody else may read it from the first byte on, where the mode says so."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f".{file.name}.partial")
-    partial.write_bytes(content)
+    partial.unlink(missing_ok=True)
+    with open(partial, "xb", opener=lambda path, flags: os.open(path, flags, mode)) as stream:
+        stream.write(content)
     partial.replace(file)
 
 
 def _write_private(file: Path, content: bytes) -> None:
-    """Only its owner may read it, from the first byte on; whole, or as it was."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.partial")
-    partial.unlink(missing_ok=True)
-    with open(partial, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as stream:
-        stream.write(content)
-    partial.replace(file)
+    """Only its owner may read it."""
+    _write(file, content, 0o600)
