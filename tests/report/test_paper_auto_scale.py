@@ -29,7 +29,7 @@ def test_each_derived_scale_stands_beside_the_constants_that_nothing_else_tells_
     known = {one.name: [constant.name for constant in one.constants] for one in searches(Records([]))}
     assert known == {
         "TinyProto-FP (50), CIFAR-10, preset reference": ["μ = 0.00015 as in Table 1"],
-        "TinyProto-FT (50), CIFAR-10, preset reference": ["μ = 0.001 as in Table 1"],
+        "TinyProto-FT (50), CIFAR-10, preset reference": ["μ = 0.001 as in Table 1", "μ = 0.003", "μ = 0.01"],
         "TinyProto-FP (50), CIFAR-100, preset reference": ["μ = 0.0015 as in Table 1"],
         FT: ["μ = 0.0015", "μ = 0.01 as in Table 1"],
         FP_SOUND: ["μ = 7.5e-05", "μ = 0.00015", "μ = 0.0003"],

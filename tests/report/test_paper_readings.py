@@ -69,7 +69,7 @@ def test_a_variant_without_its_counterpart_stands_alone(records: Records) -> Non
 
 def test_every_reading_of_the_experiments_has_a_row_below_its_method(records: Records) -> None:
     rows = list(reading_rows(readings(records)))
-    assert len(rows) == 17 + 6
+    assert len(rows) == 17 + 8
     words = {row[0]: row[1:] for row in rows[:17]}  # those on CIFAR-100
     assert words["CIFAR-100, FedProto as in Table 1"] == ["60 rounds", "25.00", "25.00", "25.00"]
     assert words["↳ where local prototypes come from: running instead of fresh"] == [

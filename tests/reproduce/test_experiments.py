@@ -83,15 +83,18 @@ def test_the_first_100_classes_of_tiny_imagenet_have_table_1_s_methods_and_are_n
     assert (config.cells, config.values["seeds"], config.values["train"]["rounds"]) == (9, [0], 300)
 
 
-def test_readings_of_the_published_code_are_asked_of_cifar10() -> None:
+def test_readings_are_asked_of_cifar10_where_it_lies_furthest_from_print() -> None:
     (config,) = [config for config in of("readings") if config.stem == "readings_cifar10"]
     entries = {entry.label: entry.hyper for entry in load_config(ROOT / config.path).algorithms}
-    found = {label: (getattr(hyper, "masks", None), hyper.prototype_source) for label, hyper in entries.items()}
+    keys = ("prototype_source", "masks", "global_scale")
+    found = {label: tuple(getattr(hyper, key, None) for key in keys) for label, hyper in entries.items()}
     assert found == {
-        "fedproto(running)": (None, "running"),
-        "tinyproto_ft(blocks)": ("blocks", "fresh"),
-        "tinyproto_ft(running)": ("balanced", "running"),
-        "tinyproto_ft(blocks-running)": ("blocks", "running"),
+        "fedproto(running)": ("running", None, None),
+        "tinyproto_ft(blocks)": ("fresh", "blocks", 0.001),
+        "tinyproto_ft(running)": ("running", "balanced", 0.001),
+        "tinyproto_ft(blocks-running)": ("running", "blocks", 0.001),
+        "tinyproto_ft(scale=0.003)": ("fresh", "balanced", 0.003),
+        "tinyproto_ft(scale=0.01)": ("fresh", "balanced", 0.01),
     }
 
 

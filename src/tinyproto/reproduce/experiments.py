@@ -195,9 +195,11 @@ def _readings() -> Iterator[PaperConfig]:
             "masks": "blocks",
             "prototype_source": "running",
         },
+        {"name": "tinyproto_ft", "label": "tinyproto_ft(scale=0.003)", "global_scale": 3e-3},
+        {"name": "tinyproto_ft", "label": "tinyproto_ft(scale=0.01)", "global_scale": 1e-2},  # CIFAR-100's
     ]
     yield _config(
-        "readings", "readings_cifar10", "Readings of the published code, where CIFAR-10 lies furthest from print.",
+        "readings", "readings_cifar10", "Open readings where CIFAR-10 lies furthest from print: prototypes, masks, μ.",
         "cifar10", published, seeds=[0],
     )  # fmt: skip
 
