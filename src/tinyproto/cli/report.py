@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from tinyproto.cli.terminal import Output
 from tinyproto.errors import RunFolderError
 from tinyproto.report.draw.svg import with_style
 from tinyproto.report.figures.prototypes import Shown
+from tinyproto.report.networks import network_rows
 from tinyproto.report.page import FEW_SETTINGS, Report, figure_style, make_report
 from tinyproto.report.runs import find_runs, read_readable_runs, read_runs
 from tinyproto.report.studies import Setting
@@ -39,11 +41,15 @@ def report_runs(
         {
             "report": str(target),
             "figures": [figure.slug for figure in page.figures],
-            "settings": [setting.plain() for setting in settings],
+            "settings": [_setting(setting) for setting in settings],
             "passed_over": passed_over,
             "paper": None if page.paper is None else page.paper.plain(),
         }
     )
+
+
+def _setting(setting: Setting) -> dict[str, Any]:
+    return {**setting.plain(), "networks": [row.plain() for row in network_rows(setting)]}
 
 
 def _claims(page: Report) -> Iterator[str]:

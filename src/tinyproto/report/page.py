@@ -16,6 +16,7 @@ from tinyproto.report.figures.holdings import who_holds_what
 from tinyproto.report.figures.prototypes import ANY, DeadUnits, Shown, dead_units, prototype_figures
 from tinyproto.report.figures.rounds import accuracy_over_rounds
 from tinyproto.report.figures.traffic import accuracy_over_bytes
+from tinyproto.report.networks import network_rows
 from tinyproto.report.paper.section import Paper, as_html, repeat_paper
 from tinyproto.report.repeat import FEW_RUNS, to_repeat
 from tinyproto.report.runs import Run
@@ -159,7 +160,7 @@ def _study(study: Study, figures: Sequence[Figure], taken: int, *, titled: bool)
     for setting in study.settings:
         if several:
             yield html.element("h3", escape(setting.name))
-        yield _table(setting)
+        yield _table(setting) + _by_network(setting)
     yield html.element("h2", "Figures")
     yield from _drawn(figures, taken)
     if not any(run.federation for run in study.runs):
@@ -230,6 +231,21 @@ def _table(setting: Setting) -> str:
         f"{' “socket” is what went over the network, polling included.' if 'socket' in names else ''}"
     )
     return html.table(["algorithm", *names], rows, strong) + html.paragraph(caption, "quiet")
+
+
+def _by_network(setting: Setting) -> str:
+    """Nothing where all clients have one network."""
+    rows = network_rows(setting)
+    if not rows:
+        return ""
+    compared = any(gain is not None for row in rows for gain in row.over_local.values())
+    over = " In parentheses, points over what the same network reaches with Local." if compared else ""
+    caption = (
+        "The same by network: correct of the test samples of all clients that have it, in %, where the bold number "
+        f"above is read.{over}"
+    )
+    table = html.table(["algorithm", *rows[0].accuracy], [row.words() for row in rows])
+    return html.paragraph(caption) + table
 
 
 def _prototypes(study: Study, prefix: str, shown: Shown, figures: list[Figure], room: int) -> str:

@@ -56,12 +56,18 @@ def accuracy_summary(records: Sequence[RoundRecord]) -> dict[str, dict[str, floa
 
 def over_rounds(curve: Sequence[tuple[int, float | None]]) -> dict[str, float | None]:
     """Each statistic of a curve of accuracies after so many rounds of training; None where none is known."""
-    known = _known(accuracy for _, accuracy in curve)
-    recent = _known(accuracy for trained, accuracy in curve if trained)[-10:]
+    found = {name: _known(curve[index][1] for index in places) for name, places in read_at(curve).items()}
+    return {name: sum(values) / len(values) if values else None for name, values in found.items()}
+
+
+def read_at(curve: Sequence[tuple[int, float | None]]) -> dict[str, list[int]]:
+    """The places of a curve that each statistic is the mean of."""
+    known = [index for index, (_, accuracy) in enumerate(curve) if accuracy is not None]
+    best = max(known, key=lambda index: curve[index][1] or 0.0, default=None)
     return {
-        "best": max(known, default=None),
-        "last": known[-1] if known else None,
-        "last10": sum(recent) / len(recent) if recent else None,
+        "best": [] if best is None else [best],
+        "last": known[-1:],
+        "last10": [index for index in known if curve[index][0]][-10:],
     }
 
 
