@@ -72,6 +72,12 @@ def test_two_entries_of_one_algorithm_are_told_apart_by_what_differs() -> None:
     ]
 
 
+@pytest.mark.parametrize("label", ["", " ", 5, True, ["a"], {"a": "b"}])
+def test_a_label_is_some_text(label: Any) -> None:
+    with pytest.raises(ConfigError, match=r"algorithms: fedproto: label: .* is not a name; give it some text"):
+        entries({"name": "fedproto", "label": label})
+
+
 def test_a_label_of_ones_own_is_the_title_too() -> None:
     own, plain = entries({"name": "fedproto", "label": "weak pull", "proto_weight": 0.1}, "fedtgp")
     assert (own.label, own.title) == ("weak pull", "weak pull")

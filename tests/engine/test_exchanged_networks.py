@@ -13,8 +13,10 @@ from support import FEDERATION, PROTO_DIM, InProcess, same_tensors, tiny_net, wi
 from tinyproto.algorithms import ALGORITHMS, Algorithm
 from tinyproto.algorithms.base import Round
 from tinyproto.core.messages import Message
+from tinyproto.core.prototypes import class_means
 from tinyproto.data.federation import FederatedData
 from tinyproto.engine.client import LocalTraining
+from tinyproto.engine.evaluate import score
 from tinyproto.engine.round import RoundPlan, RoundRecord, play_round
 from tinyproto.engine.server import Reply
 from tinyproto.errors import WireError
@@ -51,6 +53,23 @@ def test_what_arrives_is_what_is_evaluated(quarters: FederatedData, name: str, p
     of_class_two = int((played.clients[0].test.labels == 2).sum())
     assert 0 < of_class_two < len(played.clients[0].test)
     assert answer.metrics["correct_head"] == of_class_two
+
+
+@pytest.mark.parametrize("kind", [Kind.EVALUATE, Kind.TRAIN])
+def test_local_prototypes_are_of_the_network_that_arrived_to_be_evaluated(quarters: FederatedData, kind: Kind) -> None:
+    played = simulation(quarters, "fedavg")
+    list(played.rounds())
+    shared, client, runtime = dict(played.server.state), played.clients[0], played.loopback.clients
+    (features,) = runtime.trainer.features([client.model], [client.test])  # as it arrived in the closing exchange
+    (own,) = runtime.trainer.features([client.model], [client.train])
+    expected = score(
+        client.model.head, features, client.test.labels, None, class_means(own, client.train.labels, 4)
+    )  # fmt: skip
+    with torch.no_grad():
+        client.local.values.normal_(generator=torch.Generator().manual_seed(0))  # whatever it had before
+    header = Header(kind, 2, 0, runtime.expectation.digest, evaluate=True)
+    answer = decode(runtime.handle({0: encode(header, Message(tensors=shared))})[0]).message
+    assert answer.metrics["correct_local"] == expected["correct_local"] > 0
 
 
 @pytest.mark.parametrize("name", ["fml", "fedkd"])

@@ -88,6 +88,20 @@ def test_a_longer_run_decides_and_is_held_against_constants_of_as_many_rounds(tm
     )
 
 
+def test_a_shorter_run_of_a_constant_does_not_hide_its_longer_one(tmp_path: Path) -> None:
+    own = PaperRecord("auto_sound_cifar10", "tinyproto_fp(auto)", 150)
+    other = PaperRecord("auto_sound_cifar10", "tinyproto_fp(0.0003)", 190)
+    last = {300 - back: 150 for back in range(1, 10)}
+    made = [replace(own, early=last, seed=seed) for seed in (0, 1)]
+    made += [replace(other, early=dict.fromkeys(last, 190), seed=seed) for seed in (0, 1)]
+    last = {100 - back: 150 for back in range(1, 10)}
+    made += [replace(own, rounds=100, early=last, seed=seed) for seed in (0, 1)]
+    made += [replace(other, rounds=100, correct=140, early=last, seed=seed) for seed in (0, 1)]
+    search = found(tmp_path, *made)[FP_SOUND]
+    assert [row[1] for row in search.rows()] == ["100", "not run", "not run", "100", "300", "300"]
+    assert search.claim().evidence.startswith("75.00 against 95.00 with μ = 0.0003 after 300 rounds (−20.00, 2 seeds")
+
+
 def test_with_sound_the_mean_of_the_last_ten_evaluations_counts(tmp_path: Path) -> None:
     last = {100 - back: 160 for back in range(1, 10)}
     made = [

@@ -26,6 +26,9 @@ PrototypeSource = Literal["fresh", "running", "stale"]
 """Where local prototypes come from: an eval-mode pass with the just-trained model (fresh) or with the model before
 training (stale), or the features seen while training (running)."""
 
+ClientPrototypes = Literal[PrototypeSource, "received"]
+"""The same of a method, or with the model as it arrived, where that takes the place of the one that was trained."""
+
 
 @dataclass(frozen=True)
 class FederationSpec:
@@ -120,7 +123,7 @@ class ClientSide(Protocol):
     """What runs on a client."""
 
     @property
-    def prototype_source(self) -> PrototypeSource:
+    def prototype_source(self) -> ClientPrototypes:
         """How this method wants `Client.local` computed."""
         ...
 

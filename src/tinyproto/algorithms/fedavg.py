@@ -49,7 +49,7 @@ def build(hyper: FedAvgHyper, federation: FederationSpec) -> Algorithm:  # noqa:
     shapes = shapes_of(exchanged(model, buffers=True))
     return Algorithm(
         name="fedavg",
-        client=WholeClient(federation.learning_rate),
+        client=WholeClient(federation.learning_rate, prototype_source="received"),
         server=MeanServer(
             lambda streams: exchanged(drawn(network, federation.shape, streams), buffers=True),
             weighting="samples",

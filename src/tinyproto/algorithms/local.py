@@ -13,8 +13,8 @@ from tinyproto.algorithms.base import (
     AlgorithmSpec,
     Client,
     ClientInfo,
+    ClientPrototypes,
     FederationSpec,
-    PrototypeSource,
     Round,
     Update,
     client_task,
@@ -41,7 +41,7 @@ class LocalClient:
     """Trains on cross-entropy, sends nothing."""
 
     learning_rate: float
-    prototype_source: PrototypeSource = "fresh"
+    prototype_source: ClientPrototypes = "fresh"
 
     def init(self, client: Client, streams: Streams) -> None:
         """Nothing to remember."""

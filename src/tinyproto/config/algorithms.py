@@ -70,6 +70,8 @@ def resolve_algorithms(model: ConfigModel, preset: Preset, source: str) -> tuple
         reference = item.pop("name")
         spec = _find(reference, where)
         label = item.pop("label", None)
+        if label is not None and (not isinstance(label, str) or not label.strip()):
+            raise ConfigError(f"{where}: {spec.name}: label: {label!r} is not a name; give it some text")
         wire = _wire(item.pop("wire", None), model, f"{where}: {spec.name}")
         hyper = _hyper(spec, item, model, preset, f"{where}: {spec.name}")
         if label is None:
@@ -79,7 +81,7 @@ def resolve_algorithms(model: ConfigModel, preset: Preset, source: str) -> tuple
             told = {**told, **_wire_told(wire, model.wire.settings())}
             details = ",".join(f"{key}={'null' if value is None else value}" for key, value in told.items())
             label = f"{spec.name}({details})" if details else spec.name
-        entries.append(AlgorithmEntry(reference, spec, str(label), hyper, wire, wire != model.wire.settings()))
+        entries.append(AlgorithmEntry(reference, spec, label, hyper, wire, wire != model.wire.settings()))
     for label, count in Counter(entry.label for entry in entries).items():
         if count > 1:
             raise ConfigError(

@@ -91,6 +91,9 @@ class ClientRuntime:
         replies = {header.client: self._answer(header, self._introduction(header.client)) for header in greeted}
         asked = [decoded for decoded in opened if decoded.header.kind is not Kind.HELLO]
         jobs = [self._take_in(decoded) for decoded in asked]  # only once all frames are found good
+        if self.side.prototype_source == "received":
+            evaluated = [job for job in jobs if job.asked.evaluate]
+            self._refresh_prototypes(evaluated, [self._plan(job) for job in evaluated])
         with self.stopwatch.phase("evaluate"):
             metrics = self._evaluate([job for job in jobs if job.asked.evaluate])
         updates = self._train([job for job in jobs if job.asked.kind is Kind.TRAIN])

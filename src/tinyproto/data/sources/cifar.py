@@ -32,8 +32,6 @@ PIXELS = 3 * 32 * 32
 CHUNK = 1000
 """Records read at a time."""
 
-_BATCHES = [f"data_batch_{number}" for number in range(1, 6)]
-
 
 @dataclass(frozen=True)
 class Layout:

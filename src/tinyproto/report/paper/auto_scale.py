@@ -153,17 +153,16 @@ def any_derived(found: Sequence[Search]) -> bool:
 def _search(records: Records, cell: PaperCell, others: Sequence[PaperCell]) -> Search:
     """Longer runs of the derived scale are held against constants of as many rounds only."""
     derived = records.find_all(cell.address)
+    statistic = cell.config["evaluate"]["statistic"]
     constants = []
     for own in (*derived,) or (None,):
         for one in sorted(others, key=lambda one: float(one.entry[KEY])):
-            pair = Constant(
-                variant=own,
-                reference=records.find(one.address),
-                statistic=cell.config["evaluate"]["statistic"],
-                cell=one,
-            )
-            if own is None or own is derived[0] or pair.rounds == own.rounds:
-                constants.append(pair)
+            found = records.find_all(one.address)
+            if own is not None and own is not derived[0]:
+                found = [reference for reference in found if reference.rounds >= own.rounds]
+            if found or own is None or own is derived[0]:
+                reference = found[0] if found else None
+                constants.append(Constant(variant=own, reference=reference, statistic=statistic, cell=one))
     return Search(cell, derived, constants)
 
 
