@@ -231,6 +231,8 @@ def test_only_rows_that_are_drawn_are_kept() -> None:
     assert torch.equal(kept["a/0/global/values"], tensors["a/0/global/values"])
     assert set(kept) == {f"a/0/{name}" for name in ("local/rows", "local/present", "global/values", "global/present")}
 
+    assert drawn_only({**kept, "b/0/local/values": torch.zeros(1)}, "a/0", Drawn((2,), 0)) == kept  # a record again
+
 
 def test_a_record_that_is_drawn_keeps_its_prototypes_and_a_report_reads_them(
     tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch

@@ -33,7 +33,12 @@ def drawn_of(target: str, dataset: str, entry: Mapping[str, Any], seed: int, *, 
 
 
 def drawn_only(tensors: Mapping[str, Tensor], prefix: str, drawn: Drawn) -> dict[str, Tensor]:
-    """Of a cell's prototypes, the rows that are drawn: `local/rows` has those that `local/present` says are there."""
+    """Of a cell's prototypes, the rows that are drawn: `local/rows` has those that `local/present` says are there.
+
+    A record has no others.
+    """
+    if f"{prefix}/local/rows" in tensors:
+        return {name: values for name, values in tensors.items() if name.startswith(f"{prefix}/")}
     present = tensors[f"{prefix}/local/present"].bool()  # (M, K)
     wanted = torch.zeros_like(present)
     wanted[:, list(drawn.classes)] = True
