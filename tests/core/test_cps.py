@@ -13,6 +13,7 @@ from tinyproto.core.cps import (
     compress,
     mask_digest,
     owned_dimensions,
+    random_masks,
     reconstruct,
     sparsify,
 )
@@ -95,6 +96,19 @@ def test_published_block_masks_get_closer_than_balanced_ones() -> None:
     assert largest_overlap(block_masks(100, 500, 50, seed=0)) > largest_overlap(class_masks(100, 500, 50, seed=0))
 
 
+def test_random_masks_are_balanced_too_and_get_closer() -> None:
+    masks = random_masks(100, 500, 50, seed=0)
+    assert set(masks.sum(1).tolist()) == {50}
+    assert set(masks.sum(0).tolist()) == {10}
+    assert largest_overlap(masks) > largest_overlap(class_masks(100, 500, 50, seed=0))
+    assert not random_masks(4, 8, 2, seed=0)[:3].sum(0).gt(1).any()  # disjoint where that can be
+
+
+def test_random_masks_refuse_what_no_masks_can_be() -> None:
+    with pytest.raises(ValueError, match="cps_dim must be between 1 and dim"):
+        random_masks(4, 8, 9, seed=0)
+
+
 def test_block_masks_are_golden_too() -> None:
     assert mask_digest(block_masks(100, 500, 50, seed=0)) == "9009c1592b017405e29ff786aebf8e94"
 
@@ -112,4 +126,5 @@ def test_impossible_sizes_are_refused(num_classes: int, cps_dim: int) -> None:
 
 def test_a_config_s_kind_of_masks_is_built() -> None:
     assert bool((build_masks("blocks", 4, 8, 2, 0) == block_masks(4, 8, 2, 0)).all())
+    assert bool((build_masks("random", 4, 8, 2, 0) == random_masks(4, 8, 2, 0)).all())
     assert bool((build_masks("balanced", 4, 8, 2, 0) == class_masks(4, 8, 2, 0)).all())

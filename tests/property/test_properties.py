@@ -84,7 +84,7 @@ def test_sparsify_is_linear_idempotent_and_non_expansive(
     assert bool((shorter <= longer).all())
 
 
-@given(masked(), st.sampled_from(["balanced", "blocks"]), st.integers(0, 3))
+@given(masked(), st.sampled_from(["balanced", "random", "blocks"]), st.integers(0, 3))
 def test_what_cps_sends_meets_the_assumption_of_the_convergence_proof(
     case: tuple[Prototypes, Prototypes, Tensor], kind: MaskKind, seed: int
 ) -> None:

@@ -47,10 +47,28 @@ def test_a_longer_run_of_a_variant_stands_below_it_and_is_held_against_as_many_r
         record.write(tmp_path)
     rows = list(reading_rows(readings(Records(read_runs(find_runs([tmp_path]))))))
     own = [row for row in rows if row[0].startswith(("CIFAR-100, TinyProto-FT", "↳ masks")) and row[1] != "not run"]
-    assert [(row[1], row[3]) for row in own] == [
+    assert [(row[1], row[4]) for row in own] == [
         ("60 rounds", "39.00"), ("300 rounds", "45.00"),
         ("60 rounds", "44.00 (+5.00)"), ("300 rounds", "46.50 (+1.50)"),
     ]  # fmt: skip
+
+
+def test_variants_of_other_seeds_are_held_against_those_and_the_table_has_both(tmp_path: Path) -> None:
+    for record in (
+        PaperRecord("table1_cifar100", "tinyproto_ft", 90, early={60: 78}),
+        PaperRecord("table1_cifar100", "tinyproto_ft", 90, seed=1, early={60: 60}),
+        PaperRecord("readings_methods", "tinyproto_ft(printed)", 80, rounds=60),
+        PaperRecord("readings_methods", "tinyproto_ft(blocks)", 80, rounds=60),
+        PaperRecord("readings_methods", "tinyproto_ft(blocks)", 80, rounds=60, seed=1),
+    ):
+        record.write(tmp_path)
+    rows = list(reading_rows(readings(Records(read_runs(find_runs([tmp_path]))))))
+    assert [row[2:5:2] for row in rows if "TinyProto-FT" in row[0] and row[2] != "–"] == [
+        ["0", "39.00"], ["0, 1", "34.50 ± 4.50"],
+    ]  # fmt: skip
+    own = {row[0]: row[2:5:2] for row in rows if row[0].startswith("↳") and row[2] != "–"}
+    assert own["↳ μ: 0.0015 instead of 0.01"] == ["0", "40.00 (+1.00)"]
+    assert own["↳ masks: blocks instead of balanced"] == ["0, 1", "40.00 ± 0.00 (+5.50)"]
 
 
 def test_where_table_1_has_fewer_rounds_both_are_read_after_those(records: Records) -> None:
@@ -69,26 +87,26 @@ def test_a_variant_without_its_counterpart_stands_alone(records: Records) -> Non
 
 def test_every_reading_of_the_experiments_has_a_row_below_its_method(records: Records) -> None:
     rows = list(reading_rows(readings(records)))
-    assert len(rows) == 17 + 8
-    words = {row[0]: row[1:] for row in rows[:17]}  # those on CIFAR-100
-    assert words["CIFAR-100, FedProto as in Table 1"] == ["60 rounds", "25.00", "25.00", "25.00"]
+    assert len(rows) == 18 + 8
+    words = {row[0]: row[1:] for row in rows[:18]}  # those on CIFAR-100
+    assert words["CIFAR-100, FedProto as in Table 1"] == ["60 rounds", "0", "25.00", "25.00", "25.00"]
     assert words["↳ where local prototypes come from: running instead of fresh"] == [
-        "60 rounds", *["28.00 (+3.00)"] * 3
+        "60 rounds", "0", *["28.00 (+3.00)"] * 3
     ]  # fmt: skip
-    assert words["↳ masks: blocks instead of balanced"] == ["not run", "–", "–", "–"]
+    assert words["↳ masks: blocks instead of balanced"] == ["not run", "–", "–", "–", "–"]
     assert words["CIFAR-100, TinyProto-FT (50) as in Table 1"][0] == "not run"
 
 
 def test_a_variant_is_held_against_table_1_of_its_own_dataset(records: Records) -> None:
     rows = list(reading_rows(readings(records)))
     first = next(number for number, row in enumerate(rows) if row[0] == "CIFAR-10, TinyProto-FT (50) as in Table 1")
-    assert rows[first][1:] == ["300 rounds", *["75.00"] * 3]
+    assert rows[first][1:] == ["300 rounds", "0", *["75.00"] * 3]
     told = [row[0] for row in rows[first + 2 : first + 4]]
     assert told == [
         "↳ where local prototypes come from: running instead of fresh",
         "↳ where local prototypes come from: running instead of fresh, masks: blocks instead of balanced",
     ]
-    assert rows[first + 1] == ["↳ masks: blocks instead of balanced", "300 rounds", *["82.00 (+7.00)"] * 3]
+    assert rows[first + 1] == ["↳ masks: blocks instead of balanced", "300 rounds", "0", *["82.00 (+7.00)"] * 3]
 
 
 def test_each_reading_says_in_a_line_what_it_changes(records: Records) -> None:

@@ -86,7 +86,7 @@ def test_cells_of_table_1_stand_beside_after_every_number_of_rounds(some: Record
 def test_every_cell_of_the_study_has_a_row_and_what_was_not_run_is_empty(some: Records) -> None:
     rows = wire_rows(some)
     twice = [row for row in rows if row.read_rounds == 100 and row.variant is not None and row.variant.rounds == 300]
-    assert len(rows) == 24 + 5 + len(twice) == 24 + 5 + 6
+    assert len(rows) == 28 + 7 + len(twice) == 28 + 7 + 6
     (row,) = named(rows, "TinyProto-FT, s=50, int4 stochastic")
     assert list(row.values())[2:] == ["not run", *["–"] * 7]
     head, _ = named(rows, "FedDistill, int8", "all")

@@ -169,7 +169,10 @@ class PrototypesSection(Section):
         "with rows of all classes, up and down, fit",
     )
     mask_seed: Seed = Field(0, description="of the CPS masks, which both sides derive and nobody sends")
-    masks: MaskKind = Field("balanced", description="balanced, or blocks as the published code builds them")
+    masks: MaskKind = Field(
+        "balanced",
+        description="balanced: dimensions used equally, classes far apart; random: used equally; blocks: as published",
+    )
     samples: PrototypeSamples = Field(
         "all", description="a local prototype is a mean over all training samples, or those seen"
     )

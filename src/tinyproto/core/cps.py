@@ -8,10 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tinyproto.core.mask_search import balanced_search, block_search
+from tinyproto.core.mask_search import balanced_search, block_search, random_search
 from tinyproto.core.prototypes import Prototypes
 
-MaskKind = Literal["balanced", "blocks"]
+MaskKind = Literal["balanced", "random", "blocks"]
 
 
 def class_masks(num_classes: int, dim: int, cps_dim: int, seed: int) -> Tensor:
@@ -22,6 +22,12 @@ def class_masks(num_classes: int, dim: int, cps_dim: int, seed: int) -> Tensor:
     """
     _check_sizes(num_classes, dim, cps_dim)
     return torch.from_numpy(balanced_search(num_classes, dim, cps_dim, seed) != 0)
+
+
+def random_masks(num_classes: int, dim: int, cps_dim: int, seed: int) -> Tensor:
+    """The same, for a study, with overlaps between classes as they fall."""
+    _check_sizes(num_classes, dim, cps_dim)
+    return torch.from_numpy(random_search(num_classes, dim, cps_dim, seed) != 0)
 
 
 def block_masks(num_classes: int, dim: int, cps_dim: int, seed: int) -> Tensor:
@@ -39,7 +45,7 @@ def _check_sizes(num_classes: int, dim: int, cps_dim: int) -> None:
 
 def build_masks(kind: MaskKind, num_classes: int, dim: int, cps_dim: int, seed: int) -> Tensor:
     """The masks a config names."""
-    build = {"balanced": class_masks, "blocks": block_masks}[kind]
+    build = {"balanced": class_masks, "random": random_masks, "blocks": block_masks}[kind]
     return build(num_classes, dim, cps_dim, seed)
 
 

@@ -45,6 +45,14 @@ def balanced_search(num_classes: int, dim: int, cps_dim: int, seed: int) -> IntA
     return masks
 
 
+@lru_cache(maxsize=8)
+def random_search(num_classes: int, dim: int, cps_dim: int, seed: int) -> IntArray:
+    """The same without the search: balanced columns, and overlaps as they fall."""
+    masks = _least_used_first(num_classes, dim, cps_dim, SplitMix(seed))
+    masks.setflags(write=False)
+    return masks
+
+
 def _least_used_first(num_classes: int, dim: int, cps_dim: int, random: SplitMix) -> IntArray:
     """Each class takes the least used dimensions, ties at random: columns stay balanced, disjoint while they can."""
     uses = [0] * dim

@@ -43,6 +43,7 @@ FIRST_CLASSES = 100
 
 BYTES_DIMS = (25, 50, 100)
 SMALL = ("float16", "int8")
+TYPED_BASELINES = ("fedproto", "fedtgp", "feddistill", "lg_fedavg", "fml", "fedkd")
 BYTES_TYPES = ("int8", "int4", "float16", "bfloat16", "float32")
 
 Algorithms = list[str | dict[str, Any]]
@@ -166,6 +167,7 @@ def _readings() -> Iterator[PaperConfig]:
         {"name": "tinyproto_ft", "label": "tinyproto_ft(printed)", "global_scale": 1.5e-3},
         {"name": "tinyproto_ft", "label": "tinyproto_ft(auto)", "global_scale": "auto"},
         {"name": "tinyproto_ft", "label": "tinyproto_ft(blocks)", "masks": "blocks"},
+        {"name": "tinyproto_ft", "label": "tinyproto_ft(random)", "masks": "random"},
     ]
     both: Algorithms = ["fedproto", "tinyproto_ft"]
     short: dict[str, Any] = {"rounds": READING_ROUNDS, "seeds": [0]}
@@ -210,7 +212,7 @@ def _bytes() -> Iterator[PaperConfig]:
         _typed("tinyproto_ft", kind, s, "held") for s in sorted(BYTES_DIMS, key=CPS_DIM.__ne__) for kind in BYTES_TYPES
     ]
     algorithms += [_typed("tinyproto_ft", "int4", CPS_DIM, "held", "stochastic")]
-    algorithms += [_typed(name, kind) for name in ("fedproto", "fedtgp", "feddistill", "lg_fedavg") for kind in SMALL]
+    algorithms += [_typed(name, kind) for name in TYPED_BASELINES for kind in SMALL]
     yield _config(
         "bytes", "bytes_cifar100", "Types on the wire and CPS dimensions on CIFAR-100, classes held.",
         "cifar100", algorithms, seeds=[0],

@@ -32,7 +32,7 @@ QUESTIONS = {
 }
 """What a key decides, in the paper's words."""
 
-READING_HEADER = ("reading", "rounds", "head", "global", "local")
+READING_HEADER = ("reading", "rounds", "seeds", "head", "global", "local")
 RULE_HEADER = ("dataset, algorithm", "paper", "head", "global", "local", "nearest to print")
 
 
@@ -124,24 +124,27 @@ def reading_rows(found: Sequence[Reading]) -> Iterator[list[str]]:
     """Under `READING_HEADER`: each method as Table 1 has it, then its variants with the difference in parentheses."""
     for dataset, method in dict.fromkeys((reading.dataset, reading.method) for reading in found):
         own = [reading for reading in found if (reading.dataset, reading.method) == (dataset, method)]
-        for rounds in _read_after(own):
-            first = next((reading for reading in own if reading.rounds == rounds), own[0])
-            yield [f"{dataset}, {method} as in Table 1", _counted(rounds), *map(spread_cell, first.compared().values())]
+        yield from _references(f"{dataset}, {method} as in Table 1", own)
         for reading in own:
             if reading.variant is None:
-                yield [f"↳ {reading.name}", NOT_RUN, *[NOTHING] * len(RULES)]
+                yield [f"↳ {reading.name}", NOT_RUN, NOTHING, *[NOTHING] * len(RULES)]
                 continue
             cells = [
                 spread_cell(found)
                 + (f" ({signed(change)})" if (change := reading.difference(rule)) is not None else "")
                 for rule, found in reading.accuracies().items()
             ]
-            yield [f"↳ {reading.name}", _counted(reading.read_rounds), *cells]
+            seeds = reading.seeds or reading.variant.seeds
+            yield [f"↳ {reading.name}", _counted(reading.read_rounds), _listed(seeds), *cells]
 
 
-def _read_after(own: Sequence[Reading]) -> Sequence[int | None]:
-    """The numbers of rounds at which a method is held against its variants; None where it cannot be."""
-    return sorted({reading.rounds for reading in own if reading.rounds is not None}) or [None]
+def _references(name: str, own: Sequence[Reading]) -> Iterator[list[str]]:
+    """A method as its variants are held against it: after as many rounds and of the same seeds, each once."""
+    found = {(reading.rounds, tuple(reading.seeds)): reading for reading in own if reading.seeds}
+    for (rounds, seeds), reading in sorted(found.items(), key=lambda item: (item[0][0] or 0, len(item[0][1]), item[0])):
+        yield [name, _counted(rounds), _listed(seeds), *map(spread_cell, reading.compared().values())]
+    if not found:
+        yield [name, NOT_RUN, NOTHING, *[NOTHING] * len(RULES)]
 
 
 def reading_name(cell: PaperCell) -> str:
@@ -187,6 +190,10 @@ def _decided(cell: PaperCell) -> dict[str, Any]:
 
 def _value(value: Any) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds))
 
 
 def _counted(rounds: int | None) -> str:

@@ -12,7 +12,7 @@ from tinyproto.report.paper.pairs import Pair, means
 from tinyproto.report.paper.records import Outcome, Records, paper_cell
 from tinyproto.report.paper.tables import NOT_RUN, NOTHING, signed, spread_cell, two_digits
 from tinyproto.report.words import counted, size, times
-from tinyproto.reproduce.experiments import CPS_DIM, experiments
+from tinyproto.reproduce.experiments import CPS_DIM, TYPED_BASELINES, experiments
 from tinyproto.reproduce.matching import PaperCell, paper_cells
 from tinyproto.reproduce.printed import Address
 from tinyproto.wire.values import VALUE_TYPES
@@ -21,7 +21,7 @@ STEM, STANDARD = "bytes_cifar100", "table1_cifar100"
 DEAREST, RIVAL = Address(STANDARD, "fedproto"), Address(STANDARD, "fedtgp")
 """Whose bytes are to be saved, and whose accuracy is to be kept; both in float32."""
 
-METHODS = ("fedproto", "fedtgp", "feddistill", "lg_fedavg", "tinyproto_ft")
+METHODS = (*TYPED_BASELINES, "tinyproto_ft")
 WIRE_HEADER = (
     "method, s, type", "download", "rounds", "head", "global", "local", "Δ FedTGP", "training", "fewer",
     "with evaluation",
