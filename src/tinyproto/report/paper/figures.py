@@ -118,7 +118,7 @@ def _neurons(records: Records) -> Drawn:
     parameters = draw(
         "paper-neurons-parameters", f"{title}: parameters",
         "By the paper's formula, at every d whether run or not. Of two methods that send as much, the second is dashed "
-        "over the first, its dots are rings.",
+        "over the first; dots at one place are rings around each other.",
         costs, x, counts(values, "Parameters a round", upright=True),
     )  # fmt: skip
     accuracy = draw("paper-neurons", f"{title}: accuracy", caption, curves, x, accuracies(curves))
