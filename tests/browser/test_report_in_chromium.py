@@ -132,6 +132,22 @@ def test_a_page_is_whole_fetches_nothing_and_fits(
         assert [url[:80] for url in seen.asked if not url.startswith("data:")] == [file.as_uri()]
 
 
+def test_a_table_of_the_paper_needs_no_scrolling_on_a_desk(browser: Browser, tmp_path: Path) -> None:
+    widest = [
+        PaperRecord(
+            "table1_cifar100", "fedproto", 60 + seed, seed=seed, rounds=100, preset="sound", payload=143_400,
+            formula=1_460_500, early=dict.fromkeys(range(91, 100), 60 + seed),
+        )
+        for seed in (0, 1)
+    ]  # fmt: skip
+    made = make_report(read_runs([record.write(tmp_path / str(record.seed)) for record in widest]))
+    (tmp_path / "report.html").write_text(made.html, encoding="utf-8")
+    with Seen(browser, tmp_path / "report.html") as seen:
+        table = seen.page.locator("h4", has_text="preset sound").locator("xpath=following-sibling::div[1]")
+        assert "30.25 ± 0.25 (100 rounds)" in (table.text_content() or "")
+        assert table.evaluate("one => one.scrollWidth - one.clientWidth") == 0
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_there_is_a_row_for_every_method_of_every_setting(
     browser: Browser, written: dict[str, tuple[Path, Report]], name: str

@@ -16,6 +16,9 @@ WIDTH = 440.0
 MOST_POINTS = 160
 """Of a line as wide as a figure."""
 
+DOT = 4.0
+"""A marker's radius."""
+
 
 def element(name: str, content: str = "", **attributes: str | float) -> str:
     """One element; `class_` and `stroke_width` become `class` and `stroke-width`, numbers are rounded."""
@@ -74,9 +77,9 @@ def thinned(points: Sequence[Point]) -> list[Point]:
     return [*points[:-1:step], *points[-1:]] if step > 1 else list(points)
 
 
-def marker(x: float, y: float, class_: str, tip: str) -> str:
+def marker(x: float, y: float, class_: str, tip: str, radius: float = DOT) -> str:
     """A dot that says what it is when pointed at."""
-    return element("circle", element("title", _safe(tip)), cx=x, cy=y, r=4.0, class_=class_)
+    return element("circle", element("title", _safe(tip)), cx=x, cy=y, r=radius, class_=class_)
 
 
 def with_style(picture: str, style: str) -> str:

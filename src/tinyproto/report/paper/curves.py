@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tinyproto.report.draw import svg
@@ -12,6 +13,14 @@ from tinyproto.report.draw.scales import Linear, Logarithmic, Scale, span
 from tinyproto.report.figures.figure import Figure, Value
 from tinyproto.report.figures.traffic import pareto_front, stairs
 from tinyproto.report.words import size
+
+Place = tuple[float, float]
+Places = tuple[Place, ...]
+RING = 2.5
+"""How much wider a ring is than the dot or ring that it lies around."""
+
+OVER = ("", " over", " thrice")
+"""Classes of a line by how many equal ones lie under it."""
 
 
 @dataclass(frozen=True)
@@ -87,14 +96,16 @@ def draw(
     front = pareto_front([point for curve in drawn for point in curve.points]) if with_front else []
     parts = frame(x.scale, y.scale, x.name, y.name, x.words, y.words)
     parts += [svg.path(stairs(front, x.scale, y.scale), "front")] if front else []
+    lines: Counter[Places] = Counter()
+    dots: Counter[Place] = Counter()
+    entries = []
     for curve in drawn:
-        parts += _draw(curve, x.scale, y.scale)
-    entries = [LegendEntry(curve.name, _mark(curve)) for curve in drawn if curve.points]
-    if any(curve.printed for curve in drawn):
-        single = all(len(curve.printed) < 2 for curve in drawn) and not any(curve.level for curve in drawn)
-        entries.append(LegendEntry("the paper", _hollow if single else stroke("curve printed axis")))
-    entries += [LegendEntry("Pareto front", stroke("front"))] if front else []
-    explained, bottom = legend(entries)
+        places = _places(curve, x.scale, y.scale)
+        parts += _draw(curve, places, lines[places], dots, x.scale, y.scale)
+        entries.append(_entry(curve, lines[places]))
+        lines[places] += 1
+        dots.update(places)
+    explained, bottom = legend(entries + _common(drawn) + _front_entry(front))
     return Figure(
         slug=slug,
         title=title,
@@ -121,35 +132,67 @@ def _logarithmic(values: Sequence[float], start: float, stop: float) -> Logarith
     return Logarithmic(low / air, high * air, start, stop)
 
 
-def _draw(curve: Curve, x: Scale, y: Scale) -> list[str]:
+def _places(curve: Curve, x: Scale, y: Scale) -> Places:
+    """Where its points are drawn, no finer than a screen shows; where it is a line across, x means nothing."""
+    return tuple((LEFT if curve.level else round(x(point.x), 1), round(y(point.y), 1)) for point in curve.points)
+
+
+def _draw(curve: Curve, places: Places, under: int, dots: Mapping[Place, int], x: Scale, y: Scale) -> list[str]:
+    """A curve over so many others that are equal to it, and over dots that may lie at its own places."""
     if curve.level:
-        ends = [svg.line(LEFT, y(point.y), RIGHT, y(point.y), f"curve dashed {curve.ink}") for point in curve.points]
+        ends = [svg.line(LEFT, height, RIGHT, height, f"curve dashed {curve.ink}") for _, height in places]
         return ends + [svg.line(LEFT, y(v), RIGHT, y(v), f"curve printed {curve.ink}") for _, v in curve.printed]
     parts = []
     if len(curve.printed) == 1:
         parts += [svg.marker(x(place), y(v), f"hollow {curve.ink}", "as printed") for place, v in curve.printed]
     elif curve.printed:
         parts.append(svg.path([(x(place), y(value)) for place, value in curve.printed], f"curve printed {curve.ink}"))
-    places = [(x(point.x), y(point.y)) for point in curve.points]
     if len(places) > 1:
-        parts.append(svg.path(places, f"curve {curve.ink}"))
+        parts.append(svg.path(places, _line(curve, under)))
     parts += [
-        svg.marker(*place, f"dot {curve.ink}", f"{curve.name}: {point.words}")
+        _dot(place, curve.ink, f"{curve.name}: {point.words}", dots[place])
         for place, point in zip(places, curve.points, strict=True)
     ]
     return parts
 
 
-def _mark(curve: Curve) -> Callable[[float, float], str]:
+def _line(curve: Curve, under: int) -> str:
+    """Its classes: over equal lines it leaves gaps, through which they are seen."""
+    return f"curve{OVER[min(under, len(OVER) - 1)]} {curve.ink}"
+
+
+def _dot(place: Place, ink: str, tip: str, under: int) -> str:
+    """A ring around others, where there are any at its place."""
+    return svg.marker(*place, f"hollow {ink}" if under else f"dot {ink}", tip, svg.DOT + RING * under)
+
+
+def _entry(curve: Curve, under: int) -> LegendEntry:
+    """What a curve is; where only the paper has values of it, that these are printed."""
+    if not curve.points:
+        across = curve.level or len(curve.printed) > 1
+        return LegendEntry(
+            f"{curve.name}, printed", stroke(f"curve printed {curve.ink}") if across else _hollow(curve.ink)
+        )
     if curve.level:
-        return stroke(f"curve dashed {curve.ink}")
+        return LegendEntry(curve.name, stroke(f"curve dashed {curve.ink}"))
     if len(curve.points) > 1:
-        return stroke(f"curve {curve.ink}")
-    return lambda left, middle: svg.marker(left + 10, middle, f"dot {curve.ink}", curve.name)
+        return LegendEntry(curve.name, stroke(_line(curve, under)))
+    return LegendEntry(curve.name, lambda left, middle: _dot((left + 10, middle), curve.ink, curve.name, under))
 
 
-def _hollow(left: float, middle: float) -> str:
-    return svg.marker(left + 10, middle, "hollow axis", "as printed")
+def _common(curves: Sequence[Curve]) -> list[LegendEntry]:
+    """For printed values in the colour of a curve that has its own entry."""
+    both = [curve for curve in curves if curve.points and curve.printed]
+    single = all(len(curve.printed) < 2 and not curve.level for curve in both)
+    return [LegendEntry("the paper", _hollow("axis") if single else stroke("curve printed axis"))] if both else []
+
+
+def _front_entry(front: Sequence[Point]) -> list[LegendEntry]:
+    return [LegendEntry("Pareto front", stroke("front"))] if front else []
+
+
+def _hollow(ink: str) -> Callable[[float, float], str]:
+    return lambda left, middle: svg.marker(left + 10, middle, f"hollow {ink}", "as printed")
 
 
 def _in_words(title: str, curves: Sequence[Curve], x: Axis, y: Axis) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tinyproto.algorithms import ALGORITHMS
 from tinyproto.report.figures.figure import Figure
 from tinyproto.report.paper.curves import Curve, Point, accuracies, counts, draw, short_number, sizes, widths
+from tinyproto.report.paper.formula import formula_at
 from tinyproto.report.paper.records import Outcome, Records
 from tinyproto.report.paper.tables import two_digits
 from tinyproto.report.words import counted, size
@@ -55,9 +56,10 @@ class Kind:
         return Curve(self.name, self.ink, points)
 
     def costs(self) -> Curve:
-        """Parameters by the paper's formula against width."""
-        known = [(width, found.row.formula_parameters) for width, found in self.outcomes.items()]
-        points = [Point(w, cost, f"{w}: {short_number(cost)}") for w, cost in known if cost is not None]
+        """Parameters by the paper's formula against width: of every cell, if one of them was run."""
+        first = next(iter(self.outcomes.values()))
+        found = [(w, formula_at(cell, self.outcomes.get(w, first))) for w, cell in self.cells.items()]
+        points = [Point(w, cost, f"{w}: {short_number(cost)}") for w, cost in found if cost is not None]
         return Curve(self.name, self.ink, points)
 
     def _told(self) -> list[tuple[int, float, str, Outcome]]:
@@ -114,8 +116,10 @@ def _neurons(records: Records) -> Drawn:
     values = [point.y for curve in costs for point in curve.points]
     caption = "TinyProto with s = d/10 and scaling. The paper prints numbers for d=500 alone."
     parameters = draw(
-        "paper-neurons-parameters", f"{title}: parameters", "By the paper's formula.", costs, x,
-        counts(values, "Parameters a round", upright=True),
+        "paper-neurons-parameters", f"{title}: parameters",
+        "By the paper's formula, at every d whether run or not. Of two methods that send as much, the second is dashed "
+        "over the first; dots at one place are rings around each other.",
+        costs, x, counts(values, "Parameters a round", upright=True),
     )  # fmt: skip
     accuracy = draw("paper-neurons", f"{title}: accuracy", caption, curves, x, accuracies(curves))
     return Drawn(title, [accuracy, parameters, _over_bytes("paper-neurons-bytes", title, run)])

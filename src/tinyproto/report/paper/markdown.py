@@ -82,7 +82,7 @@ def _paper_table(table: Table) -> Iterator[str]:
     if not table.done:
         yield "Not run yet. The paper prints:"
         rows = [row.words() for row in table.rows if row.printed is not None]
-        chosen = [HEADER.index(name) for name in ("algorithm", "paper", "Comm. (M), paper")]
+        chosen = [HEADER.index(name) for name in ("algorithm", "paper", "Comm. (M)")]
         yield _table([HEADER[index] for index in chosen], [[row[index] for index in chosen] for row in rows])
         return
     yield _table(HEADER, [row.words() for row in table.rows])

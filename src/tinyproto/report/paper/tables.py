@@ -14,8 +14,7 @@ from tinyproto.report.words import counted, number, size
 from tinyproto.reproduce.printed import Address, Printed, PrintedTable, printed_tables
 
 HEADER = (
-    "algorithm", "paper", "ours", "Δ", "seeds", "head", "local", "Comm. (M), paper",
-    "params, formula", "payload", "wire",
+    "algorithm", "paper", "ours", "Δ", "seeds", "head", "local", "Comm. (M)", "formula", "payload", "wire",
 )  # fmt: skip
 NOT_RUN = "not run"
 NOTHING = "–"
