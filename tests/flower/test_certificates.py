@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import errno
 import json
 import os
 import shutil
 import socket
-import ssl
 import stat
 import subprocess
 import threading
@@ -22,31 +20,13 @@ pytest.importorskip("flwr")
 from cryptography.hazmat.primitives import serialization
 
 from support_cli import command, in_process
+from support_keys import shake_hands
 from tinyproto.errors import FederationError
 from tinyproto.flower import certificates
 from tinyproto.flower.arrival import AwayError, reach
 from tinyproto.flower.certificates import ClientKeys, ServerKeys, make_keys
 
 pytestmark = pytest.mark.flower
-
-
-def shake_hands(server: ServerKeys, host: str, authority: Path) -> dict[str, int]:
-    """A client's handshake with a server that has these keys."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(server.certificate, server.key)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def answer() -> None:
-            opened, _ = listening.accept()
-            with opened, contextlib.suppress(OSError):  # of which TLS's errors are some
-                context.wrap_socket(opened, server_side=True).close()
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        try:
-            return reach((host, listening.getsockname()[1]), authority)
-        finally:
-            thread.join()
 
 
 def test_private_keys_are_their_owners_alone_and_each_machine_has_a_folder(tmp_path: Path) -> None:
@@ -135,7 +115,7 @@ def test_a_client_whose_making_was_cut_off_is_made_again(tmp_path: Path, monkeyp
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr(certificates, "_write_private", full)
+        patched.setattr(certificates, "write_private", full)
         with pytest.raises(FederationError, match="No space"):
             make_keys(tmp_path, 2, [])
     assert make_keys(tmp_path, 2, []).clients == (1,)
@@ -180,19 +160,20 @@ def test_without_the_authority_s_key_clients_can_be_added_but_no_name(tmp_path: 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("authority/ca.key", "ca.key is no private key"),
-        ("server/ca.crt", "ca.crt is no certificate"),
-        ("server/server.crt", "server.crt is no certificate"),
-        ("server/server.key", "server.key is no private key"),
+        ("authority/ca.key", "ca.key is no private key; put a copy of it in its place"),
+        ("server/ca.crt", "ca.crt is no certificate; remove it, and tinyproto serve --init puts it back"),
+        ("server/clients/0.pub", "0.pub is no public key; put that of client 0 in its place, or remove it"),
     ],
 )
+@pytest.mark.parametrize("content", ["", "x\n"])
 def test_a_damaged_file_is_named_and_nothing_is_made(
-    name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    content: str, name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     make_keys(tmp_path / "keys", 1, [])
-    (tmp_path / "keys" / name).write_text("x\n")
+    (tmp_path / "keys" / name).write_text(content)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    hosts = ["--host", "a"] if name != "server/server.key" else []
+    hosts = ["--host", "a"] if name == "authority/ca.key" else []  # else nothing is to be signed
     assert in_process(monkeypatch, tmp_path, "serve", "--init", "keys", "--clients", "2", *hosts) == 2
     said = capsys.readouterr().err
     assert words in said
@@ -220,21 +201,11 @@ def test_a_lost_server_key_comes_with_a_new_certificate(tmp_path: Path) -> None:
     ServerKeys.open(tmp_path).check()
 
 
-def test_an_authority_that_is_lost_is_made_anew_with_all_that_it_vouches_for(tmp_path: Path) -> None:
-    make_keys(tmp_path / "keys", 1, [])
-    (tmp_path / "keys" / "server" / "ca.crt").unlink()
-    said = command("serve", "--init", "keys", "--clients", "1", cwd=tmp_path).stdout
-    assert "0 new keys; a new certificate; a new authority: each client needs the new ca.crt" in said
-    keys = ServerKeys.open(tmp_path / "keys")
-    keys.check()
-    assert (tmp_path / "keys" / "client-0" / "ca.crt").read_bytes() == keys.authority.read_bytes()
-
-
 def test_a_renewal_that_was_cut_off_between_key_and_certificate_is_made_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_keys(tmp_path, 1, [])
-    write = certificates._write
+    write = certificates.write
 
     def cut_off(file: Path, content: bytes, mode: int = 0o666) -> None:
         if file.name == "server.crt":
@@ -242,7 +213,7 @@ def test_a_renewal_that_was_cut_off_between_key_and_certificate_is_made_good(
         write(file, content, mode)
 
     with monkeypatch.context() as patched:
-        patched.setattr(certificates, "_write", cut_off)
+        patched.setattr(certificates, "write", cut_off)
         with pytest.raises(KeyboardInterrupt):
             make_keys(tmp_path, 1, ["a"])
     keys = ServerKeys.open(tmp_path)
@@ -289,11 +260,29 @@ def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
     assert (tmp_path / "keys").read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["", "a b", "host:80", "https://host", "a..b"])
+@pytest.mark.parametrize("name", ["", "a b", "host:80", "https://host", "a..b", "fe80::1%eth0"])
 def test_what_is_no_host_is_refused_before_anything_is_written(name: str, tmp_path: Path) -> None:
     with pytest.raises(FederationError, match="--host"):
         make_keys(tmp_path / "keys", 1, [name])
     assert not (tmp_path / "keys").exists()
+
+
+def test_a_name_written_in_another_way_is_the_same_name(tmp_path: Path) -> None:
+    made = make_keys(tmp_path, 1, ["2001:0db8::1", "Example.ORG"])
+    assert made.names == ("localhost", "127.0.0.1", "2001:db8::1", "example.org")
+    key = (tmp_path / "server" / "server.key").read_bytes()
+    for names in (["2001:0db8::1", "Example.ORG"], ["2001:db8:0::1", "EXAMPLE.org"]):
+        assert not make_keys(tmp_path, 1, names).certificate
+    assert (tmp_path / "server" / "server.key").read_bytes() == key
+
+
+@pytest.mark.parametrize("stray", ["²", "01", "١"])
+def test_a_file_that_is_called_by_no_client_s_number_is_no_client_s(stray: str, tmp_path: Path) -> None:
+    make_keys(tmp_path, 1, [])
+    clients = tmp_path / "server" / "clients"
+    (clients / f"{stray}.pub").write_bytes((clients / "0.pub").read_bytes())
+    assert ServerKeys.open(tmp_path).clients == {0: (clients / "0.pub").resolve()}
+    assert make_keys(tmp_path, 2, []).clients == (1,)
 
 
 def test_nobody_there_is_no_error_but_a_reason_to_wait(tmp_path: Path) -> None:
@@ -342,7 +331,7 @@ def test_a_server_without_tls_is_an_error(tmp_path: Path) -> None:
         (["join", "--server", "host", "--client-id", "0", "--model", "m", "--data", "."], "--server: HOST:PORT"),
         (
             ["join", "--server", "h:1", "--client-id", "0", "--model", "m", "--data", "."],
-            "client-0/ca.crt is not there",
+            "client-0/client.key is not there",
         ),
     ],
 )

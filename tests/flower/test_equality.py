@@ -13,9 +13,11 @@ from support import same_tensors
 from support_flower import Federation, make_federation
 from tinyproto.algorithms import ALGORITHMS
 from tinyproto.experiment import Experiment
+from tinyproto.report.columns import cost_cells
+from tinyproto.report.compare import compare
 from tinyproto.report.page import make_report
 from tinyproto.report.runs import read_run
-from tinyproto.tracking.run_folder import record_values
+from tinyproto.tracking.run_folder import RunFolder, record_values
 
 pytestmark = pytest.mark.flower
 
@@ -66,6 +68,21 @@ def test_held_classes_rounded_by_chance_and_half_of_the_clients_make_no_differen
     assert_equal_to_the_simulation(federation)
     asked = [message.metadata.message_type for message in federation.grid.asked]
     assert (asked.count("evaluate"), asked.count("train")) == (4 * (ROUNDS + 1), 2 * ROUNDS)
+
+
+@pytest.mark.parametrize("preset", ["sound", "reference"])
+def test_the_formula_is_the_simulation_s_or_unknown(preset: str, tmp_path: Path) -> None:
+    federation = make_federation(tmp_path, {**values_for("fedproto"), "preset": preset})
+    federation.play()
+    experiment = Experiment(federation.config)
+    (cell,) = experiment.cells
+    simulation = experiment.simulation(cell, experiment.loopback(cell))
+    simulated = experiment.summarise(cell, simulation, list(simulation.rounds()))["params_per_round_formula"]
+    (result,) = RunFolder(federation.run_folder).read_results()
+    assert simulated > 0
+    assert result["params_per_round_formula"] == (simulated if preset == "reference" else None)
+    (row,) = compare([result], {}, "head", "best").rows
+    assert (cost_cells(row)["formula"] == "–") == (preset == "sound")
 
 
 def test_the_run_folder_has_a_report(tmp_path: Path) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +25,7 @@ from support_join import make_stay, only_waiting_takes_time
 from support_members import write_arrays
 from tinyproto.cli import join as join_verb
 from tinyproto.errors import FederationError
+from tinyproto.flower import processes
 from tinyproto.flower.arrival import BLIP_SECONDS, AwayError, Line, TurnedAwayError
 from tinyproto.flower.certificates import make_keys
 from tinyproto.flower.files import locked
@@ -133,6 +138,60 @@ def test_a_folder_in_use_is_no_reason_to_take_another_folder(
     said = capsys.readouterr().err
     assert "client 0: another process is the client in clients/client-0; end that first, or join as another" in said
     assert not (folder / "join.json").exists()
+
+
+def test_what_goes_wrong_later_is_no_fault_of_the_folder(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reset(*_: object) -> None:
+        raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+
+    monkeypatch.setattr(join_verb.Stay, "last", reset)
+    with pytest.raises(ConnectionResetError):
+        in_process(monkeypatch, site, *JOIN, *GOOD)
+
+
+def test_a_machine_without_a_free_port_is_not_told_of_its_disk(
+    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def too_many(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(join_verb, "reach", lambda *_: {"up": 0, "down": 0})
+    monkeypatch.setattr(processes, "socket", SimpleNamespace(socket=too_many))
+    assert in_process(monkeypatch, site, *JOIN, *GOOD) == 2
+    said = capsys.readouterr().err
+    assert said == "tinyproto: error: client 0: cannot listen on this machine's loopback: Too many open files\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("clients", "cannot write to clients/client-0: "),
+        ("clients/client-0", "cannot write to clients/client-0: File exists"),
+        ("clients/client-0/flower", "client-0/flower: File exists"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_named(
+    name: str, words: str, site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (site / name).parent.mkdir(parents=True, exist_ok=True)
+    (site / name).write_text("a file")
+    monkeypatch.setattr(join_verb, "reach", lambda *_: {"up": 0, "down": 0})
+    assert in_process(monkeypatch, site, *JOIN, *GOOD) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert len(said.splitlines()) == 1
+
+
+def test_a_disk_that_knows_no_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", none_left)
+    with (
+        pytest.raises(FederationError, match=r"cannot lock .*\.lock: No locks available"),
+        locked(tmp_path / ".lock", ""),
+    ):
+        pass
 
 
 def test_without_flower_s_commands_the_way_to_them_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

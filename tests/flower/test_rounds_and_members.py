@@ -229,6 +229,17 @@ def test_what_goes_on_does_not_wait_for_who_never_had_a_part_in_it(tmp_path: Pat
     assert [record["participants"] for record in federation.records()] == [[0, 1], [0, 1], []]
 
 
+@pytest.mark.parametrize("comes", [True, False])
+def test_there_is_no_formula_without_the_classes_of_who_never_came(comes: bool, tmp_path: Path) -> None:
+    values = small_values(rounds=1)
+    values["prototypes"]["counted_samples"] = "all"
+    federation = small_federation(tmp_path, values)
+    federation.grid.offline |= set() if comes else {NODE + 2}
+    federation.play()
+    (result,) = json.loads((federation.run_folder / "summary.json").read_text())["results"]
+    assert (result["params_per_round_formula"] is not None) == comes
+
+
 def test_of_two_nodes_with_one_client_id_the_first_keeps_it_while_it_is_online(tmp_path: Path) -> None:
     federation = small_federation(tmp_path, small_values(rounds=3))
     grid = federation.grid

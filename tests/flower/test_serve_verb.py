@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
+import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
@@ -21,7 +23,7 @@ from support_members import TOKEN
 from tinyproto.cli import serve as serve_verb
 from tinyproto.config import load_config
 from tinyproto.errors import FederationError
-from tinyproto.flower import gate
+from tinyproto.flower import gate, processes
 from tinyproto.flower.certificates import ServerKeys, make_keys
 from tinyproto.flower.files import locked, served_alone
 
@@ -286,6 +288,27 @@ def test_where_flower_does_not_start_the_run_of_before_is_put_back_and_a_new_one
     assert serve.registered == [0, 1, 2]
     assert "Flower would be started here" in serve("trial.yaml", "name=new")
     assert sorted(path.name for path in (serve.site / "runs").iterdir() if path.is_dir()) == ["trial"]
+
+
+def test_what_flower_fails_at_is_no_fault_of_the_run_folder(serve: Serve) -> None:
+    def refused(*_: object) -> None:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+
+    serve.monkeypatch.setattr(serve_verb, "SuperLink", refused)
+    with pytest.raises(ConnectionRefusedError):
+        serve("runs/trial", "--resume")
+
+
+@pytest.mark.parametrize("name", ["flower", "flower/app"])
+def test_a_folder_of_flower_s_that_cannot_be_made_is_named(
+    name: str, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = site / "runs" / "trial"
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("a file")
+    monkeypatch.setattr(processes, "Kept", lambda *_: None)
+    with pytest.raises(FederationError, match=f"cannot write to {folder / name}: File exists"):
+        processes.SuperLink(folder / "flower", ServerKeys.open(site / "keys")).submit(folder)
 
 
 @pytest.mark.parametrize(

@@ -291,9 +291,9 @@ def _alone(folder: Path) -> Iterator[None]:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(PermissionError):  # another user's, who decides
             folder.chmod(0o700)
-        words = (
-            f"another process is the client in {folder}; end that first, or join as another client, with --client-id, "
-            "--keys and --folder of its own"
-        )
-        with locked(folder / ".lock", words):
-            yield
+    words = (
+        f"another process is the client in {folder}; end that first, or join as another client, with --client-id, "
+        "--keys and --folder of its own"
+    )
+    with locked(folder / ".lock", words):
+        yield

@@ -93,7 +93,7 @@ def _started(stack: ExitStack, folder: Path, told: ServeFile, keys: ServerKeys, 
     """A SuperLink that answers and has the clients' keys; `look` may end that before."""
     with writing(folder):
         told.write(folder)
-        superlink = SuperLink(folder / "flower", keys, look)
+    superlink = SuperLink(folder / "flower", keys, look)
     stack.callback(superlink.stop)
     superlink.wait_until_up()
     superlink.register(keys.clients)
@@ -174,8 +174,7 @@ def _taking_part(keys: ServerKeys, clients: int, output: Output, *, resume: bool
 def _watch(folder: Path, superlink: SuperLink, progress: FederationProgress, stop: StopOnInterrupt) -> None:
     """Submit the run and show what happens until it is over."""
     events = Follower(folder / "progress.jsonl")
-    with writing(folder):
-        run = superlink.submit(folder)
+    run = superlink.submit(folder)
     try:
         while not progress.over:
             for event in events.new():

@@ -32,7 +32,9 @@ def reach(server: tuple[str, int], authority: Path) -> dict[str, int]:
     try:
         context = ssl.create_default_context(cafile=str(authority))
     except (ssl.SSLError, OSError) as error:
-        raise FederationError(f"{authority} is no certificate of an authority") from error
+        raise FederationError(
+            f"{authority} is no certificate of an authority; it is to be a copy of the coordinator's server/ca.crt"
+        ) from error
     try:
         with socket.create_connection(server, REACH_SECONDS) as opened:
             return _shake_hands(opened, context, host)

@@ -218,7 +218,12 @@ class Coordinator:
             "num_clients": self.terms.clients,
             "preset": model.preset,
         }
-        held = [info.counted_classes for info in self.server.infos.values()]
-        formula = self.agreement.algorithm.table2_parameters(held)
-        self.folder.write_results([summarise(played, identity, formula, self.peak_memory.read())])
+        self.folder.write_results([summarise(played, identity, self._formula(), self.peak_memory.read())])
         self.journal.tell("finished", rounds=self.terms.train.rounds)
+
+    def _formula(self) -> int | None:
+        """The paper's Table 2, where every client has told its K_i over training and test samples."""
+        infos = self.server.infos.values()
+        if self.terms.prototypes.counted_samples != "all" or len(infos) < self.terms.clients:
+            return None
+        return self.agreement.algorithm.table2_parameters([info.counted_classes for info in infos])

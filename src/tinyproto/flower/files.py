@@ -78,4 +78,7 @@ def _lock(file: Path, otherwise: str) -> IO[str]:
             raise FederationError(otherwise) from None
         except FileNotFoundError:
             pass
+        except OSError as error:  # such as: a network's disk that knows no locks
+            lock.close()
+            raise FederationError(f"cannot lock {file}: {error.strerror or error}") from error
         lock.close()

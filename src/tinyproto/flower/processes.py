@@ -23,6 +23,7 @@ from tinyproto.errors import FederationError
 from tinyproto.flower import leash
 from tinyproto.flower.certificates import ClientKeys, ServerKeys
 from tinyproto.flower.extra import not_installed
+from tinyproto.flower.files import writing
 
 if TYPE_CHECKING:
     from flwr.proto.node_pb2 import NodeInfo
@@ -87,10 +88,13 @@ def _search_path() -> str:
 
 def free_port() -> int:
     """One on the loopback that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    try:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+            return port
+    except OSError as error:
+        raise FederationError(f"cannot listen on this machine's loopback: {error.strerror or error}") from error
 
 
 def split_address(text: str, option: str) -> tuple[str, int]:
@@ -161,15 +165,16 @@ class SuperLink:
         self.folder = folder = folder.resolve()
         self.keys = keys
         self.look = look  # is called several times a second while something is waited for, and raises to end that
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # its database holds a token and clients' replies
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.env = environment(folder)
-        (folder / "config.toml").write_text(
-            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{self.address}"\n'
-            f"root-certificates = {json.dumps(str(keys.authority))}\n",
-            encoding="utf-8",
-        )
+        with writing(folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # its database holds a token and clients' replies
+            (folder / "config.toml").write_text(
+                f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{self.address}"\n'
+                f"root-certificates = {json.dumps(str(keys.authority))}\n",
+                encoding="utf-8",
+            )
         command = [
             program("flower-superlink"), "--host", "127.0.0.1", "--port", str(self.port),
             "--database", str(folder / "superlink.db"), "--ssl-ca-certfile", str(keys.authority),
@@ -247,8 +252,10 @@ class SuperLink:
     def submit(self, run_folder: Path) -> Kept:
         """Start a run of our ServerApp on a folder; it is over when the run is."""
         app = self.folder / "app"
-        app.mkdir(exist_ok=True)
-        (app / "pyproject.toml").write_text(APP.format(folder=json.dumps(str(run_folder.resolve()))), encoding="utf-8")
+        with writing(app):
+            app.mkdir(exist_ok=True)
+            said = APP.format(folder=json.dumps(str(run_folder.resolve())))
+            (app / "pyproject.toml").write_text(said, encoding="utf-8")
         command = [program("flwr"), "run", str(app), CONNECTION, "--stream"]
         return Kept(command, self.env, self.folder / "run.log")
 
@@ -298,7 +305,8 @@ class SuperNode:
             "--auth-supernode-private-key", str(keys.key), "--port", str(free_port()), "--node-config", node_config,
         ]  # fmt: skip
         home = folder.resolve() / "flower"
-        home.mkdir(parents=True, exist_ok=True)
+        with writing(home):
+            home.mkdir(parents=True, exist_ok=True)
         env = environment(home, {"HTTPS_PROXY": proxy, "https_proxy": proxy})
         self.process = Kept(command, env, home / "supernode.log")
 
