@@ -97,7 +97,10 @@ def test_a_file_says_whose_network_it_is_and_how_to_build_it(undisturbed: Path) 
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("override", ["train.client_memory=1B", "train.workers=2", "train.parallel_cells=2"])
+@pytest.mark.parametrize(
+    "override",
+    ["train.client_memory=1B", "train.workers=2", pytest.param("train.parallel_cells=2", marks=pytest.mark.slow)],
+)
 def test_wherever_the_clients_live_the_same_files_are_kept(tmp_path: Path, undisturbed: Path, override: str) -> None:
     other = experiment(tmp_path, override)
     assert (other.workers, other.cells_at_once).count(2) == (0 if "memory" in override else 1)
