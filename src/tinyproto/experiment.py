@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from tinyproto.simulation.client_files import ClientFiles
 from tinyproto.simulation.loop import PlayedRound, Simulation, SimulationSettings, make_loopback
 from tinyproto.simulation.loopback import ClientHost, Loopback
 from tinyproto.simulation.threads import one_thread
+from tinyproto.tracking.run_folder import cell_name
 from tinyproto.tracking.summary import summarise
 
 WORTH_WORKERS = 40
@@ -79,6 +80,8 @@ class Experiment:
                 rehearse_training(build_model(entry, shape, seed=0), entry_name(entry), shape)
         for algorithm in config.algorithms:
             algorithm.build(self.federation)
+        if model.keep_models:
+            self._check_folders_of_models()
 
     def holdings(self) -> dict[str, Any]:
         """federation.json: what `tinyproto data split` shows."""
@@ -93,6 +96,30 @@ class Experiment:
     def identity(self, cell: Cell) -> dict[str, Any]:
         """What names a cell in every record."""
         return {"algorithm": cell.entry.spec.name, "label": cell.entry.label, "seed": cell.seed}
+
+    def _check_folders_of_models(self) -> None:
+        """No two cells keep their networks in one folder; some file systems take A and a for the same."""
+        labels: dict[str, str] = {}
+        for cell in self.cells:
+            folder = cell_name(cell.entry.label, cell.seed)
+            other = labels.setdefault(folder.casefold(), cell.entry.label)
+            if other != cell.entry.label:
+                raise ConfigError(
+                    f"keep_models: networks of {other!r} and of {cell.entry.label!r} would both go to models/{folder}; "
+                    "tell them apart with `label:`"
+                )
+
+    def facts_of_model(self, cell: Cell, client: int) -> dict[str, Any]:
+        """Whose network it is, what it takes to build it again, and what it sees: pixel · scale + shift."""
+        models = self.config.model.models
+        return {
+            **self.identity(cell),
+            "client": client,
+            "network": entry_name(models[client % len(models)]),
+            **asdict(self.federation.shape),
+            "scale": self.images.scale,
+            "shift": self.images.shift,
+        }
 
     @property
     def workers(self) -> int:

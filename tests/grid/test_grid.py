@@ -57,7 +57,7 @@ def test_a_run_begun_before_there_were_types_and_budgets_goes_on(
 
     def older(config: Config) -> dict[str, Any]:
         values = resolved(config)
-        del values["wire"], values["prototypes"]["byte_budget"]
+        del values["wire"], values["prototypes"]["byte_budget"], values["keep_models"]
         for entry in values["algorithms"]:
             entry.pop("byte_budget", None)
         return values

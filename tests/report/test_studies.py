@@ -37,7 +37,13 @@ def test_runs_that_differ_only_in_seeds_become_one_row_per_method(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "changed", [{"checkpoint": {"every_seconds": 1.0}}, {"train": {"workers": 4}}, {"train": {"device": "cuda"}}]
+    "changed",
+    [
+        {"checkpoint": {"every_seconds": 1.0}},
+        {"keep_models": True},
+        {"train": {"workers": 4}},
+        {"train": {"device": "cuda"}},
+    ],
 )
 def test_what_cannot_change_a_result_does_not_part_runs(tmp_path: Path, changed: dict[str, Any]) -> None:
     assert only_setting(runs(tmp_path, Made(name="a"), Made(name="b", seeds=(1,), config=changed)))

@@ -35,6 +35,7 @@ def test_a_run_of_one_cell_is_that_cell_whatever_it_is_called_and_wherever_it_ra
         "table1_cifar100", "name=mine", "data.root=elsewhere", "train.trainer=stacked", "train.workers=3",
         "train.device=cuda:1", "train.client_memory=2GB", "train.parallel_cells=auto",
         "checkpoint.every_seconds=7", "seeds=[5]", "algorithms=[{name: fedtgp, label: anything}]", "train.rounds=10",
+        "keep_models=true",
     )  # fmt: skip
     assert cell_key(config, config["algorithms"][0]) == TABLE1["fedtgp"].key
 
@@ -139,6 +140,7 @@ def test_a_record_from_before_there_were_types_and_budgets_is_still_its_cell() -
         entry.pop("byte_budget", None)
     config["prototypes"].pop("byte_budget")
     config.pop("wire")
+    config.pop("keep_models")
     assert [cell_key(config, entry) for entry in config["algorithms"]] == [cell.key for cell in TABLE1.values()]
 
 

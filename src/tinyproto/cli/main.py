@@ -65,13 +65,15 @@ def run(
 
     Shows progress, then a table of what each algorithm reached and what it cost. The run folder **runs/NAME** holds
     report.html to look at, the resolved config, the environment, who held what, rounds.jsonl, timings.jsonl,
-    prototypes.safetensors, summary.json and checkpoints, from which **tinyproto resume** goes on.
+    prototypes.safetensors, summary.json and checkpoints, from which **tinyproto resume** goes on. With
+    keep_models=true it holds every client's trained network, too.
 
     Examples:
 
     - tinyproto run configs/quickstart.yaml
     - tinyproto run configs/quickstart.yaml name=short train.rounds=10 'algorithms=[local,fedproto]'
     - tinyproto run configs/quickstart.yaml name=three 'seeds=[0,1,2]'
+    - tinyproto run configs/quickstart.yaml name=kept keep_models=true
     """
     from tinyproto.cli.run import run_config
     from tinyproto.cli.terminal import Output

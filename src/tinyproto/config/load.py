@@ -43,6 +43,7 @@ def completed(resolved: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "wire": WireSection().model_dump(),
         "federation": FederationSection().model_dump(),
+        "keep_models": False,
         **resolved,
         "data": {"first_classes": None, **resolved.get("data", {})},
         "prototypes": {"byte_budget": None, **resolved.get("prototypes", {})},

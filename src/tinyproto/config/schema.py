@@ -326,3 +326,8 @@ class ConfigModel(Section):
     seeds: Annotated[list[Seed], AfterValidator(_all_different)] = Field(
         [0], min_length=1, description="of weights, batches and draws; one run each"
     )
+    keep_models: bool = Field(
+        False,
+        description="whether every client's network, as it ended, is kept in the run folder's `models/`; read by "
+        "`tinyproto run` and `tinyproto resume`, since in a federation the clients have them",
+    )

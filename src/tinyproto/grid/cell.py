@@ -19,6 +19,7 @@ from tinyproto.simulation.loop import PlayedRound, Simulation
 from tinyproto.simulation.loopback import ClientHost
 from tinyproto.tracking.checkpoints import Checkpoints, check_same_config
 from tinyproto.tracking.environment import environment
+from tinyproto.tracking.kept_models import KeptModels
 from tinyproto.tracking.run_folder import RunFolder
 
 MOST_PROTOTYPES = 100
@@ -67,6 +68,7 @@ def _play(
             _mark(checkpoints, round_.record.round + 1, simulation, stop=observer.stop_wanted())
     folder.write_prototypes(dict(named_prototypes(f"{cell.entry.label}/{cell.seed}", simulation)))
     result = experiment.summarise(cell, simulation, played)
+    _keep_models(experiment, cell, folder, simulation)
     folder.write_results([result])
     return result
 
@@ -92,6 +94,17 @@ def _mark(checkpoints: Checkpoints, next_round: int, simulation: Simulation, *, 
         checkpoints.save(0, next_round, simulation)
     if stop:
         raise KeyboardInterrupt
+
+
+def _keep_models(experiment: Experiment, cell: Cell, folder: RunFolder, simulation: Simulation) -> None:
+    """Every client's network as it ended, where that is asked for; one at a time, since not all may fit into memory."""
+    kept = KeptModels(folder)
+    kept.remove()  # what a killed process had begun
+    if not experiment.config.model.keep_models:
+        return
+    for client in range(simulation.num_clients):
+        tensors = grouped(simulation.host.snapshot([client], ("model",)))[client, "model"]
+        kept.write(experiment.facts_of_model(cell, client), tensors)
 
 
 def named_prototypes(prefix: str, simulation: Simulation) -> Iterator[tuple[str, Tensor]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tinyproto.experiment import Cell, Experiment
 from tinyproto.simulation.checkpoint import Position
 from tinyproto.tracking.checkpoints import Checkpoints
+from tinyproto.tracking.kept_models import keep_with_run
 from tinyproto.tracking.run_folder import RunFolder, cell_name
 
 
@@ -44,6 +45,7 @@ class Ledger:
             results = own.read_results()
             if not results:
                 break
+            keep_with_run(own, self.folder, cell_name(cell.entry.label, cell.seed))
             self._add(own)
         if self.added == len(self.cells):
             self.folder.inner("cells").remove()

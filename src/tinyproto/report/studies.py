@@ -15,7 +15,7 @@ from tinyproto.report.verdict import verdict
 from tinyproto.tracking.differences import differences
 from tinyproto.wire.meter import WAYS
 
-NOT_THE_SETTING = ("name", "seeds", "algorithms", "checkpoint", "federation")
+NOT_THE_SETTING = ("name", "seeds", "algorithms", "checkpoint", "federation", "keep_models")
 INKS = 10
 DASHES = ("", " again", " thrice")
 """What a stylesheet knows: colours, and how a colour's second and third line are told from its first."""

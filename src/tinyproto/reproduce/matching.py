@@ -17,7 +17,7 @@ from tinyproto.reproduce.experiments import PaperConfig
 from tinyproto.reproduce.printed import Address
 
 PUT_ASIDE: Mapping[str, tuple[str, ...]] = {
-    "": ("name", "seeds", "algorithms", "checkpoint"),
+    "": ("name", "seeds", "algorithms", "checkpoint", "keep_models"),
     "data": ("root", "cache", "first_classes"),
     "prototypes": FROM_PROTOTYPES,
     "train": ("rounds", "trainer", "workers", "device", "client_memory", "parallel_cells"),

@@ -31,7 +31,8 @@ SERVE_FILE = "serve.json"
 
 FILES = {
     "config.yaml", "environment.json", "federation.json", "rounds.jsonl", "timings.jsonl", "prototypes.safetensors",
-    "summary.json", "report.html", "checkpoint", "clients", "cells", SERVE_FILE, "progress.jsonl", "flower",
+    "summary.json", "report.html", "checkpoint", "clients", "cells", "models", SERVE_FILE, "progress.jsonl",
+    "flower",
 }  # fmt: skip
 
 

@@ -1,0 +1,120 @@
+"""Trained networks in a run folder, `models/LABEL-SEED/client-N.safetensors`, with what it takes to build them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import yaml
+from torch import Tensor
+
+from tinyproto.errors import ModelError, RunFolderError, one_line
+from tinyproto.imports import unknown
+from tinyproto.models import ModelShape, SplitModel, build_model
+from tinyproto.simulation.tensor_files import save_whole
+from tinyproto.tracking.run_folder import RunFolder, cell_name, is_federation
+
+FOLDER = "models"
+SCHEMA_VERSION = 1
+_TAG = "tinyproto"
+
+
+class KeptModels:
+    """The networks of one cell's clients, in the folder that the cell is played into."""
+
+    def __init__(self, cell: RunFolder) -> None:
+        self._folder = cell.inner(FOLDER)
+
+    def remove(self) -> None:
+        """Have none of them there."""
+        self._folder.remove()
+
+    def write(self, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """One client's state dict, whole or not at all; the facts say whose it is and what network."""
+        self._folder.make()
+        name = _file_name(facts["client"])
+        with self._folder.writing(name):
+            tag = json.dumps({"schema_version": SCHEMA_VERSION, **facts})
+            save_whole(self._folder.path / name, tensors, {_TAG: tag})
+
+
+def keep_with_run(cell: RunFolder, run: RunFolder, name: str) -> None:
+    """Move the networks of a cell that is done, if it kept any, to where they stay; doing it again does no harm."""
+    kept, target = cell.inner(FOLDER), run.inner(FOLDER, name)
+    if not kept.path.is_dir():
+        return
+    target.remove()
+    run.inner(FOLDER).make()
+    with target.writing():
+        kept.path.rename(target.path)
+
+
+def load_client(run: Path | str, label: str, seed: int, client: int) -> SplitModel:
+    """A client's network as its run ended, on the CPU and in eval mode.
+
+    Args:
+        run: a run folder whose config has `keep_models: true`.
+        label: of the algorithm's entry, as summary.json has it: its name, unless the config says otherwise.
+        seed: of the cell.
+        client: its number.
+
+    """
+    folder = RunFolder.open(Path(run))
+    file = folder.path / FOLDER / cell_name(label, seed) / _file_name(client)
+    facts, tensors = _read(file) if file.is_file() else ({}, {})
+    if (facts.get("label"), facts.get("seed")) != (label, seed):  # the folder of one label may be another's, too
+        raise RunFolderError(_why_not(folder, label, seed, client))
+    shape = ModelShape(tuple(facts["input_shape"]), facts["proto_dim"], facts["num_classes"], facts["head_dropout"])
+    model = build_model(facts["network"], shape, seed=0)
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise ModelError(
+            f"{file} does not fit the network {facts['network']!r}, which is another now: {one_line(error)}"
+        ) from error
+    return model.eval()
+
+
+def _file_name(client: int) -> str:
+    return f"client-{client}.safetensors"
+
+
+def _read(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What a file says of a network, and its tensors."""
+    try:
+        with safetensors.safe_open(file, framework="pt") as opened:
+            tag = (opened.metadata() or {}).get(_TAG)
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except (OSError, safetensors.SafetensorError) as error:
+        raise RunFolderError(f"{file} cannot be read: {one_line(error)}") from error
+    facts: dict[str, Any] = {} if tag is None else json.loads(tag)
+    if facts.get("schema_version") != SCHEMA_VERSION:
+        raise RunFolderError(
+            f"{file} is not a network that this tinyproto kept; load it with the release that wrote it"
+        )
+    return facts, tensors
+
+
+def _why_not(folder: RunFolder, label: str, seed: int, client: int) -> str:
+    """Why a network is not there, as far as the folder says."""
+    path = folder.path
+    if is_federation(path):
+        return f"{path} holds a federation, whose clients have their networks in their own state files"
+    try:
+        config = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+        labels, seeds = [entry["label"] for entry in config["algorithms"]], config["seeds"]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, TypeError, KeyError) as error:
+        return f"{path / 'config.yaml'} is not the resolved config of a run: {one_line(error)}"
+    if label not in labels:
+        return f"{path}: {unknown('label', label, labels)}"
+    if seed not in seeds:
+        return f"{path}: {unknown('seed', seed, map(str, seeds))}"
+    there = len(list((path / FOLDER / cell_name(label, seed)).glob("client-*.safetensors")))
+    if there:
+        return f"{path}: there is no client {client}; {label}, seed {seed}, has 0 … {there - 1}"
+    if not config.get("keep_models"):
+        return f"{path} holds no networks, since it was run without keep_models=true"
+    return f"{path} holds no networks of {label}, seed {seed}: it has not ended, or had before keep_models was set"
