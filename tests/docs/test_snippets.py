@@ -152,6 +152,7 @@ def printed_for_the_record() -> str:
 def test_a_page_s_blocks_run_from_top_to_bottom(page: Path, clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType(f"page_{page.stem}")  # dataclasses on a page look their module up by name
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.delitem(sys.modules, "nets", raising=False)  # another test's; pages write one of their own
     with modules_of_a_folder(clone):
         reader = Reader(clone, vars(module))
         for block in blocks_of(page):
