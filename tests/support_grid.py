@@ -10,6 +10,7 @@ import safetensors.torch
 import torch
 
 from tinyproto import grid
+from tinyproto.algorithms.base import Derived
 from tinyproto.config import load_config
 from tinyproto.experiment import Cell, Experiment
 from tinyproto.simulation.loop import PlayedRound
@@ -47,6 +48,9 @@ class Recording(grid.Silent):
     def played(self, cell: Cell, played: PlayedRound) -> None:
         self.events.append(("played", cell.index, played))
         self.wanted = self.wanted or (cell.index, played.record.round) == self.stop_at
+
+    def derived(self, cell: Cell, values: Derived, round_number: int) -> None:
+        self.events.append(("derived", cell.index, (dict(values), round_number)))
 
     def finished(self, cell: Cell, result: dict[str, Any]) -> None:
         self.events.append(("finished", cell.index, result))

@@ -52,6 +52,7 @@ class Made:
     prototypes: bool = True
     federation: bool = True
     formula: int | None = 7  # parameters a round by the paper's formula
+    derived: Callable[[str, int], Mapping[str, int | float] | None] = lambda label, seed: {}  # None: an older record
     whole: Mapping[str, Any] | None = None  # a resolved config to take as it is
 
     def write(self, folder: Path) -> Path:
@@ -76,7 +77,10 @@ class Made:
                 "num_clients": self.clients,
                 "preset": config["preset"],
             }
-            results.append(summarise(played, {**identity, **known}, self.formula, 1000))
+            derived = self.derived(entry["label"], seed)
+            results.append(summarise(played, {**identity, **known}, self.formula, 1000, derived or {}))
+            if derived is None:
+                del results[-1]["derived"]
             tensors |= self._tensors(entry["label"], seed)
         (folder / "rounds.jsonl").write_text("".join(line + "\n" for line in lines))
         (folder / "summary.json").write_text(json.dumps({"schema_version": 1, "results": results}))

@@ -20,6 +20,7 @@ from tinyproto.data.images import Images
 from tinyproto.data.partition_kinds import holdings
 from tinyproto.data.sources import SOURCES, Progress, silent
 from tinyproto.engine.client import LocalTraining
+from tinyproto.engine.round import last_derived
 from tinyproto.engine.training import Choice, choose
 from tinyproto.errors import ConfigError
 from tinyproto.models import build_model, entry_name, rehearse_training
@@ -241,7 +242,9 @@ class Experiment:
         }
         classes_held = (self.data.counts > 0).sum(1).tolist()
         formula = simulation.algorithm.table2_parameters(classes_held)
-        return summarise(played, identity, formula, simulation.peak_memory.read() + simulation.host.other_memory())
+        memory = simulation.peak_memory.read() + simulation.host.other_memory()
+        derived = last_derived(simulation.server, [round_.record for round_ in played])
+        return summarise(played, identity, formula, memory, derived)
 
 
 def most_at_once(device: str) -> int:

@@ -72,6 +72,7 @@ def test_a_budget_builds_the_masks_that_its_s_would_and_a_large_one_sends_all() 
     assert torch.equal(budgeted.masks, given_.masks)
     whole = FT_SPEC.build(TinyProtoFTHyper(byte_budget="1MB"), FEDERATION)
     assert (whole.row_width, whole.masks) == (500, None)
+    assert [one.derived([]) for one in (budgeted, given_, whole)] == [{"cps_dim": 12}, {}, {"cps_dim": 500}]
 
 
 def test_what_is_no_budget_is_refused() -> None:

@@ -6,7 +6,17 @@ from typing import Any
 import pytest
 import torch
 
-from support import FEDERATION, NO_FIT, NUM_CLASSES, PROTO_DIM, STREAMS, make_client, random_prototypes, update
+from support import (
+    FEDERATION,
+    NO_FIT,
+    NUM_CLASSES,
+    PROTO_DIM,
+    STREAMS,
+    make_client,
+    random_prototypes,
+    same_tensors,
+    update,
+)
 from tinyproto.algorithms import fedproto, fedtgp
 from tinyproto.algorithms.base import Algorithm, ClientInfo, Round
 from tinyproto.algorithms.tinyproto import (
@@ -88,6 +98,41 @@ def test_ft_normalises_each_upload_on_the_server(changes: dict[str, Any], factor
     normalised = transform.normalise(uploads)
     assert normalised[0].values[0].tolist() == pytest.approx([6.0 * factor] * S)
     assert normalised[1].values[1].tolist() == pytest.approx([2.0 * factor] * S)
+
+
+@pytest.mark.parametrize("changes", [{}, {"aggregation": "mean"}])
+def test_fp_tells_the_scale_that_it_merges_with(changes: dict[str, Any]) -> None:
+    hyper = replace(TinyProtoFPHyper(cps_dim=S), **changes)
+    algorithm = FP_SPEC.build(hyper, FEDERATION)
+    derived = algorithm.derived([sent.client for sent in UPDATES])
+    assert derived.keys() == {"global_scale"}
+    given = FP_SPEC.build(replace(hyper, global_scale=float(derived["global_scale"])), FEDERATION)
+    states = [
+        one.server.aggregate(one.server.init(STREAMS), UPDATES, EagerTrainer(), ROUND, STREAMS)
+        for one in (algorithm, given)
+    ]
+    assert torch.equal(states[0]["values"], states[1]["values"])
+    assert given.derived([INFO]) == {}
+
+
+def test_ft_tells_the_scale_that_it_fits_with() -> None:
+    derived = FT.derived([sent.client for sent in UPDATES])
+    assert derived == {"global_scale": pytest.approx(0.6 * 4 / 40)}
+    given = FT_SPEC.build(
+        TinyProtoFTHyper(cps_dim=S, server_epochs=2, global_scale=float(derived["global_scale"])), FEDERATION
+    )
+    states = [
+        one.server.aggregate(one.server.init(STREAMS), UPDATES, EagerTrainer(), ROUND, STREAMS) for one in (FT, given)
+    ]
+    assert same_tensors(*states)
+    assert given.derived([INFO]) == {}
+
+
+def test_a_scale_that_nobody_uses_or_that_no_round_has_needed_is_not_told() -> None:
+    plain = FT_SPEC.build(TinyProtoFTHyper(cps_dim=S, scaling="none"), FEDERATION)
+    assert plain.derived([INFO]) == {}
+    assert FT.derived([]) == {}
+    assert fedtgp.SPEC.build(fedtgp.FedTGPHyper(), FEDERATION).derived([INFO]) == {}
 
 
 def test_ft_sends_the_masked_output_of_the_trained_network() -> None:

@@ -29,6 +29,7 @@ EVENTS: list[dict[str, Any]] = [
     {"event": "left", "client": 1, "reason": "its node is offline"},
     {"event": "concluded", "round": 3, "participants": [0], "accuracy": ACCURACY, "seconds": 61.23,
      "refused": {"1": "no answer"}},
+    {"event": "derived", "round": 3, "values": {"global_scale": 0.01}},
     {"event": "concluded", "round": 6, "closing": True, "participants": [], "seconds": 2.0,
      "accuracy": {**ACCURACY, "global": 0.75}},
 ]  # fmt: skip
@@ -51,6 +52,7 @@ def test_each_event_that_matters_is_one_line(capsys: pytest.CaptureFixture[str])
         "round 3: 1 good answer of 2; it is asked again",
         "client 1 left: its node is offline",
         "round 3 of 5: 1 client, without 1, 61.2 s, head 50.0 %",
+        "derived μ = 0.01 (round 3)",
         "closing: 2.0 s, global 75.0 %",
     ]
 

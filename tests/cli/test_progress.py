@@ -135,6 +135,13 @@ def test_lines_of_rounds_and_notes_name_their_cell() -> None:
     assert fourth == "cells share the GPU through CUDA MPS"
 
 
+def test_what_a_method_derived_is_a_line_even_where_there_are_bars() -> None:
+    for terminal in (False, True):
+        screen = Screen(terminal=terminal)
+        screen.progress.derived(CELLS[1], {"cps_dim": 42, "global_scale": 0.0091837}, 1)
+        assert screen.lines == ["FedProto, seed 0: derived s = 42, μ = 0.009184 (round 1)"]
+
+
 def bars(screen: Screen) -> dict[str, tuple[float, bool]]:
     return {task.description: (task.completed, task.visible) for task in screen.progress.bars.tasks}
 

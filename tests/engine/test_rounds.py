@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from tinyproto.data.federation import FederatedData
 from tinyproto.engine.agreement import expected_frames
 from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.intake import check_scores
-from tinyproto.engine.round import RoundPlan, play_round
+from tinyproto.engine.round import RoundPlan, last_derived, play_round
 from tinyproto.engine.server import Reply, read_hello
 from tinyproto.engine.stopwatch import Stopwatch
 from tinyproto.errors import WireError
@@ -48,6 +49,19 @@ def test_every_algorithm_lives_with_one_sample_one_class_and_no_test_part(quarte
     assert last.accuracy["head"] == sum(heads) / sum(client.test_samples or 0 for client in tested)
     shares = [correct / (client.test_samples or 1) for correct, client in zip(heads, tested, strict=True)]
     assert last.client_mean["head"] == pytest.approx(sum(shares) / len(shares))
+
+
+def test_what_was_derived_is_that_of_the_last_round_anyone_trained_in(quarters: FederatedData) -> None:
+    played = simulation(quarters, build("tinyproto_ft"))
+    records = [round_.record for round_ in played.rounds()]
+    first, second, closing = (
+        replace(one, participants=who) for one, who in zip(records, ((0, 1), (2,), ()), strict=True)
+    )
+    info = played.server.infos[2]
+    expected = 0.6 * info.counted_classes / info.counted_samples
+    assert last_derived(played.server, [first, second, closing]) == {"global_scale": pytest.approx(expected)}
+    assert last_derived(played.server, [first]) != last_derived(played.server, [first, second])
+    assert last_derived(played.server, [closing]) == {}
 
 
 def test_before_prototypes_exist_their_rules_have_no_accuracy(quarters: FederatedData) -> None:

@@ -409,6 +409,18 @@ def test_bytes_at_the_socket_are_counted_by_client_and_round(tmp_path: Path) -> 
     assert f">{size(9009)}<" in page
 
 
+def test_a_coordinator_says_what_was_derived_and_keeps_that_of_the_last_round(tmp_path: Path) -> None:
+    federation = small_federation(tmp_path)
+    federation.grid.changes[NODE + 2] = in_round(1, silent)
+    coordinator = federation.play()
+    classes, samples = 4, [info.counted_samples for info in coordinator.server.infos.values()]
+    (told,) = federation.events("derived")
+    assert (told["round"], told["values"]) == (1, {"global_scale": pytest.approx(0.9 * classes / sum(samples[:2]))})
+    (result,) = json.loads((federation.run_folder / "summary.json").read_text())["results"]
+    assert result["derived"] == {"global_scale": pytest.approx(0.9 * classes / sum(samples))}
+    assert "Derived: TinyProto-FP μ = " in make_report([read_run(federation.run_folder)]).html
+
+
 def test_without_a_counter_there_are_no_socket_bytes(tmp_path: Path) -> None:
     federation = small_federation(tmp_path, small_values(rounds=1))
     (federation.grid.folders[NODE] / "socket.json").write_text("{torn")

@@ -96,6 +96,9 @@ def test_cells_at_once_leave_the_same_run_folder(tmp_path: Path, in_turn: Path, 
         assert [result["label"] for result in told.of("finished", cell)] == [
             ("local", "proto/type", "tinyproto_ft")[cell]
         ]
+    assert [told.of("derived", cell) for cell in (0, 1)] == [[], []]
+    ((derived, first),) = told.of("derived", 2)
+    assert (derived.keys(), first) == ({"global_scale"}, 1)
     assert [words for words in told.words if f"{cells} run at once" in words]
     first_of_second = told.events.index(("started", 1, 0))
     assert len([event for event in told.events[:first_of_second] if event[:2] == ("played", 0)]) >= 2  # measured first

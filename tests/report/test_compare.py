@@ -32,6 +32,13 @@ def comparison(*results: dict[str, Any], rule: str = "global", statistic: str = 
     return compare(results, TITLES, rule, statistic)
 
 
+def test_a_row_has_what_its_seeds_derived_and_nothing_of_those_that_do_not_say() -> None:
+    derived = [{}, {"derived": {"cps_dim": 5, "global_scale": 0.1}}, {"derived": {"cps_dim": 5, "global_scale": 0.3}}]
+    results = [{**result("tiny", (0.1,) * 3, seed=seed), **told} for seed, told in enumerate(derived)]
+    (row,) = comparison(*results).rows
+    assert row.derived == {"cps_dim": [5, 5], "global_scale": [0.1, 0.3]}
+
+
 def test_there_is_one_row_per_label_in_the_order_of_the_run() -> None:
     found = comparison(
         result("fedproto", (0.1, 0.1, 0.1)),

@@ -131,6 +131,28 @@ def test_the_same_runs_give_the_same_bytes_at_any_time(tmp_path: Path, monkeypat
     assert make_report(read_runs(folders)) == first
 
 
+def test_what_methods_derived_stands_below_the_table(tmp_path: Path) -> None:
+    made = Made(algorithms=FIVE, seeds=(0, 1), derived=derived_of_two)
+    page = report(tmp_path, made).html
+    sentence = "<p>Derived: TinyProto-FP μ = 0.01 to 0.015; TinyProto-FT s = 42, μ = 0.02.</p>"
+    assert page.index("</table>") < page.index(sentence) < page.index(">Figures<")
+
+
+def derived_of_two(label: str, seed: int) -> dict[str, int | float]:
+    found: dict[str, dict[str, int | float]] = {
+        "tinyproto_fp": {"global_scale": 0.01 + 0.005 * seed}, "tinyproto_ft": {"cps_dim": 42, "global_scale": 0.02}
+    }  # fmt: skip
+    return found.get(label, {})
+
+
+def test_a_record_that_does_not_say_what_was_derived_is_shown_without_it(tmp_path: Path) -> None:
+    assert "Derived:" not in report(tmp_path / "old", Made(algorithms=FIVE, derived=lambda label, seed: None)).html
+    both = Made(
+        algorithms=FIVE, seeds=(0, 1), derived=lambda label, seed: derived_of_two(label, seed) if seed else None
+    )
+    assert "<p>Derived: TinyProto-FP μ = 0.015; TinyProto-FT s = 42, μ = 0.02.</p>" in report(tmp_path / "b", both).html
+
+
 def test_old_runs_are_shown_with_a_word_on_what_they_lack(tmp_path: Path) -> None:
     made = report(tmp_path, Made(federation=False, prototypes=False))
     assert "no federation.json" in made.html

@@ -60,7 +60,7 @@ SECONDS = [
     {"total": 70.0, "evaluate": 60.0},
 ]
 PLAYED = [PlayedRound(one, seconds) for one, seconds in zip(RECORDS, SECONDS, strict=True)]
-SUMMARY = summarise(PLAYED, {"algorithm": "fedproto", "seed": 3}, formula=31, peak_memory=1234)
+SUMMARY = summarise(PLAYED, {"algorithm": "fedproto", "seed": 3}, formula=31, peak_memory=1234, derived={"cps_dim": 42})
 
 
 def test_each_rules_best_is_its_own_maximum() -> None:
@@ -133,7 +133,7 @@ def test_seconds_are_means_over_the_same_rounds_and_an_idle_phase_took_none() ->
 
 
 def test_a_run_of_one_round_is_measured_by_that_round() -> None:
-    summary = summarise([PLAYED[0], PLAYED[3]], {}, formula=0, peak_memory=0)
+    summary = summarise([PLAYED[0], PLAYED[3]], {}, formula=0, peak_memory=0, derived={})
     assert summary["params_per_round"] == 10
     assert summary["payload_bytes_per_round"] == {"up": 40, "down": 0}
     assert summary["seconds_per_round"]["total"] == 90.0
@@ -141,3 +141,8 @@ def test_a_run_of_one_round_is_measured_by_that_round() -> None:
 
 def test_a_summary_says_which_cell_it_is_and_what_memory_it_took() -> None:
     assert (SUMMARY["algorithm"], SUMMARY["seed"], SUMMARY["peak_memory_bytes"]) == ("fedproto", 3, 1234)
+
+
+def test_a_summary_has_what_was_derived_as_a_value_of_its_own() -> None:
+    assert SUMMARY["derived"] == {"cps_dim": 42}
+    assert summarise(PLAYED, {}, formula=None, peak_memory=0, derived={})["derived"] == {}

@@ -162,6 +162,15 @@ class ServerSide(Protocol):
         ...
 
 
+Derived = Mapping[str, int | float]
+"""Hyper-parameters, by name, that a method chose by itself, where it was not given them."""
+
+
+def nothing_derived(clients: Sequence[ClientInfo]) -> Derived:  # noqa: ARG001
+    """Of a method that takes its hyper-parameters as they are given."""
+    return {}
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """Both sides of a method, and what of it the outside has to know."""
@@ -176,6 +185,7 @@ class Algorithm:
     masks: Tensor | None = None  # (K, d) CPS masks, which never travel
     classifies_by_rows: bool = False  # whether clients are evaluated by the rows they are sent, which then are all
     agreed: Mapping[str, str] = field(default_factory=dict)  # what else both sides have to mean alike
+    derived: Callable[[Sequence[ClientInfo]], Derived] = nothing_derived  # in a round with uploads of these clients
 
 
 @dataclass(frozen=True)

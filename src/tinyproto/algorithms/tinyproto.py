@@ -7,13 +7,14 @@ scaling (`scaling: none`) switch off separately, which gives the rows of the pap
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Literal
 
 from torch import Tensor
 
-from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, FederationSpec, positive
+from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, ClientInfo, Derived, FederationSpec, positive
 from tinyproto.algorithms.fedproto import FedProtoHyper, StreamingServer, prototype_algorithm
 from tinyproto.algorithms.fedtgp import FedTGPHyper, build_fedtgp
 from tinyproto.algorithms.streaming import Gathered
@@ -108,11 +109,10 @@ class ScaleAndSparsify:
         """The same, of uploads folded in as they arrived."""
         if self.scaling == "none":
             return simple_mean(gathered.sums)
-        if self.aggregation == "sum":
-            derived = scaling.derived_sum_scale(self.num_classes, gathered.counted_samples)
-            return scaling.scale(count_scaled_sum(gathered.sums), self._given_or(derived))
-        derived = scaling.derived_mean_scale(gathered.counted_classes, gathered.counted_samples)
-        return scaling.scale(count_scaled_mean(gathered.sums), self._given_or(derived))
+        merge = count_scaled_sum if self.aggregation == "sum" else count_scaled_mean
+        return scaling.scale(
+            merge(gathered.sums), self.merging_scale(gathered.counted_classes, gathered.counted_samples)
+        )
 
     def normalise(self, uploads: Sequence[Upload]) -> list[Prototypes]:
         """μ n_ij ĉ_ij, the server-side normalisation of the paper's appendix."""
@@ -120,8 +120,20 @@ class ScaleAndSparsify:
             return [upload.rows for upload in uploads]
         samples = sum(upload.client.counted_samples for upload in uploads)
         classes = sum(upload.client.counted_classes for upload in uploads)
-        factor = self._given_or(scaling.derived_trainable_scale(classes, samples))
+        factor = self.fitting_scale(classes, samples)
         return [scaling.scale(upload.rows, factor) for upload in uploads]
+
+    def merging_scale(self, classes: int, samples: int) -> float:
+        """μ where uploads are merged, given Σ K_i and Σ n_i of who sent them."""
+        if self.global_scale != "auto":
+            return self.global_scale
+        if self.aggregation == "sum":
+            return scaling.derived_sum_scale(self.num_classes, samples)
+        return scaling.derived_mean_scale(classes, samples)
+
+    def fitting_scale(self, classes: int, samples: int) -> float:
+        """μ where the server fits to the uploads, given the same."""
+        return scaling.derived_trainable_scale(classes, samples) if self.global_scale == "auto" else self.global_scale
 
     def compress(self, prototypes: Prototypes) -> Prototypes:
         """C, eq. (8)."""
@@ -130,9 +142,6 @@ class ScaleAndSparsify:
     def reconstruct(self, rows: Prototypes) -> Prototypes:
         """The structured sparse c̃ from the compressed ĉ."""
         return rows if self.masks is None else cps.reconstruct(rows, self.masks.to(rows.values.device))
-
-    def _given_or(self, derived: float) -> float:
-        return derived if self.global_scale == "auto" else self.global_scale
 
 
 UPDATE_METRICS = 40
@@ -181,16 +190,32 @@ def _transform(hyper: SparseHyper, federation: FederationSpec, aggregation: Aggr
     )
 
 
+def _derived(
+    hyper: SparseHyper, transform: ScaleAndSparsify, scale: Callable[[int, int], float], clients: Sequence[ClientInfo]
+) -> Derived:
+    """s where a budget was given, and μ where it is `auto` and a round has been."""
+    found: dict[str, int | float] = {}
+    if hyper.byte_budget is not None:
+        found["cps_dim"] = transform.width
+    if clients and hyper.scaling == "count" and hyper.global_scale == "auto":
+        classes = sum(client.counted_classes for client in clients)
+        found["global_scale"] = scale(classes, sum(client.counted_samples for client in clients))
+    return found
+
+
 def build_fp(hyper: TinyProtoFPHyper, federation: FederationSpec) -> Algorithm:
     """TinyProto-FP, the paper's Algorithm 1."""
     transform = _transform(hyper, federation, hyper.aggregation)
     server = StreamingServer(federation.num_classes, transform)
-    return prototype_algorithm("tinyproto_fp", hyper, federation, transform, server)
+    algorithm = prototype_algorithm("tinyproto_fp", hyper, federation, transform, server)
+    return replace(algorithm, derived=partial(_derived, hyper, transform, transform.merging_scale))
 
 
 def build_ft(hyper: TinyProtoFTHyper, federation: FederationSpec) -> Algorithm:
     """TinyProto-FT, the paper's appendix on FedTGP."""
-    return build_fedtgp("tinyproto_ft", hyper, federation, _transform(hyper, federation, aggregation="sum"))
+    transform = _transform(hyper, federation, aggregation="sum")
+    algorithm = build_fedtgp("tinyproto_ft", hyper, federation, transform)
+    return replace(algorithm, derived=partial(_derived, hyper, transform, transform.fitting_scale))
 
 
 FP_SPEC = AlgorithmSpec("tinyproto_fp", "TinyProto-FP", TinyProtoFPHyper, build_fp)

@@ -8,6 +8,7 @@ from rich import progress as bars
 
 from tinyproto.cli.progress import Bars
 from tinyproto.cli.terminal import Output
+from tinyproto.report.derived import derived_words
 from tinyproto.report.words import counted, percent
 
 
@@ -79,6 +80,9 @@ class FederationProgress(Bars):
         self._state(self._doing)
         who = "" if closing else f"{counted(len(event['participants']), 'client')}{without}, "
         self.output.say(f"{name}: {who}{event['seconds']:.1f} s{f', {reached}' if reached else ''}")
+
+    def _derived(self, event: dict[str, Any]) -> None:
+        self.output.say(f"derived {derived_words(event['values'])} (round {event['round']})")
 
     def _finished(self, event: dict[str, Any]) -> None:  # noqa: ARG002
         self.over = True

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple, Protocol, Self
 from rich import progress as bars
 from rich.text import Text
 
+from tinyproto.algorithms.base import Derived
 from tinyproto.cli.pace import Pace, clock_words
 from tinyproto.cli.terminal import Output
 from tinyproto.experiment import Cell
+from tinyproto.report.derived import derived_words
 from tinyproto.report.words import counted, percent, size
 from tinyproto.simulation.loop import PlayedRound
 
@@ -142,6 +144,10 @@ class Progress(Bars):
             self.output.say(f"{cell.title}: {_line(played)}")
         elif not self.output.has_bars and self._clock() - self._last_line >= LINE_SECONDS:
             self.output.say(self._whole_in_words())
+
+    def derived(self, cell: Cell, values: Derived, round_number: int) -> None:
+        """A line."""
+        self.output.say(f"{cell.title}: derived {derived_words(values)} (round {round_number})")
 
     @property
     def rounds_left(self) -> int:

@@ -16,6 +16,7 @@ from tinyproto.config import Config, load_config
 from tinyproto.errors import Interrupted, RunFolderError
 from tinyproto.experiment import Experiment
 from tinyproto.report.compare import compare
+from tinyproto.report.derived import derived_sentence
 from tinyproto.report.verdict import verdict
 from tinyproto.report.words import counted
 from tinyproto.tracking.run_folder import RunFolder, how_to_go_on, is_federation
@@ -89,6 +90,8 @@ def conclude(output: Output, config: Config, folder: Path) -> None:
     console = output.console
     console.print()
     console.print(comparison_table(comparison, console))
+    if derived := derived_sentence(comparison):
+        console.print(derived, markup=False)
     sentences = verdict(comparison)
     for sentence in sentences:
         console.print(f"• {sentence}", markup=False)

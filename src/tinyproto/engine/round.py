@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tinyproto.algorithms.base import Round
+from tinyproto.algorithms.base import Derived, Round
 from tinyproto.core.messages import Message
 from tinyproto.engine.evaluate import RULES
 from tinyproto.engine.server import Channel, ServerRuntime
@@ -86,6 +86,11 @@ def play_round(
         clients={client: _client_record(client, message, meter) for client, message in replies.items()},
         refused={client: str(error) for client, error in sorted(refused.items())},
     )
+
+
+def last_derived(server: ServerRuntime, records: Sequence[RoundRecord]) -> Derived:
+    """What the algorithm chose by itself, as of the last of these rounds that anyone trained in."""
+    return server.derived(next((record.participants for record in reversed(records) if record.participants), ()))
 
 
 def _scores(rule: str, replies: Mapping[int, Message]) -> list[tuple[int, int]]:

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from tinyproto.algorithms.base import Algorithm, ClientInfo, Round, Update
+from tinyproto.algorithms.base import Algorithm, ClientInfo, Derived, Round, Update
 from tinyproto.algorithms.streaming import Gathered, StreamingSide
 from tinyproto.core.messages import Message
 from tinyproto.core.streams import Streams
@@ -93,6 +93,7 @@ class ServerRuntime:
     def __init__(
         self, algorithm: Algorithm, trainer: Trainer, streams: Streams, expectation: Expectation, stopwatch: Stopwatch
     ) -> None:
+        self.algorithm = algorithm
         self.side = algorithm.server
         self.trainer = trainer
         self.streams = streams
@@ -153,6 +154,10 @@ class ServerRuntime:
                 return
             updates = [Update(self.infos[client], answers.messages[client]) for client in answers.trained]
             self.state = self.side.aggregate(self.state, updates, self.trainer, round_, self.streams)
+
+    def derived(self, participants: Iterable[int]) -> Derived:
+        """What the algorithm chose by itself in a round with these participants."""
+        return self.algorithm.derived([self.infos[client] for client in participants])
 
     def _ask(
         self, channel: Channel, round_number: int, asked: Mapping[int, Kind], evaluated: Collection[int],

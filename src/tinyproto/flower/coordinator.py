@@ -17,7 +17,7 @@ import torch
 from tinyproto.algorithms.base import Round
 from tinyproto.config.load import completed, parse_config
 from tinyproto.core.streams import Streams
-from tinyproto.engine.round import play_round
+from tinyproto.engine.round import last_derived, play_round
 from tinyproto.engine.server import ServerRuntime
 from tinyproto.engine.stopwatch import Stopwatch
 from tinyproto.engine.training import make_trainer
@@ -109,7 +109,8 @@ class Coordinator:
                           done=len(played))  # fmt: skip
         hellos = Meter()
         self._gather(hellos, everyone=True)
-        for number in range(len(played) + 1, total + 2):
+        first = len(played) + 1
+        for number in range(first, total + 2):
             round_ = self._play(Round(number, total), hellos)
             hellos = Meter()
             played.append(round_)
@@ -117,6 +118,9 @@ class Coordinator:
             if not round_.record.closing:
                 checkpoints.save(0, number + 1, self)
             self._conclude(round_)
+            participants = round_.record.participants
+            if number == first and participants and (derived := self.server.derived(participants)):
+                self.journal.tell("derived", round=number, values=dict(derived))
         self._finish(played)
 
     def _begin(self) -> list[PlayedRound]:
@@ -218,7 +222,8 @@ class Coordinator:
             "num_clients": self.terms.clients,
             "preset": model.preset,
         }
-        self.folder.write_results([summarise(played, identity, self._formula(), self.peak_memory.read())])
+        derived = last_derived(self.server, [round_.record for round_ in played])
+        self.folder.write_results([summarise(played, identity, self._formula(), self.peak_memory.read(), derived)])
         self.journal.tell("finished", rounds=self.terms.train.rounds)
 
     def _formula(self) -> int | None:

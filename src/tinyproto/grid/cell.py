@@ -60,9 +60,13 @@ def _play(
     simulation = experiment.simulation(cell, host)
     played = _go_back_to_checkpoint(simulation, folder, config.resolved(), identity)
     observer.started(cell, len(played))
-    for round_ in simulation.rounds(first=len(played) + 1):
+    first = len(played) + 1
+    for round_ in simulation.rounds(first):
         folder.append_round(identity, round_)
         played.append(round_)
+        participants = round_.record.participants
+        if round_.record.round == first and participants and (derived := simulation.server.derived(participants)):
+            observer.derived(cell, derived, first)
         observer.played(cell, round_)
         if not round_.record.closing:
             _mark(checkpoints, round_.record.round + 1, simulation, stop=observer.stop_wanted())

@@ -154,6 +154,9 @@ class _Crew:
         if head["event"] == "started":
             self.observer.started(job.cell, head["done"])
             return
+        if head["event"] == "derived":
+            self.observer.derived(job.cell, head["values"], head["round"])
+            return
         self.observer.played(job.cell, PlayedRound(record_from(head["record"]), head["seconds"], tuple(head["notes"])))
         if head["shown"]:
             found = None if head["memory"] is None else Footprint(*head["memory"])

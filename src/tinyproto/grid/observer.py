@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from tinyproto.algorithms.base import Derived
 from tinyproto.experiment import Cell
 from tinyproto.simulation.loop import PlayedRound
 
@@ -25,6 +26,10 @@ class Observer(Protocol):
 
     def played(self, cell: Cell, played: PlayedRound) -> None:
         """A round of it is done."""
+        ...
+
+    def derived(self, cell: Cell, values: Derived, round_number: int) -> None:
+        """What its algorithm chose by itself, in the first round that is played now; later ones may choose anew."""
         ...
 
     def finished(self, cell: Cell, result: dict[str, Any]) -> None:
@@ -53,6 +58,9 @@ class Silent:
         """Nothing."""
 
     def played(self, cell: Cell, played: PlayedRound) -> None:
+        """Nothing."""
+
+    def derived(self, cell: Cell, values: Derived, round_number: int) -> None:
         """Nothing."""
 
     def finished(self, cell: Cell, result: dict[str, Any]) -> None:

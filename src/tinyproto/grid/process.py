@@ -11,6 +11,7 @@ from typing import IO, Any
 
 import torch
 
+from tinyproto.algorithms.base import Derived
 from tinyproto.config import parse_config
 from tinyproto.errors import ConfigError
 from tinyproto.experiment import Cell, Experiment
@@ -83,6 +84,10 @@ class Teller(Silent):
         record = {"record": record_values(played.record), "seconds": played.seconds, "notes": list(played.notes)}
         shown = played.record.round >= SHOWN_BY_ROUND
         self.tell({"event": "played", **record, "shown": shown, "memory": footprint(self.device) if shown else None})
+
+    def derived(self, cell: Cell, values: Derived, round_number: int) -> None:  # noqa: ARG002
+        """What its algorithm chose."""
+        self.tell({"event": "derived", "values": dict(values), "round": round_number})
 
     def finished(self, cell: Cell, result: dict[str, Any]) -> None:  # noqa: ARG002
         """It is done."""

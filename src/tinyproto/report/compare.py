@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tinyproto.engine.evaluate import RULES
@@ -37,6 +37,7 @@ class Row:
     evaluation_bytes: float  # wire bytes of frames sent only to evaluate
     seconds: float
     socket_bytes: float | None = None  # on the network, where there was one
+    derived: Mapping[str, Sequence[int | float]] = field(default_factory=dict)  # what the method chose, by seed
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,16 @@ def _row(results: Sequence[Mapping[str, Any]], titles: Mapping[str, str], statis
         evaluation_bytes=both_ways("evaluation_bytes_per_round"),
         seconds=statistics.fmean(result["seconds_per_round"]["total"] for result in results),
         socket_bytes=both_ways("socket_bytes_per_round") if all(map(_on_a_network, results)) else None,
+        derived=_derived(results),
     )
+
+
+def _derived(results: Sequence[Mapping[str, Any]]) -> dict[str, list[int | float]]:
+    """By name, the values of the seeds; older records do not say any."""
+    said = [result.get("derived", {}) for result in results]
+    return {
+        name: [one[name] for one in said if name in one] for name in dict.fromkeys(key for one in said for key in one)
+    }
 
 
 def _on_a_network(result: Mapping[str, Any]) -> bool:

@@ -10,6 +10,7 @@ from importlib import resources
 from tinyproto.report import html
 from tinyproto.report.columns import accuracy_cells, columns, cost_cells, cost_columns, share_cell
 from tinyproto.report.compare import RULE_NAMES, STATISTIC_NAMES, spread
+from tinyproto.report.derived import derived_sentence
 from tinyproto.report.figures.clients import accuracy_per_client
 from tinyproto.report.figures.figure import Figure
 from tinyproto.report.figures.holdings import who_holds_what
@@ -160,7 +161,7 @@ def _study(study: Study, figures: Sequence[Figure], taken: int, *, titled: bool)
     for setting in study.settings:
         if several:
             yield html.element("h3", escape(setting.name))
-        yield _table(setting) + _by_network(setting)
+        yield _table(setting) + _derived(setting) + _by_network(setting)
     yield html.element("h2", "Figures")
     yield from _drawn(figures, taken)
     if not any(run.federation for run in study.runs):
@@ -231,6 +232,12 @@ def _table(setting: Setting) -> str:
         f"{' “socket” is what went over the network, polling included.' if 'socket' in names else ''}"
     )
     return html.table(["algorithm", *names], rows, strong) + html.paragraph(caption, "quiet")
+
+
+def _derived(setting: Setting) -> str:
+    """Nothing where all hyper-parameters were given."""
+    sentence = derived_sentence(setting.comparison)
+    return html.paragraph(sentence) if sentence else ""
 
 
 def _by_network(setting: Setting) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tinyproto.algorithms.base import Derived
 from tinyproto.engine.evaluate import RULES
 from tinyproto.engine.round import RoundRecord
 from tinyproto.simulation.loop import PlayedRound
@@ -15,7 +16,7 @@ PHASES = ("total", "train", "prototypes", "server", "evaluate", "clients")
 
 
 def summarise(
-    played: Sequence[PlayedRound], identity: Mapping[str, Any], formula: int | None, peak_memory: int
+    played: Sequence[PlayedRound], identity: Mapping[str, Any], formula: int | None, peak_memory: int, derived: Derived
 ) -> dict[str, Any]:
     """One entry of summary.json's results; `identity` says which cell of the grid it is."""
     records = [round_.record for round_ in played]
@@ -23,6 +24,7 @@ def summarise(
     training = [_cost(round_.record, "training") for round_ in measured]
     return {
         **identity,
+        "derived": dict(derived),
         "accuracy": accuracy_summary(records),
         "params_per_round": _mean([sum(cost[way].parameters for way in WAYS) for cost in training]),
         "params_per_round_formula": formula,
