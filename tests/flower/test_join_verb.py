@@ -23,11 +23,11 @@ from tinyproto.cli import join as join_verb
 from tinyproto.errors import FederationError
 from tinyproto.flower.arrival import BLIP_SECONDS, AwayError, Line, TurnedAwayError
 from tinyproto.flower.certificates import make_keys
-from tinyproto.flower.files import locked
 from tinyproto.flower.journal import Journal
 from tinyproto.flower.member import JoinFile
 from tinyproto.flower.processes import SuperNode, program
 from tinyproto.flower.refusal import NEEDS_A_RESTART, REMEDIES, WORDS
+from tinyproto.tracking.lock import locked
 
 pytestmark = pytest.mark.flower
 
@@ -128,7 +128,7 @@ def test_a_folder_in_use_is_no_reason_to_take_another_folder(
 ) -> None:
     folder = site / "clients" / "client-0"
     folder.mkdir(parents=True)
-    with locked(folder / ".lock", "not here"):
+    with locked(folder / ".lock", FederationError("not here")):
         assert in_process(monkeypatch, site, *JOIN, *GOOD) == 2
     said = capsys.readouterr().err
     assert "client 0: another process is the client in clients/client-0; end that first, or join as another" in said

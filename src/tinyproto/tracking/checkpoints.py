@@ -11,7 +11,7 @@ from tinyproto.simulation.checkpoint import Position, UnderWay, keep_newest, sav
 from tinyproto.tracking.differences import differences
 from tinyproto.tracking.run_folder import RunFolder
 
-FREE = ("train.parallel_cells", "train.workers")
+FREE = ("train.parallel_cells", "train.workers", "train.client_memory")
 """Keys that may change while a run is under way, because its records do not depend on them."""
 
 
