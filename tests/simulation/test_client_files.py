@@ -119,8 +119,8 @@ def test_a_full_disk_ends_a_run_with_one_sentence_and_leaves_no_half_state(
         resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
 
     done = subprocess.run(
-        [*command, f"train.workers={workers}", *overrides], capture_output=True, text=True, preexec_fn=limit, timeout=120,
-        check=False,
+        [*command, f"train.workers={workers}", *overrides], capture_output=True, text=True, preexec_fn=limit,
+        timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1

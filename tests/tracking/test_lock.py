@@ -38,7 +38,7 @@ def test_a_link_to_a_folder_is_that_folder(tmp_path: Path) -> None:
     (tmp_path / "elsewhere" / "link").symlink_to(tmp_path / "mine")
     with (
         alone_in(tmp_path / "mine"),
-        pytest.raises(RunFolderError, match="another process is running in .*link"),
+        pytest.raises(RunFolderError, match=r"another process is running in .*link"),
         alone_in(tmp_path / "elsewhere" / "link"),
     ):
         pass
@@ -107,7 +107,7 @@ def test_where_there_are_no_locks_nobody_is_kept_out(tmp_path: Path, monkeypatch
     with alone_in(tmp_path / "mine"), alone_in(tmp_path / "mine"):
         pass
     said = errno.EIO
-    with pytest.raises(RunFolderError, match="cannot write the run folder .*mine: "), alone_in(tmp_path / "mine"):
+    with pytest.raises(RunFolderError, match=r"cannot write the run folder .*mine: "), alone_in(tmp_path / "mine"):
         pass
 
 
@@ -126,9 +126,9 @@ def test_a_system_that_does_not_know_them_is_no_hindrance(tmp_path: Path, monkey
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunFolderError, match="cannot write the run folder .*file/mine: "):
-        with alone_in(tmp_path / "file" / "mine"):
-            pass
-    with pytest.raises(RunFolderError, match="cannot write .*file/lock: Not a directory"):
-        with locked(tmp_path / "file" / "lock", RunFolderError("taken")):
-            pass
+    below = tmp_path / "file" / "mine"
+    with pytest.raises(RunFolderError, match=f"cannot write the run folder {below}: "), alone_in(below):
+        pass
+    taken = RunFolderError("taken")
+    with pytest.raises(RunFolderError, match=f"cannot write {below}: Not a directory"), locked(below, taken):
+        pass

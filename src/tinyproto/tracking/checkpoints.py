@@ -12,7 +12,10 @@ from tinyproto.tracking.differences import differences
 from tinyproto.tracking.run_folder import RunFolder
 
 FREE = ("train.parallel_cells", "train.workers", "train.client_memory")
-"""Keys that may change while a run is under way, because its records do not depend on them."""
+"""Keys that may change while a run is under way: they say how it is played, and its records do not depend on them.
+
+(Where clients are stacked, the memory for them may change how sums are rounded.)
+"""
 
 
 class Checkpoints:
