@@ -334,10 +334,11 @@ class SecondComer(grid.Silent):
     def stop_wanted(self) -> bool:
         runs, again = self.tmp_path / "runs", experiment(self.tmp_path)
         before = tree(runs)
-        for attempt in (
+        attempts: list[Callable[[], Path]] = [
             lambda: grid.run(again, runs), lambda: grid.run(again, runs, overwrite=True),
             lambda: grid.resume(again, runs / "trial"),
-        ):  # fmt: skip
+        ]  # fmt: skip
+        for attempt in attempts:
             with pytest.raises(RunFolderError) as refused:
                 attempt()
             self.refusals.append(str(refused.value))
