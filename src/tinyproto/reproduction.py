@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +32,7 @@ from tinyproto.reproduce.records import (
 )
 from tinyproto.tracking.checkpoints import FREE
 from tinyproto.tracking.differences import differences
+from tinyproto.tracking.lock import alone_in, locked
 from tinyproto.tracking.run_folder import RunFolder
 from tinyproto.workers.handover import Handover
 
@@ -98,7 +99,10 @@ class Reproduction:
             return outcome
         RunFolder(self.records).make()
         RunFolder(self.work).make()
-        with _only_one(self.work):
+        words = (
+            f"another tinyproto reproduce is playing cells in {self.work}; wait for it, or name other --runs and cells"
+        )
+        with locked(self.work / "lock", RunFolderError(words)):
             for folder in outlived:  # what a kill left of a cell whose record was written already
                 RunFolder(folder).remove()
             if left:
@@ -111,10 +115,11 @@ class Reproduction:
         asked = train.parallel_cells
         at_once = min(len(left), most_at_once(device) if asked == "auto" else asked)
         observer.opens(len(left))
-        foreman = _Recorder(self, [one.cell for one in left], observer, outcome)
         datasets = _Datasets(observer)
-        jobs = [job for index, one in enumerate(left) if (job := foreman.job(index, one, datasets)) is not None]
-        outcome.stopped = bool(jobs) and not play_jobs(jobs, at_once, device, foreman, observer)
+        with _Claims(self.records, self.work) as claims:
+            foreman = _Recorder(self, [one.cell for one in left], observer, outcome, claims)
+            jobs = [job for index, one in enumerate(left) if (job := foreman.job(index, one, datasets)) is not None]
+            outcome.stopped = bool(jobs) and not play_jobs(jobs, at_once, device, foreman, observer)
 
     def record(self, cell: PlannedCell, folder: RunFolder) -> None:
         """Make a record of a cell that is done, and remove what it was made from."""
@@ -128,24 +133,31 @@ class _Recorder:
     """The foreman of a reproduction."""
 
     def __init__(
-        self, reproduction: Reproduction, cells: Sequence[PlannedCell], observer: Observer, outcome: Outcome
-    ) -> None:
+        self, reproduction: Reproduction, cells: Sequence[PlannedCell], observer: Observer, outcome: Outcome,
+        claims: _Claims,
+    ) -> None:  # fmt: skip
         self._reproduction = reproduction
         self._cells = cells
         self._observer = observer
         self._outcome = outcome
+        self._claims = claims
 
     def job(self, index: int, standing: Standing, datasets: _Datasets) -> Job | None:
         """What is left to play of a cell; None where nothing is, or where it cannot be played on."""
         planned, folder = standing.cell, RunFolder(standing.folder)
         cell = Cell(index, planned.config.algorithms[0], planned.seed, of=planned.stem)
         model = planned.config.model
+
+        def begin() -> Handover:
+            self._claims.take(planned.place)
+            return datasets.handover(model.data)
+
         job = Job(
             cell=cell,
             config=planned.config.resolved(),
             index=0,
             folder=folder,
-            dataset=lambda: datasets.handover(model.data),
+            dataset=begin,
             kind=f"{model.data.dataset} with {model.partition.num_clients} clients, d={model.prototypes.dim}",
             alone=True,
         )
@@ -178,39 +190,54 @@ class _Recorder:
         if changed:
             kept = ", ".join(f"{key}={value}" for key, value in changed.items())
             self._observer.told(f"{job.cell.title}: goes on with {kept}, as it was begun")
-        return Job(job.cell, begun, job.index, job.folder, job.dataset, job.kind, job.alone)
+        free = {name: now["train"][name] for _, name in (key.split(".") for key in FREE)}
+        return replace(job, config={**begun, "train": {**begun["train"], **free}})
 
     def done(self, job: Job, result: dict[str, Any]) -> None:  # noqa: ARG002
         """It becomes a record."""
         cell = self._cells[job.cell.index]
+        self._claims.take(cell.place)
         self._reproduction.record(cell, job.folder)
+        self._claims.release(cell.place)
         self._outcome.recorded.append(cell)
 
     def failed(self, job: Job, reason: str) -> bool:
         """The others go on."""
+        self._claims.release(self._cells[job.cell.index].place)
         self._outcome.failed.append((self._cells[job.cell.index], reason))
         self._observer.failed(job.cell, reason)
         return False
 
 
-@contextmanager
-def _only_one(work: Path) -> Iterator[None]:
-    """While open, no other process plays cells in the folder; one that is killed lets go of it."""
-    try:
-        import fcntl
-    except ImportError:  # a system without such locks
-        yield
-        return
-    with RunFolder(work).writing("lock"):
-        file = (work / "lock").open("w")
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunFolderError(
-                f"another tinyproto reproduce is playing cells in {work}; wait for it, or name other --runs and cells"
-            ) from None
-        yield
+class _Claims:
+    """The cells that this process is at, from their start to their end; no other process plays or records them.
+
+    One with other runs may have the same records.
+    """
+
+    def __init__(self, *roots: Path) -> None:
+        self._roots = roots
+        self._held: dict[str, ExitStack] = {}
+
+    def take(self, place: str) -> None:
+        """Have it, be it ours already or nobody's."""
+        if place not in self._held:
+            with ExitStack() as stack:
+                for root in self._roots:
+                    stack.enter_context(alone_in(root / place))
+                self._held[place] = stack.pop_all()
+
+    def release(self, place: str) -> None:
+        """Leave it to others, where it was ours."""
+        if (held := self._held.pop(place, None)) is not None:
+            held.close()
+
+    def __enter__(self) -> _Claims:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for place in list(self._held):
+            self.release(place)
 
 
 def _all_of(section: DataSection, progress: Progress) -> Images:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import resource
 import signal
@@ -9,6 +10,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
+
+from support_cli import in_process
 
 CONFIG = """
 name: long
@@ -34,6 +39,69 @@ def test_control_c_ends_a_run_with_one_sentence_and_keeps_what_was_recorded(tmp_
     assert process.returncode == 130
     assert errors.strip() == f"tinyproto: interrupted; go on with: tinyproto resume {tmp_path / 'runs' / 'long'}"
     assert records.read_text().startswith('{"algorithm":"fedproto"')
+
+
+def test_a_second_process_is_told_while_a_run_is_under_way_and_goes_on_once_that_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "long.yaml").write_text(CONFIG + "seeds: [0, 1]\ncheckpoint: {every_seconds: 0}\n")
+    main = [sys.executable, "-m", "tinyproto.cli.main"]
+    first = subprocess.Popen([*main, "run", "long.yaml", "train.parallel_cells=2"], cwd=tmp_path)
+    records = tmp_path / "runs" / "long" / "cells" / "001-fedproto-0" / "rounds.jsonl"
+
+    def wait_for_a_round_after(length: int) -> None:
+        deadline = time.monotonic() + 120
+        while not (records.exists() and records.stat().st_size > length) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert records.stat().st_size > length
+
+    try:
+        wait_for_a_round_after(0)
+        attempts = [
+            subprocess.Popen([*main, *arguments], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+            for arguments in (["resume", "runs/long"], ["run", "long.yaml", "--overwrite"])
+        ]
+        said = "tinyproto: error: another process is running in runs/long; wait for it, or end it first\n"
+        assert [attempt.communicate(timeout=120)[1] for attempt in attempts] == [said, said]
+        assert [attempt.returncode for attempt in attempts] == [2, 2]
+        wait_for_a_round_after(records.stat().st_size)  # the first goes on
+    finally:
+        first.kill()
+        first.wait()
+    third = subprocess.Popen([*main, "resume", "runs/long"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    wait_for_a_round_after(records.stat().st_size)
+    third.send_signal(signal.SIGINT)
+    _, errors = third.communicate(timeout=120)
+    assert errors == "tinyproto: interrupted; go on with: tinyproto resume runs/long\n"
+    rounds = [json.loads(line)["round"] for line in records.read_text().splitlines()]
+    assert rounds == list(range(1, len(rounds) + 1))
+    assert not (tmp_path / "runs" / ".long.lock").exists()
+
+
+@pytest.mark.parametrize("name", ["summary.json", "prototypes.safetensors"])
+def test_going_on_with_a_damaged_run_ends_with_one_sentence(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "long.yaml").write_text(CONFIG + "seeds: [0]\n")
+    assert in_process(monkeypatch, tmp_path, "run", "long.yaml", "train.rounds=1") == 0
+    file = tmp_path / "runs" / "long" / name
+    file.write_bytes(file.read_bytes()[:100])
+    capsys.readouterr()
+    assert in_process(monkeypatch, tmp_path, "resume", "runs/long") == 2
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith(f"tinyproto: error: runs/long/{name} cannot be read: ")
+
+
+def test_going_on_with_a_finished_run_without_its_summary_does_not_tell_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "long.yaml").write_text(CONFIG + "seeds: [0]\n")
+    assert in_process(monkeypatch, tmp_path, "run", "long.yaml", "train.rounds=1") == 0
+    (tmp_path / "runs" / "long" / "summary.json").unlink()
+    capsys.readouterr()
+    assert in_process(monkeypatch, tmp_path, "resume", "runs/long") == 2
+    assert capsys.readouterr().err == (
+        "tinyproto: error: runs/long/summary.json has 0 of the 1 results that the checkpoint speaks of; it was changed "
+        "or removed since: put it back, or start another run\n"
+    )
 
 
 def test_a_full_disk_ends_a_run_with_one_sentence_and_whole_lines(tmp_path: Path) -> None:

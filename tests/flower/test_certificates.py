@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives import serialization
 from support_cli import command, in_process
 from support_keys import shake_hands
 from tinyproto.errors import FederationError
-from tinyproto.flower import certificates
+from tinyproto.flower import certificates, key_files
 from tinyproto.flower.arrival import AwayError, reach
 from tinyproto.flower.certificates import ClientKeys, ServerKeys, make_keys
 
@@ -205,7 +205,7 @@ def test_a_renewal_that_was_cut_off_between_key_and_certificate_is_made_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_keys(tmp_path, 1, [])
-    write = certificates.write
+    write = key_files.write
 
     def cut_off(file: Path, content: bytes, mode: int = 0o666) -> None:
         if file.name == "server.crt":

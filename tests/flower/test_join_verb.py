@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 import signal
@@ -28,11 +27,11 @@ from tinyproto.errors import FederationError
 from tinyproto.flower import processes
 from tinyproto.flower.arrival import BLIP_SECONDS, AwayError, Line, TurnedAwayError
 from tinyproto.flower.certificates import make_keys
-from tinyproto.flower.files import locked
 from tinyproto.flower.journal import Journal
 from tinyproto.flower.member import JoinFile
 from tinyproto.flower.processes import SuperNode, program
 from tinyproto.flower.refusal import NEEDS_A_RESTART, REMEDIES, WORDS
+from tinyproto.tracking.lock import locked
 
 pytestmark = pytest.mark.flower
 
@@ -133,7 +132,7 @@ def test_a_folder_in_use_is_no_reason_to_take_another_folder(
 ) -> None:
     folder = site / "clients" / "client-0"
     folder.mkdir(parents=True)
-    with locked(folder / ".lock", "not here"):
+    with locked(folder / ".lock", FederationError("not here")):
         assert in_process(monkeypatch, site, *JOIN, *GOOD) == 2
     said = capsys.readouterr().err
     assert "client 0: another process is the client in clients/client-0; end that first, or join as another" in said
@@ -180,18 +179,6 @@ def test_a_folder_that_cannot_be_made_is_named(
     said = capsys.readouterr().err
     assert words in said
     assert len(said.splitlines()) == 1
-
-
-def test_a_disk_that_knows_no_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none_left(*_: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", none_left)
-    with (
-        pytest.raises(FederationError, match=r"cannot lock .*\.lock: No locks available"),
-        locked(tmp_path / ".lock", ""),
-    ):
-        pass
 
 
 def test_without_flower_s_commands_the_way_to_them_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

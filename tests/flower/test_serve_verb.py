@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -25,7 +24,7 @@ from tinyproto.config import load_config
 from tinyproto.errors import FederationError
 from tinyproto.flower import gate, processes
 from tinyproto.flower.certificates import ServerKeys, make_keys
-from tinyproto.flower.files import locked, served_alone
+from tinyproto.tracking.lock import alone_in
 
 pytestmark = pytest.mark.flower
 
@@ -112,8 +111,8 @@ def test_nothing_is_touched_where_the_port_is_taken(arguments: tuple[str, ...], 
 
 @pytest.mark.parametrize("arguments", [("trial.yaml", "--overwrite"), ("runs/trial", "--resume")])
 def test_a_folder_that_is_being_served_is_nobody_elses(arguments: tuple[str, ...], serve: Serve) -> None:
-    with served_alone(serve.site / "runs" / "trial"):
-        serve.refused("another process serves the federation in", *arguments)
+    with alone_in(serve.site / "runs" / "trial"):
+        serve.refused("another process is running in", *arguments)
     assert "Flower would be started here" in serve(*arguments)
 
 
@@ -352,31 +351,9 @@ def test_an_address_that_is_not_here_is_named(listen: str, words: str, serve: Se
 
 def test_no_lock_is_left_behind(serve: Serve) -> None:
     folder = serve.site / "runs" / "trial"
-    with served_alone(folder):
+    with alone_in(folder):
         assert (folder.parent / ".trial.lock").is_file()
-        serve.refused("another process serves", "runs/trial", "--resume")
-        serve.refused("another process serves", "runs/trial", "--resume")  # the first took nothing away
+        serve.refused("another process is running", "runs/trial", "--resume")
+        serve.refused("another process is running", "runs/trial", "--resume")  # the first took nothing away
     serve.refused("Flower would be started here", "trial.yaml", "--overwrite")
     assert [path.name for path in folder.parent.iterdir()] == ["trial"]
-
-
-def test_a_lock_that_its_holder_removed_meanwhile_is_not_taken_for_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file, flock, times = tmp_path / "lock", fcntl.flock, []
-
-    def late(opened: IO[str], how: int) -> None:
-        times.append(1)
-        if len(times) == 1:  # between open and flock the holder goes
-            file.unlink()
-        if len(times) == 2:  # and another comes
-            file.unlink()
-            file.touch()
-        flock(opened, how)
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    with locked(file, "taken"):
-        assert len(times) == 3
-        with pytest.raises(FederationError, match="taken"), locked(file, "taken"):
-            pass
-    assert not file.exists()

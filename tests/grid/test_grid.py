@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +317,82 @@ def test_a_budget_of_one_byte_changes_nothing_undisturbed_or_resumed(
     with pytest.raises(KeyboardInterrupt):
         grid.run(tight, tmp_path / "runs", observer=StopsAfter(rounds))
     assert_same(grid.resume(tight, tmp_path / "runs" / "trial"), undisturbed)
+
+
+def test_the_memory_for_clients_may_change_on_the_way(tmp_path: Path, undisturbed: Path) -> None:
+    folder = stopped(tmp_path)
+    assert_same(grid.resume(experiment(tmp_path, "train.client_memory=1B"), folder), undisturbed)
+
+
+class SecondComer(grid.Silent):
+    """Tries to play in the folder of the run that it observes, in each way."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.tmp_path = tmp_path
+        self.refusals: list[str] = []
+
+    def stop_wanted(self) -> bool:
+        runs, again = self.tmp_path / "runs", experiment(self.tmp_path)
+        before = tree(runs)
+        attempts: list[Callable[[], Path]] = [
+            lambda: grid.run(again, runs), lambda: grid.run(again, runs, overwrite=True),
+            lambda: grid.resume(again, runs / "trial"),
+        ]  # fmt: skip
+        for attempt in attempts:
+            with pytest.raises(RunFolderError) as refused:
+                attempt()
+            self.refusals.append(str(refused.value))
+        assert tree(runs) == before
+        return True
+
+
+def test_nobody_else_plays_in_the_folder_of_a_run_under_way(tmp_path: Path, undisturbed: Path) -> None:
+    second = SecondComer(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        grid.run(experiment(tmp_path), tmp_path / "runs", observer=second)
+    folder = tmp_path / "runs" / "trial"
+    with pytest.raises(KeyboardInterrupt):
+        grid.resume(experiment(tmp_path), folder, observer=second)
+    assert second.refusals == [f"another process is running in {folder}; wait for it, or end it first"] * 6
+    assert_same(grid.resume(experiment(tmp_path), folder), undisturbed)
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["trial"]
+
+
+def cut_short(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:200])
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "words"),
+    [
+        ("summary.json", cut_short, r"summary\.json cannot be read: JSONDecodeError"),
+        ("summary.json", lambda file: file.write_text("[]"), r"summary\.json cannot be read: TypeError"),
+        ("summary.json", Path.unlink, r"summary\.json has 0 of the 1 results that the checkpoint speaks of; "),
+        ("prototypes.safetensors", cut_short, r"prototypes\.safetensors cannot be read: SafetensorError"),
+    ],
+)
+@pytest.mark.parametrize("done", [True, False])
+def test_a_damaged_run_is_named_and_not_gone_on_with(
+    tmp_path: Path, name: str, damage: Callable[[Path], object], words: str, done: bool
+) -> None:
+    small = experiment(tmp_path, f"algorithms=[{'local' if done else 'local,fedproto'}]", "seeds=[0]")
+    with nullcontext() if done else pytest.raises(KeyboardInterrupt):
+        grid.run(small, tmp_path / "runs", observer=StopsAfter(5))
+    folder = tmp_path / "runs" / "trial"
+    damage(folder / name)
+    before = tree(folder)
+    with pytest.raises(RunFolderError, match=words):
+        grid.resume(small, folder)
+    assert tree(folder) == before
+
+
+@pytest.mark.parametrize("name", ["rounds.jsonl", "timings.jsonl"])
+def test_a_damaged_record_of_a_cell_under_way_is_named(tmp_path: Path, name: str) -> None:
+    folder = stopped(tmp_path)
+    file = under_way(folder) / name
+    file.write_bytes(file.read_bytes().replace(b'{"algorithm"', b'["algorithm"'))
+    with pytest.raises(RunFolderError, match=f"{name} cannot be read: JSONDecodeError"):
+        grid.resume(experiment(tmp_path), folder)
 
 
 def test_records_shorter_than_the_checkpoint_says_are_refused(tmp_path: Path) -> None:

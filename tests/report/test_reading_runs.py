@@ -45,6 +45,11 @@ def middle_line_damaged(folder: Path) -> None:
     (folder / "rounds.jsonl").write_text("".join([first, '{"label": "fed\n', *rest]))
 
 
+def last_line_twice(folder: Path) -> None:
+    lines = (folder / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (folder / "rounds.jsonl").write_text("".join([*lines, lines[-1]]))
+
+
 BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "no summary": (lambda folder: (folder / "summary.json").unlink(), "no finished cell"),
     "nothing finished": (text("summary.json", '{"results": []}'), "tinyproto resume"),
@@ -55,6 +60,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "a result the config does not know": (other_label, "'fedporto', which is not in the config"),
     "no rounds": (lambda folder: (folder / "rounds.jsonl").unlink(), "rounds.jsonl cannot be read"),
     "rounds of one method missing": (no_rounds_of_fedproto, "no round of fedproto, seed 0"),
+    "a round twice": (last_line_twice, " twice; run it again"),
     "a line damaged": (middle_line_damaged, "rounds.jsonl, line 2: JSONDecodeError"),
     "a line that is no record": (text("rounds.jsonl", "{}\n"), "rounds.jsonl, line 1, is not what a run writes"),
     "rounds that are not text": (text("rounds.jsonl", NOT_UTF8), "Unicode"),

@@ -31,6 +31,7 @@ from tinyproto.reproduce.heatmaps import Drawn
 from tinyproto.reproduce.plan import Part, PlannedCell, plan
 from tinyproto.reproduce.records import finished_cells
 from tinyproto.reproduction import Reproduction, Standing
+from tinyproto.tracking.lock import alone_in
 from tinyproto.tracking.run_folder import RunFolder, lines_kept
 
 NETS = """\
@@ -222,10 +223,14 @@ def test_a_cell_under_way_goes_on_with_what_it_was_begun_with(tmp_path: Path, mo
     folder = RunFolder(reproduction.work / cell.place)
     folder.make()
     folder.write_config(cell.config.resolved())
-    again, _ = one_cell(tmp_path, "checkpoint.every_seconds=7", root="elsewhere")
+    again, _ = one_cell(tmp_path, "checkpoint.every_seconds=7", "train.client_memory=3GB", root="elsewhere")
     told = Observed()
     outcome = again.play(left(again), told)
     assert [one.title for one in outcome.recorded] == ["Local"]
+    (done,) = again.standing()
+    assert done.finished is not None
+    config = done.finished.config
+    assert (config["checkpoint"]["every_seconds"], config["train"]["client_memory"]) == (0.0, "3GB")
     assert "table1_small: Local, seed 0: goes on with checkpoint.every_seconds=0.0, as it was begun" in told.words
 
 
@@ -254,6 +259,46 @@ def test_no_second_one_plays_cells_in_the_same_folder(tmp_path: Path, monkeypatc
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(RunFolderError, match="another tinyproto reproduce is playing cells"):
             reproduction.play(left(reproduction), Observed())
+
+
+@pytest.mark.parametrize("shared", ["results", "runs"])
+def test_a_cell_that_another_process_is_at_is_told_and_the_others_are_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: str
+) -> None:
+    """Another with the same records has other --runs; one that resumes the cell's folder has no records."""
+    use(monkeypatch, miniature())
+    cells = plan("table1", Part(seeds=[0], algorithms=["local", "fedproto"]))[:2]
+    reproduction = Reproduction(cells, tmp_path / "results", tmp_path / "runs")
+    taken = tmp_path / shared / "reproduction" / cells[0].place
+    with alone_in(taken):
+        outcome = reproduction.play(left(reproduction), Observed())
+    reason = f"another process is running in {taken}; wait for it, or end it first"
+    assert [(cell.place, why) for cell, why in outcome.failed] == [(cells[0].place, reason)]
+    assert [cell.place for cell in outcome.recorded] == [cells[1].place]
+    again = reproduction.play(left(reproduction), Observed())
+    assert [cell.place for cell in again.recorded] == [cells[0].place]
+    assert not list(tmp_path.rglob("*lock"))
+
+
+def stops(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_finished_cell_becomes_no_record_while_another_process_is_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, miniature())
+    reproduction, cell = one_cell(tmp_path)
+    with monkeypatch.context() as then:
+        then.setattr(Reproduction, "record", stops)
+        with pytest.raises(KeyboardInterrupt):
+            reproduction.play(left(reproduction), Observed())
+    assert not list(tmp_path.rglob("*lock"))
+    with alone_in(reproduction.records / cell.place):
+        outcome = reproduction.play(left(reproduction), Observed())
+    assert [why.partition(" in ")[0] for _, why in outcome.failed] == ["another process is running"]
+    assert not (reproduction.records / cell.place).exists()
+    assert reproduction.play(left(reproduction), Observed()).recorded == [cell]
 
 
 def test_a_dataset_that_is_not_there_fails_its_cells_alone(

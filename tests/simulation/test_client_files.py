@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -58,7 +59,9 @@ def test_a_temporary_folder_goes_with_its_files(monkeypatch: pytest.MonkeyPatch,
 
 def test_a_folder_that_cannot_be_written_is_a_sentence_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "clients").write_text("in the way")
-    with pytest.raises(ClientStateError, match=r"cannot write the state of client 3 to .*; free some space there, or"):
+    with pytest.raises(
+        ClientStateError, match=r"cannot write the state of client 3 to .*clients: File exists; free some space there$"
+    ):
         ClientFiles(tmp_path / "clients").put(3, PARTS, DIGESTS)
 
 
@@ -99,7 +102,14 @@ algorithms: [fedproto]
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_full_disk_ends_a_run_with_one_sentence_and_leaves_no_half_state(tmp_path: Path, workers: int) -> None:
+@pytest.mark.parametrize(
+    ("overrides", "advice"),
+    [((), ", or raise train.client_memory"), (("train.client_memory=auto", "checkpoint.every_seconds=0"), "")],
+    ids=["sent away", "for a checkpoint"],
+)
+def test_a_full_disk_ends_a_run_with_one_sentence_and_leaves_no_half_state(
+    tmp_path: Path, workers: int, overrides: tuple[str, ...], advice: str
+) -> None:
     config = tmp_path / "trial.yaml"
     config.write_text(CONFIG)
     command = [sys.executable, "-m", "tinyproto.cli.main", "run", str(config), "--runs", str(tmp_path / "runs")]
@@ -109,10 +119,13 @@ def test_a_full_disk_ends_a_run_with_one_sentence_and_leaves_no_half_state(tmp_p
         resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
 
     done = subprocess.run(
-        [*command, f"train.workers={workers}"], capture_output=True, text=True, preexec_fn=limit, timeout=120,
-        check=False,
+        [*command, f"train.workers={workers}", *overrides], capture_output=True, text=True, preexec_fn=limit,
+        timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
-    assert "tinyproto: error: cannot write the state of client" in done.stderr
+    said = (
+        r"tinyproto: error: cannot write the state of client \d to \S+/clients: File too large; free some space there"
+    )
+    assert re.search(f"{said}{re.escape(advice)}$", done.stderr.rstrip())
     assert not (tmp_path / "runs" / "trial" / "clients").exists()

@@ -15,12 +15,13 @@ from tinyproto.cli.terminal import Output
 from tinyproto.errors import FederationError, Interrupted, TinyProtoError
 from tinyproto.flower.arrival import AwayError, Line, TurnedAwayError, reach, why_it_ended
 from tinyproto.flower.certificates import ClientKeys
-from tinyproto.flower.files import locked, writing
+from tinyproto.flower.files import writing
 from tinyproto.flower.follower import Follower
 from tinyproto.flower.processes import SuperNode, split_address
 from tinyproto.flower.refusal import NEEDS_A_RESTART, REMEDIES
 from tinyproto.flower.socket_bytes import Relay
 from tinyproto.report.words import counted, size
+from tinyproto.tracking.lock import locked
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0
 STEADY_SECONDS = 60.0
@@ -295,5 +296,5 @@ def _alone(folder: Path) -> Iterator[None]:
         f"another process is the client in {folder}; end that first, or join as another client, with --client-id, "
         "--keys and --folder of its own"
     )
-    with locked(folder / ".lock", words):
+    with locked(folder / ".lock", FederationError(words)):
         yield

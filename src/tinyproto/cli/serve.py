@@ -15,7 +15,7 @@ from tinyproto.cli.terminal import Output
 from tinyproto.config import Config, load_config
 from tinyproto.errors import ConfigError, FederationError, Interrupted
 from tinyproto.flower.certificates import ServerKeys
-from tinyproto.flower.files import served_alone, writing
+from tinyproto.flower.files import writing
 from tinyproto.flower.follower import Follower
 from tinyproto.flower.gate import Gate, OpenGate, listening
 from tinyproto.flower.processes import Kept, SuperLink, split_address
@@ -23,6 +23,7 @@ from tinyproto.flower.serve_file import ServeFile
 from tinyproto.flower.terms import agree, members, new_token, offered_terms
 from tinyproto.report.words import counted
 from tinyproto.tracking.differences import differences
+from tinyproto.tracking.lock import alone_in
 from tinyproto.tracking.run_folder import SERVE_FILE, NewRun, RunFolder, how_to_go_on, is_federation
 
 LOOK_SECONDS = 0.3
@@ -49,7 +50,7 @@ def serve_config(asked: Asked, output: Output) -> None:
     listen = asked.listen or (before and before.listen) or LISTEN
     host, port = split_address(listen, "--listen")
     with ExitStack() as stack:
-        stack.enter_context(served_alone(folder))
+        stack.enter_context(alone_in(folder))
         if asked.resume and RunFolder(folder).read_results():  # it has ended already
             conclude(output, config, folder)
             return

@@ -1,13 +1,11 @@
-"""Files that a federation's processes share: read strictly, written with a sentence for what goes wrong, locked."""
+"""Files that a federation's processes share: read strictly, written with a sentence for what goes wrong."""
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -40,45 +38,3 @@ def writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise FederationError(f"cannot write to {folder}: {error.strerror or error}") from error
-
-
-@contextmanager
-def served_alone(folder: Path) -> Iterator[None]:
-    """The run folder is this process's, whether it is there yet or is replaced: the lock lies beside it."""
-    folder = folder.resolve()
-    with writing(folder.parent):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    words = f"another process serves the federation in {folder}; end that first, or choose another name"
-    with locked(folder.parent / f".{folder.name}.lock", words):
-        yield
-
-
-@contextmanager
-def locked(file: Path, otherwise: str) -> Iterator[None]:
-    """While open, no other process has the lock, and then the file goes; one that is killed lets go of the lock."""
-    with _lock(file, otherwise):
-        try:
-            yield
-        finally:
-            with suppress(OSError):  # such as: the folder is gone
-                file.unlink()
-
-
-def _lock(file: Path, otherwise: str) -> IO[str]:
-    """The file, open and locked; not one that whoever had the lock before has removed meanwhile."""
-    while True:
-        with writing(file.parent):
-            lock = file.open("w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(lock.fileno()), file.stat()):
-                return lock
-        except BlockingIOError:
-            lock.close()
-            raise FederationError(otherwise) from None
-        except FileNotFoundError:
-            pass
-        except OSError as error:  # such as: a network's disk that knows no locks
-            lock.close()
-            raise FederationError(f"cannot lock {file}: {error.strerror or error}") from error
-        lock.close()

@@ -18,7 +18,7 @@ from tinyproto.algorithms.base import Client
 from tinyproto.errors import one_line
 from tinyproto.flower.refusal import Refusal
 from tinyproto.simulation.clients import parts_of
-from tinyproto.simulation.tensor_files import own, save_whole
+from tinyproto.simulation.tensor_files import disk_words, own, save_whole
 from tinyproto.tracking.run_folder import write_whole
 from tinyproto.wire.frame import Kind
 
@@ -143,5 +143,6 @@ def _facts(file: Any) -> dict[str, Any]:
 
 
 def _no_room(path: Path, error: Exception) -> Refusal:
-    reason = getattr(error, "strerror", None) or error
-    return Refusal("no-space", f"cannot write {path}: {reason}; free some space, the round will be asked again")
+    return Refusal(
+        "no-space", f"cannot write {path}: {disk_words(error)}; free some space, the round will be asked again"
+    )

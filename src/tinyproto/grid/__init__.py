@@ -20,6 +20,7 @@ from tinyproto.grid.observer import Observer, Silent
 from tinyproto.grid.parallel import play_at_once
 from tinyproto.simulation.checkpoint import Position, load_newest
 from tinyproto.tracking.checkpoints import check_same_config
+from tinyproto.tracking.lock import alone_in
 from tinyproto.tracking.run_folder import RunFolder
 from tinyproto.workers.pool import WorkerPool
 
@@ -29,14 +30,22 @@ __all__ = ["Observer", "Silent", "resume", "run"]
 def run(experiment: Experiment, runs: Path, *, overwrite: bool = False, observer: Observer | None = None) -> Path:
     """Play every cell into `runs/<name>`; returns the run folder."""
     config = experiment.config
-    folder = RunFolder.create(runs / config.model.name, overwrite=overwrite)
-    folder.write_config(config.resolved())
-    return _play(experiment, folder, Position.beginning(config.resolved()), observer or Silent())
+    path = runs / config.model.name
+    with alone_in(path):
+        folder = RunFolder.create(path, overwrite=overwrite)
+        folder.write_config(config.resolved())
+        return _play(experiment, folder, Position.beginning(config.resolved()), observer or Silent())
 
 
 def resume(experiment: Experiment, path: Path, *, observer: Observer | None = None) -> Path:
     """Go on with a run from where its cells stand, to the end it would have had undisturbed."""
     folder = RunFolder.open(path)
+    with alone_in(path):
+        return _resume(experiment, folder, observer or Silent())
+
+
+def _resume(experiment: Experiment, folder: RunFolder, observer: Observer) -> Path:
+    """With the folder to itself."""
     now = experiment.config.resolved()
     checkpoint = load_newest(folder.checkpoints, folder.clients)
     if checkpoint is None:
@@ -44,12 +53,14 @@ def resume(experiment: Experiment, path: Path, *, observer: Observer | None = No
         if len(results) == len(experiment.cells):
             return folder.path
         if results:
-            raise CheckpointError(f"{path} holds results but no checkpoint to go on from; start another run")
+            raise CheckpointError(f"{folder.path} holds results but no checkpoint to go on from; start another run")
     position = Position.beginning(now) if checkpoint is None else checkpoint.position
     check_same_config(completed(position.config), completed(now))
     if position.next_round > 1:
-        raise CheckpointError(f"{path} was begun by a tinyproto that kept no cells/ folder; finish it with that one")
-    return _play(experiment, folder, position, observer or Silent())
+        raise CheckpointError(
+            f"{folder.path} was begun by a tinyproto that kept no cells/ folder; finish it with that one"
+        )
+    return _play(experiment, folder, position, observer)
 
 
 def _play(experiment: Experiment, folder: RunFolder, start: Position, observer: Observer) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tinyproto.errors import RunFolderError
 from tinyproto.experiment import Cell, Experiment
 from tinyproto.simulation.checkpoint import Position
 from tinyproto.tracking.checkpoints import Checkpoints
@@ -21,10 +22,15 @@ class Ledger:
         self.folder = folder
         self.added = start.cell
         self._checkpoints = Checkpoints(folder, experiment.config.resolved(), every_seconds=0.0)
+        self._results = folder.read_results()[: start.cell]
+        if len(self._results) < start.cell:
+            raise RunFolderError(
+                f"{folder.path / 'summary.json'} has {len(self._results)} of the {start.cell} results that the "
+                "checkpoint speaks of; it was changed or removed since: put it back, or start another run"
+            )
+        self._prototypes = folder.read_prototypes() if start.cell else {}
         folder.cut("rounds.jsonl", start.rounds_bytes)
         folder.cut("timings.jsonl", start.timings_bytes)
-        self._results = folder.read_results()[: start.cell]
-        self._prototypes = folder.read_prototypes() if start.cell else {}
         if not start.cell:
             self._checkpoints.save(0, next_round=1, simulation=None)  # what config the cells are begun with
         for cell in self.cells[: self.added]:

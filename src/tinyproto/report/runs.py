@@ -156,9 +156,15 @@ def _results(folder: Path, labels: set[str]) -> list[dict[str, Any]]:
 
 def _rounds(file: Path, cells: set[tuple[str, int]]) -> dict[tuple[str, int], list[dict[str, Any]]]:
     rounds: dict[tuple[str, int], list[dict[str, Any]]] = {cell: [] for cell in cells}
+    seen: set[tuple[str, int, int]] = set()
     for record in _json_lines(file):
-        if (record["label"], record["seed"]) in cells:
-            rounds[record["label"], record["seed"]].append(record)
+        label, seed, number = record["label"], record["seed"], record["round"]
+        if (label, seed) not in cells:
+            continue
+        if (label, seed, number) in seen:
+            raise RunFolderError(f"{file} has round {number} of {label}, seed {seed}, twice; run it again")
+        seen.add((label, seed, number))
+        rounds[label, seed].append(record)
     for (label, seed), records in sorted(rounds.items()):
         if not records:
             raise RunFolderError(f"{file} has no round of {label}, seed {seed}, although summary.json has its result")

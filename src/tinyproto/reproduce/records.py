@@ -161,7 +161,7 @@ def _results(folder: Path) -> Sequence[dict[str, Any]]:
     try:
         results = RunFolder(folder).read_results()
         known = all({"label", "seed", "rounds"} <= result.keys() for result in results)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (TypeError, AttributeError) as error:
         raise RunFolderError(f"{file} cannot be read: {one_line(error)}") from error
     if not known:
         raise RunFolderError(f"{file} is not what a run writes: a result has no label, seed or rounds")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tinyproto.errors import ClientStateError, one_line
-from tinyproto.simulation.tensor_files import own, save_whole
+from tinyproto.simulation.tensor_files import disk_words, own, save_whole
 
 Tensors = Mapping[str, Tensor]
 SUFFIX = ".safetensors"
@@ -78,7 +78,7 @@ class ClientFiles:
         except (OSError, safetensors.SafetensorError) as error:
             raise ClientStateError(
                 f"cannot write the state of client {client} to {self._folder}: "
-                f"{getattr(error, 'strerror', None) or error}; free some space there, or raise train.client_memory"
+                f"{disk_words(error)}; free some space there"
             ) from error
         if new:
             self._unclaimed.add(name)

@@ -132,7 +132,10 @@ class ClientShelf(Mapping[int, Client]):
             longest = next((client for client in self._here if client not in self._in_hand), None)
             if longest is None:
                 return
-            self._keep(longest)
+            try:
+                self._keep(longest)
+            except ClientStateError as error:
+                raise ClientStateError(f"{error}, or raise train.client_memory") from error
             del self._here[longest]
             self._used -= self._weight(longest)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,6 +27,12 @@ def save_whole(target: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
         partial.unlink(missing_ok=True)
         raise
     return size
+
+
+def disk_words(error: Exception) -> str:
+    """What the system said was wrong with the disk, without what the library that wrote puts around it."""
+    words = getattr(error, "strerror", None) or str(error)
+    return re.sub(r"^Error while serializing: (?:I/O error: )?|\s*\(os error \d+\)$", "", words)
 
 
 def own(tensor: Tensor) -> Tensor:

@@ -21,8 +21,9 @@ import yaml
 from torch import Tensor
 
 from tinyproto.engine.round import ClientRecord, RoundRecord
-from tinyproto.errors import RunFolderError
+from tinyproto.errors import RunFolderError, one_line
 from tinyproto.simulation.loop import PlayedRound
+from tinyproto.simulation.tensor_files import disk_words
 from tinyproto.tracking.summary import SCHEMA_VERSION
 from tinyproto.wire.meter import WAYS, Cost, Direction
 
@@ -107,22 +108,25 @@ class RunFolder:
         """The results of the cells that are done, from summary.json."""
         if not self.size("summary.json"):
             return []
-        results: list[dict[str, Any]] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))["results"]
-        return results
+        with self.reading("summary.json") as file:
+            results: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["results"]
+            return list(results)
 
     def read_rounds(self, identity: dict[str, Any]) -> list[PlayedRound]:
         """What was recorded of one cell."""
-        records = self._lines("rounds.jsonl", identity)
-        timings = self._lines("timings.jsonl", identity)
-        return [
-            PlayedRound(record_from(record), timing["seconds"], sockets=_sockets_from(timing.get("socket_bytes")))
-            for record, timing in zip(records, timings, strict=True)
-        ]
+        with self.reading("rounds.jsonl"):
+            records = [record_from(record) for record in self._lines("rounds.jsonl", identity)]
+        with self.reading("timings.jsonl"):
+            timings = self._lines("timings.jsonl", identity)
+            return [
+                PlayedRound(record, timing["seconds"], sockets=_sockets_from(timing.get("socket_bytes")))
+                for record, timing in zip(records, timings, strict=True)
+            ]
 
     def read_prototypes(self) -> dict[str, Tensor]:
         """The prototypes of the cells that are done."""
-        file = self.path / "prototypes.safetensors"
-        return safetensors.torch.load_file(file) if file.is_file() else {}
+        with self.reading("prototypes.safetensors") as file:
+            return safetensors.torch.load_file(file) if file.is_file() else {}
 
     def _lines(self, name: str, identity: dict[str, Any]) -> list[dict[str, Any]]:
         text = (self.path / name).read_text(encoding="utf-8") if self.size(name) else ""
@@ -193,14 +197,21 @@ class RunFolder:
             write_whole(self.path / name, text)
 
     @contextmanager
+    def reading(self, name: str) -> Iterator[Path]:
+        """The file; one that is not what a run writes is an error that names it."""
+        file = self.path / name
+        try:
+            yield file
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, safetensors.SafetensorError) as error:
+            raise RunFolderError(f"{file} cannot be read: {one_line(error)}") from error
+
+    @contextmanager
     def writing(self, name: str = "") -> Iterator[None]:
         """What goes wrong with the disk is an error that names the file."""
         try:
             yield
         except (OSError, safetensors.SafetensorError) as error:
-            raise RunFolderError(
-                f"cannot write {self.path / name}: {getattr(error, 'strerror', None) or error}"
-            ) from error
+            raise RunFolderError(f"cannot write {self.path / name}: {disk_words(error)}") from error
 
 
 class NewRun:
