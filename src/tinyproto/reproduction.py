@@ -186,11 +186,10 @@ class _Recorder:
         self._reproduction.record(cell, job.folder)
         self._outcome.recorded.append(cell)
 
-    def failed(self, job: Job, reason: str) -> bool:
-        """The others go on."""
+    def failed(self, job: Job, reason: str) -> None:
+        """Remember it."""
         self._outcome.failed.append((self._cells[job.cell.index], reason))
         self._observer.failed(job.cell, reason)
-        return False
 
 
 @contextmanager
