@@ -145,3 +145,9 @@ def test_importing_tinyproto_loads_nothing_heavy(tmp_path: Path) -> None:
     code = "import sys, tinyproto; print({'torch', 'numpy', 'sklearn', 'pydantic', 'rich', 'typer'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_the_package_runs_as_a_module(tmp_path: Path) -> None:
+    asked = [sys.executable, "-m", "tinyproto", "--version"]
+    done = subprocess.run(asked, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, f"tinyproto {tinyproto.__version__}\n")
