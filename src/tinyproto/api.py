@@ -15,7 +15,7 @@ from tinyproto.data.images import Images
 from tinyproto.data.partition_kinds import OWN_KEYS
 from tinyproto.data.sources import load
 from tinyproto.engine.round import RoundRecord
-from tinyproto.errors import ConfigError
+from tinyproto.errors import ConfigError, ModelError
 from tinyproto.experiment import Experiment
 from tinyproto.models import SMALL_CNNS, ModelEntry
 from tinyproto.simulation.loop import PlayedRound
@@ -175,7 +175,7 @@ def _entries(models: ModelEntry | Sequence[ModelEntry] | None) -> list[ModelEntr
         raise ConfigError(f"models has to be a network or a list of them, not {models!r}")
     for entry in models:
         if not isinstance(entry, str | nn.Module) and not callable(entry):
-            raise ConfigError(
-                f"models: {entry!r} is not a network: give registered names, dotted paths, factories or modules"
+            raise ModelError(
+                f"model {entry!r} is not a network: give registered names, dotted paths, factories or modules"
             )
     return list(models)
