@@ -140,7 +140,7 @@ def _tables(standing: Sequence[Standing]) -> Iterator[tuple[str, Comparison]]:
         if found:
             evaluate = own[0].cell.config.model.evaluate
             titles = {one.cell.label: one.cell.title for one in own}
-            yield stem, compare(found, titles, evaluate.rule, evaluate.statistic)
+            yield stem, compare(found, titles, evaluate.rule, evaluate.statistic, evaluate.every)
 
 
 def _counts(standing: Sequence[Standing]) -> str:

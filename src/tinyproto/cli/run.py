@@ -90,7 +90,8 @@ def conclude(output: Output, config: Config, folder: Path, failure: CellsFailed 
     """The table, the verdict, the report, and where everything is; of the cells that are done, if there are any."""
     results = RunFolder(folder).read_results()
     titles = {entry.label: entry.title for entry in config.algorithms}
-    comparison = compare(results, titles, config.model.evaluate.rule, config.model.evaluate.statistic)
+    evaluate = config.model.evaluate
+    comparison = compare(results, titles, evaluate.rule, evaluate.statistic, evaluate.every)
     sentences = verdict(comparison) if results else []
     report = _show(output, comparison, sentences, folder) if results else None
     told = {"run": str(folder), "report": report and str(report), "verdict": sentences}

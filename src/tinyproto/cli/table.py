@@ -11,7 +11,7 @@ from rich.table import Table
 
 from tinyproto.cli.terminal import plain_table
 from tinyproto.report.columns import accuracy_cells, accuracy_columns, cost_cells
-from tinyproto.report.compare import RULE_NAMES, STATISTIC_NAMES, Comparison
+from tinyproto.report.compare import RULE_NAMES, Comparison
 
 ROOMY = 1000
 COSTS = (
@@ -52,7 +52,7 @@ def _caption(comparison: Comparison) -> str:
     baseline = comparison.baseline
     over = "" if baseline is None else f" Δ: points over Local's better rule ({RULE_NAMES[baseline[0]]})."
     return (
-        f"Accuracy in %, {STATISTIC_NAMES[comparison.statistic]}: by own head, nearest global, nearest local prototype."
+        f"Accuracy in %, {comparison.statistic_words}: by own head, nearest global, nearest local prototype."
         f"{over} "
         "Parameters and bytes per round: measured, up and down, all participants."
     )
