@@ -151,3 +151,11 @@ def test_the_package_runs_as_a_module(tmp_path: Path) -> None:
     asked = [sys.executable, "-m", "tinyproto", "--version"]
     done = subprocess.run(asked, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, f"tinyproto {tinyproto.__version__}\n")
+
+
+def test_a_data_root_that_nobody_reads_is_spoken_of(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("run", "trial.yaml", "name=rooted", "algorithms=[local]", "seeds=[0]", "train.rounds=1")
+    assert in_process(monkeypatch, project, *asked, "data.root=elsewhere") == 0
+    assert "data.root (elsewhere) is not read: digits come with scikit-learn\n" in capsys.readouterr().out
