@@ -169,8 +169,9 @@ def test_an_encoding_without_our_signs_gets_the_nearest_it_has(project: Path) ->
     asked = ("run", "trial.yaml", "name=plain", "algorithms=[local, fedproto]", "seeds=[0]", "train.rounds=1")
     done = command(*asked, cwd=project, PYTHONUTF8="0", PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.strip().startswith("FedProto")]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("|FedProto ")]
     assert "?" not in line
+    assert "-" in line  # a minus sign, since nothing was learned yet
     assert "* By nearest global prototype" in done.stdout
 
 

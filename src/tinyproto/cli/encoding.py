@@ -10,7 +10,19 @@ import sys
 PLAIN = "tinyproto-plain"
 """The error handler of an encoding without some of our signs: the nearest one that it has, or ?."""
 
-_NEAREST = {"−": "-", "–": "-", "…": ".", "•": "*", "×": "x", "→": ">", "“": '"', "”": '"', "’": "'", "\u00a0": " "}
+_NEAREST = {
+    "−": "-",
+    "–": "-",
+    "…": ".",
+    "•": "*",
+    "×": "x",
+    "Δ": "d",
+    "→": ">",
+    "“": '"',
+    "”": '"',
+    "’": "'",
+    "\u00a0": " ",
+}
 
 
 def _plain(error: UnicodeError) -> tuple[str, int]:

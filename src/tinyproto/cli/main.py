@@ -48,7 +48,8 @@ def root(
 ) -> None:
     """Federated learning where every client keeps its own network and only tiny class prototypes travel.
 
-    Start with **tinyproto run configs/quickstart.yaml**.
+    Start with **tinyproto run CONFIG**: configs/quickstart.yaml of the repository, or a file of two lines,
+    **models: [small_cnn_a]** and **algorithms: [local, tinyproto_ft]**.
     """
 
 
