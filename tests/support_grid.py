@@ -55,6 +55,9 @@ class Recording(grid.Silent):
     def finished(self, cell: Cell, result: dict[str, Any]) -> None:
         self.events.append(("finished", cell.index, result))
 
+    def failed(self, cell: Cell, reason: str) -> None:
+        self.events.append(("failed", cell.index, reason))
+
     def stop_wanted(self) -> bool:
         return self.wanted
 

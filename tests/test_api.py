@@ -218,7 +218,6 @@ def test_a_preset_may_be_chosen() -> None:
         ({"models": []}, ConfigError, "models"),
         ({"models": ["smal_cnn_a"]}, ModelError, "did you mean 'small_cnn_a'"),
         ({"models": [nn.Conv2d(3, 4, 3)]}, ModelError, r"Conv2d fails on a batch of shape \(2, 1, 8, 8\)"),
-        ({"models": [3]}, ModelError, "model 3"),
         ({"num_clients": 181}, DataError, "181 clients .* has 180"),
         ({"num_clients": 0}, ConfigError, r"partition\.num_clients"),
         ({"alpha": 0.0}, ConfigError, r"partition\.alpha"),
@@ -228,6 +227,11 @@ def test_a_preset_may_be_chosen() -> None:
         ({"settings": {"train": {"round": 3}}}, ConfigError, r"did you mean 'train\.rounds'"),
         ({"settings": {"trian": {"rounds": 3}}}, ConfigError, "did you mean 'train'"),
         ({"settings": {"train": 3}}, ConfigError, "'train' has to be a mapping"),
+        ({"settings": ["train"]}, ConfigError, r"settings has to be a mapping .*, not \['train'\]"),
+        ({"algorithm": ["local", "fedproto"]}, ConfigError, r"one algorithm per call; .* \['local', 'fedproto'\]"),
+        ({"algorithm": None}, ConfigError, "algorithm has to be a name or a mapping .*, not None"),
+        ({"proto_dim": "10", "cps_dim": "tenth"}, ConfigError, r"prototypes\.dim: .*, not '10'"),
+        ({"models": [3]}, ModelError, "model 3 is not a network"),
     ],
 )
 def test_a_mistake_is_an_error_in_words(

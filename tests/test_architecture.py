@@ -33,6 +33,7 @@ RANKS = {
     "bench": 11,
     "reproduction": 11,
     "cli": 12,
+    "__main__": 13,
 }
 ENTRY_POINTS = ("flower/client_app.py", "flower/server_app.py")
 """Flower's, which rank with `cli` and which nobody imports."""

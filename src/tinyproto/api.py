@@ -15,7 +15,7 @@ from tinyproto.data.images import Images
 from tinyproto.data.partition_kinds import OWN_KEYS
 from tinyproto.data.sources import load
 from tinyproto.engine.round import RoundRecord
-from tinyproto.errors import ConfigError
+from tinyproto.errors import ConfigError, ModelError
 from tinyproto.experiment import Experiment
 from tinyproto.models import SMALL_CNNS, ModelEntry
 from tinyproto.simulation.loop import PlayedRound
@@ -81,10 +81,12 @@ def simulate(
     images = load(data) if isinstance(data, str) else data
     if not isinstance(images, Images):
         raise ConfigError(f"data has to come from tinyproto.data.load or from_arrays, not be a {type(data).__name__}")
+    if not isinstance(settings, Mapping | None):
+        raise ConfigError(f"settings has to be a mapping of sections to keys and values, not {settings!r}")
     values: dict[str, Any] = {
         "preset": preset,
         "models": _entries(models),
-        "algorithms": [algorithm if isinstance(algorithm, str) else dict(algorithm)],
+        "algorithms": [_algorithm(algorithm)],
         "seeds": [_plain(seed)],
         "partition": _partition(settings or {}, num_clients=_plain(num_clients), alpha=_plain(alpha)),
         "prototypes": {"dim": _plain(proto_dim), "cps_dim": _cps_dim(cps_dim, proto_dim, settings or {})},
@@ -129,13 +131,25 @@ class _Clients(Sequence[Client]):
         return self._shelf[range(len(self))[place]]
 
 
-def _cps_dim(given: int | Literal["tenth"] | None, proto_dim: int, settings: Mapping[str, Any]) -> Any:
+def _algorithm(given: Any) -> str | dict[str, Any]:
+    if isinstance(given, str):
+        return given
+    if isinstance(given, Mapping):
+        return dict(given)
+    if isinstance(given, Sequence):
+        raise ConfigError(f"one algorithm per call; call simulate once for each of {list(given)!r}, with the same seed")
+    raise ConfigError(f"algorithm has to be a name or a mapping with `name` and hyper-parameters, not {given!r}")
+
+
+def _cps_dim(given: int | Literal["tenth"] | None, proto_dim: Any, settings: Mapping[str, Any]) -> Any:
     """s as given; where nothing was, a tenth of d, unless a byte budget decides."""
     if given != "tenth":
         return _plain(given)
     prototypes = settings.get("prototypes")
     budgeted = isinstance(prototypes, Mapping) and prototypes.get("byte_budget") is not None
-    return None if budgeted else max(1, proto_dim // 10)
+    if budgeted or not isinstance(proto_dim, int | np.integer):  # of which the schema will say what is wrong
+        return None
+    return max(1, _plain(proto_dim) // 10)
 
 
 def _partition(settings: Mapping[str, Any], **arguments: Any) -> dict[str, Any]:
@@ -159,4 +173,9 @@ def _entries(models: ModelEntry | Sequence[ModelEntry] | None) -> list[ModelEntr
         return [models]
     if not isinstance(models, Sequence):
         raise ConfigError(f"models has to be a network or a list of them, not {models!r}")
+    for entry in models:
+        if not isinstance(entry, str | nn.Module) and not callable(entry):
+            raise ModelError(
+                f"model {entry!r} is not a network: give registered names, dotted paths, factories or modules"
+            )
     return list(models)

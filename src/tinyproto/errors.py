@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 
 class TinyProtoError(Exception):
     """Something outside the program is wrong; the message is the whole explanation, so no traceback is shown."""
@@ -42,6 +45,14 @@ class ClientStateError(TinyProtoError):
 
 class WorkerError(TinyProtoError):
     """A worker process failed or died."""
+
+
+class CellsFailed(TinyProtoError):  # noqa: N818
+    """Cells of a grid could not be finished; the others were played."""
+
+    def __init__(self, words: str, failed: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__(words)
+        self.failed = failed  # label, seed and reason of each
 
 
 class RunFolderError(TinyProtoError):

@@ -190,7 +190,8 @@ class _Recorder:
         if changed:
             kept = ", ".join(f"{key}={value}" for key, value in changed.items())
             self._observer.told(f"{job.cell.title}: goes on with {kept}, as it was begun")
-        free = {name: now["train"][name] for _, name in (key.split(".") for key in FREE)}
+        names = [key.removeprefix("train.") for key in FREE if key.startswith("train.")]
+        free = {name: now["train"][name] for name in names}
         return replace(job, config={**begun, "train": {**begun["train"], **free}})
 
     def done(self, job: Job, result: dict[str, Any]) -> None:  # noqa: ARG002
@@ -201,12 +202,11 @@ class _Recorder:
         self._claims.release(cell.place)
         self._outcome.recorded.append(cell)
 
-    def failed(self, job: Job, reason: str) -> bool:
-        """The others go on."""
+    def failed(self, job: Job, reason: str) -> None:
+        """Remember it, and leave the cell to others."""
         self._claims.release(self._cells[job.cell.index].place)
         self._outcome.failed.append((self._cells[job.cell.index], reason))
         self._observer.failed(job.cell, reason)
-        return False
 
 
 class _Claims:

@@ -116,7 +116,7 @@ def test_a_full_disk_ends_a_run_with_one_sentence_and_whole_lines(tmp_path: Path
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit, timeout=60, check=False)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
-    assert "tinyproto: error: cannot write" in done.stderr
+    assert "tinyproto: error: 1 cell failed (FedProto, seed 0: cannot write" in done.stderr
     lines = (tmp_path / "runs" / "long" / "cells" / "001-fedproto-0" / "rounds.jsonl").read_text()
     assert lines.endswith("}\n")
     assert 0 < len(lines) <= 5000
@@ -129,5 +129,26 @@ def test_training_that_diverges_ends_with_a_sentence_that_names_client_and_remed
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
-    assert re.search(r"frame of client \d, round 1, refused", done.stderr)
+    assert re.search(r"1 cell failed \(FedProto, seed 0: frame of client \d, round 1, refused", done.stderr)
     assert "did training diverge?" in done.stderr
+
+
+def test_one_cell_that_diverges_leaves_the_others_a_table_and_a_report(tmp_path: Path) -> None:
+    config = tmp_path / "long.yaml"
+    config.write_text(CONFIG)
+    asked = ["algorithms=[local, {name: fedproto, proto_weight: 1.0e9}, tinyproto_fp]", "train.rounds=2", "seeds=[0]"]
+    command = [sys.executable, "-m", "tinyproto.cli.main"]
+    for arguments in (["run", str(config), *asked], ["resume", "runs/long"]):
+        done = subprocess.run(
+            [*command, *arguments, "--json"], capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False
+        )
+        assert done.returncode == 2
+        assert "[2/3] FedProto, seed 0: failed: frame of client" in done.stderr
+        last = done.stderr.splitlines()[-1]
+        assert last.startswith("tinyproto: error: 1 cell failed (FedProto, seed 0: frame of client ")
+        assert last.endswith("; `tinyproto resume runs/long` tries again")
+        told = json.loads(done.stdout)
+        assert [row["label"] for row in told["rows"]] == ["local", "tinyproto_fp"]
+        assert [(one["label"], one["seed"]) for one in told["failed"]] == [("fedproto", 0)]
+        assert "TinyProto-FP" in (tmp_path / "runs" / "long" / "report.html").read_text()
+        (tmp_path / "runs" / "long" / "report.html").unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import platform
 import subprocess
@@ -13,10 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 import tinyproto
 from support_cli import GoodRun, command, in_process
 from support_data import write_cifar10_binary
+from tinyproto.cli.table import comparison_table
+from tinyproto.report.compare import compare
 
 
 def test_a_label_with_brackets_is_printed_as_it_is(
@@ -145,3 +149,61 @@ def test_importing_tinyproto_loads_nothing_heavy(tmp_path: Path) -> None:
     code = "import sys, tinyproto; print({'torch', 'numpy', 'sklearn', 'pydantic', 'rich', 'typer'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_the_package_runs_as_a_module(tmp_path: Path) -> None:
+    asked = [sys.executable, "-m", "tinyproto", "--version"]
+    done = subprocess.run(asked, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, f"tinyproto {tinyproto.__version__}\n")
+
+
+def test_a_data_root_that_nobody_reads_is_spoken_of(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("run", "trial.yaml", "name=rooted", "algorithms=[local]", "seeds=[0]", "train.rounds=1")
+    assert in_process(monkeypatch, project, *asked, "data.root=elsewhere") == 0
+    assert "data.root (elsewhere) is not read: digits come with scikit-learn\n" in capsys.readouterr().out
+
+
+def test_an_encoding_without_our_signs_gets_the_nearest_it_has(project: Path) -> None:
+    asked = ("run", "trial.yaml", "name=plain", "algorithms=[local, fedproto]", "seeds=[0]", "train.rounds=1")
+    done = command(*asked, cwd=project, PYTHONUTF8="0", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("|FedProto ")]
+    assert "?" not in line
+    assert "-" in line  # a minus sign, since nothing was learned yet
+    assert "* By nearest global prototype" in done.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("asked", [("models", "--json"), ("--help",), ("doctor",)])
+def test_an_output_that_is_full_is_one_sentence(tmp_path: Path, asked: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "tinyproto", *asked], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True,
+            timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == "tinyproto: error: cannot write the output: No space left on device\n"
+
+
+@pytest.mark.parametrize("width", [120, 80, 60, 50, 40, 30])
+def test_a_narrow_table_drops_deviations_and_columns_and_never_cuts_a_number(width: int) -> None:
+    rules = ("head", "global", "local")
+    results = [
+        {
+            "algorithm": name, "label": name, "seed": seed, "rounds": 20,
+            "accuracy": {"last10": dict.fromkeys(rules, share + 0.02 * seed)},
+            "params_per_round": 12345, "seconds_per_round": {"total": 1.234},
+            **{f"{kind}_bytes_per_round": {"up": 5000, "down": 5000} for kind in ("payload", "wire", "evaluation")},
+        }
+        for name, share in (("local", 0.923), ("tinyproto_ft", 0.532))
+        for seed in (0, 1)
+    ]  # fmt: skip
+    compared = compare(results, {"local": "Local", "tinyproto_ft": "TinyProto-FT"}, "global", "last10")
+    console = Console(width=width, file=io.StringIO())
+    console.print(comparison_table(compared, console))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in text
+    assert "54.2" in text
+    assert ("± 1.0" in text) == (width > 60)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import yaml
 from torch import nn
 
 from tinyproto.config import Config, load_config, parse_config
+from tinyproto.config.load import SMALLEST
 from tinyproto.data import from_arrays
 from tinyproto.errors import ConfigError, DataError
 
@@ -95,7 +97,9 @@ def test_an_override_that_is_not_yaml_is_refused_by_name(base: Path) -> None:
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "nothing.yaml") == f"no config file at {tmp_path / 'nothing.yaml'}"
+    assert refusal(tmp_path / "nothing.yaml") == f"no config file at {tmp_path / 'nothing.yaml'}; {SMALLEST}"
+    (tmp_path / "smallest.yaml").write_text("\n".join(re.findall(r"`(.*?)`", SMALLEST)))
+    assert [entry.label for entry in load_config(tmp_path / "smallest.yaml").algorithms] == ["local", "tinyproto_ft"]
 
 
 def test_a_folder_or_a_binary_file_is_refused_by_name(tmp_path: Path) -> None:

@@ -100,3 +100,12 @@ def test_every_network_and_dataset_is_listed() -> None:
     assert set(rows("## Networks")) == set(NETWORKS)
     for name in SOURCES:
         assert f"`{name}`" in reference().split("## Datasets", 1)[1].split("##", 1)[0]
+
+
+def test_every_network_has_words_of_its_own() -> None:
+    words = {name: row["network"] for name, row in rows("## Networks").items()}
+    assert list(words) == list(NETWORKS)
+    assert not [name for name, said in words.items() if not said or "partial(" in said]
+    assert len(set(words.values())) == len(words)
+    for name, said in words.items():
+        assert ("small images" in said) == name.endswith("_small_images")

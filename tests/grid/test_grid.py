@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,12 @@ from support_cli import tree
 from support_grid import StopsAfter, assert_same, make_experiment
 from tinyproto import grid
 from tinyproto.config import Config, load_config
-from tinyproto.errors import CheckpointError, ClientStateError, RunFolderError
+from tinyproto.errors import CellsFailed, CheckpointError, RunFolderError
 from tinyproto.experiment import Experiment
+from tinyproto.report.runs import read_run
+from tinyproto.reproduce.records import finished_cells
 from tinyproto.simulation.checkpoint import SCHEMA_VERSION, load_newest
+from tinyproto.simulation.loop import PlayedRound
 from tinyproto.tracking.run_folder import RunFolder
 
 CONFIG = """\
@@ -240,14 +244,14 @@ def test_a_truncated_checkpoint_is_refused(tmp_path: Path) -> None:
     folder = stopped(tmp_path)
     file = newest(folder)
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(CheckpointError, match=rf"{file.name} is damaged"):
+    with pytest.raises(CellsFailed, match=rf"{file.name} is damaged"):
         grid.resume(experiment(tmp_path), folder)
 
 
 def test_a_foreign_checkpoint_is_refused(tmp_path: Path) -> None:
     folder = stopped(tmp_path)
     safetensors.torch.save_file({"weights": torch.zeros(1)}, newest(folder))
-    with pytest.raises(CheckpointError, match="is not a checkpoint of tinyproto"):
+    with pytest.raises(CellsFailed, match="is not a checkpoint of tinyproto"):
         grid.resume(experiment(tmp_path), folder)
 
 
@@ -262,7 +266,7 @@ def rewritten(file: Path, **changes: Any) -> None:
 def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     folder = stopped(tmp_path)
     rewritten(newest(folder), schema_version=SCHEMA_VERSION + 1)
-    with pytest.raises(CheckpointError, match=f"has schema version {SCHEMA_VERSION + 1}"):
+    with pytest.raises(CellsFailed, match=f"has schema version {SCHEMA_VERSION + 1}"):
         grid.resume(experiment(tmp_path), folder)
 
 
@@ -273,7 +277,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     trained = next(iter(checkpoint.clients))
     other = 1 if trained % 2 == 0 else 0  # client i has network i modulo 2
     rewritten(newest(folder), clients={other: checkpoint.clients[trained]})
-    with pytest.raises(ClientStateError, match=f"the state of client {other} does not fit this run: RuntimeError"):
+    with pytest.raises(CellsFailed, match=f"the state of client {other} does not fit this run: RuntimeError"):
         grid.resume(experiment(tmp_path), folder)
 
 
@@ -282,7 +286,7 @@ def test_a_client_state_that_is_gone_is_named_before_anything_is_trained(tmp_pat
     state = min((under_way(folder) / "clients").iterdir())
     state.unlink()
     before = (under_way(folder) / "rounds.jsonl").read_bytes()
-    with pytest.raises(CheckpointError, match=f"{state.name} is not there"):
+    with pytest.raises(CellsFailed, match=f"{state.name} is not there"):
         grid.resume(experiment(tmp_path), folder)
     assert (under_way(folder) / "rounds.jsonl").read_bytes() == before
 
@@ -293,7 +297,7 @@ def test_a_client_state_that_is_damaged_is_refused(tmp_path: Path) -> None:
         content = bytearray(state.read_bytes())
         content[-3] ^= 1
         state.write_bytes(content)
-    with pytest.raises(ClientStateError, match="is damaged: it is not what was written"):
+    with pytest.raises(CellsFailed, match="is damaged: it is not what was written"):
         grid.resume(experiment(tmp_path), folder)
 
 
@@ -398,10 +402,75 @@ def test_a_damaged_record_of_a_cell_under_way_is_named(tmp_path: Path, name: str
 def test_records_shorter_than_the_checkpoint_says_are_refused(tmp_path: Path) -> None:
     folder = stopped(tmp_path)
     (folder / "cells" / "001-local-0" / "rounds.jsonl").write_text("")
-    with pytest.raises(RunFolderError, match=r"rounds\.jsonl is shorter than the checkpoint says"):
+    with pytest.raises(CellsFailed, match=r"rounds\.jsonl is shorter than the checkpoint says"):
         grid.resume(experiment(tmp_path), folder)
 
 
 def test_a_folder_without_a_run_cannot_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="is not a run folder"):
         grid.resume(experiment(tmp_path), tmp_path)
+
+
+DIVERGES = "algorithms=[local, {name: fedproto, proto_weight: 1.0e9}, {name: tinyproto_ft, server_epochs: 2}]"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_cell_that_diverges_is_named_and_the_others_are_played(tmp_path: Path, workers: int) -> None:
+    asked = experiment(tmp_path, DIVERGES, f"train.workers={workers}")
+    for play in (partial(grid.run, asked, tmp_path / "runs"), partial(grid.resume, asked, tmp_path / "runs" / "trial")):
+        with pytest.raises(CellsFailed) as caught:
+            play()
+        assert str(caught.value).startswith("1 cell failed (FedProto, seed 0: frame of client ")
+        assert str(caught.value).endswith(f"; `tinyproto resume {tmp_path / 'runs' / 'trial'}` tries again")
+        assert [(one["label"], one["seed"]) for one in caught.value.failed] == [("fedproto", 0)]
+        run = read_run(tmp_path / "runs" / "trial")
+        assert run.unfinished == 1
+        assert [(result["label"], result["seed"]) for result in run.results] == [
+            ("local", 0), ("tinyproto_ft", 0), ("local", 1), ("fedproto", 1), ("tinyproto_ft", 1),
+        ]  # fmt: skip
+        assert {len(records) for records in run.rounds.values()} == {4}
+
+
+def test_a_failed_cell_that_a_resume_plays_ends_where_it_would_have_ended(
+    tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = RunFolder.append_round
+
+    def full(self: RunFolder, identity: dict[str, Any], played: PlayedRound) -> None:
+        if identity["label"] == "fedproto" and played.record.round == 2:
+            raise RunFolderError("cannot write: no space left")
+        real(self, identity, played)
+
+    with monkeypatch.context() as then:
+        then.setattr(RunFolder, "append_round", full)
+        with pytest.raises(CellsFailed, match=r"FedProto, seed 0, FedProto, seed 1: cannot write: no space left"):
+            grid.run(experiment(tmp_path), tmp_path / "runs")
+    folder = tmp_path / "runs" / "trial"
+    assert len(read_run(folder).results) == 4
+    assert len(finished_cells(folder)) == 4
+    with pytest.raises(KeyboardInterrupt):
+        grid.resume(experiment(tmp_path), folder, observer=StopsAfter(1))
+    assert [result["label"] for result in read_run(folder).results] == ["local"]  # and no word of what was cut off
+    assert_same(grid.resume(experiment(tmp_path), folder), undisturbed)
+
+
+def test_what_is_out_of_memory_in_turn_fails_alone_and_a_fault_names_its_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, error = RunFolder.append_round, Exception()
+
+    def mishap(self: RunFolder, identity: dict[str, Any], played: PlayedRound) -> None:
+        if identity["label"] == "local":
+            raise error
+        real(self, identity, played)
+
+    monkeypatch.setattr(RunFolder, "append_round", mishap)
+    asked = experiment(tmp_path, "algorithms=[local, fedproto]", "seeds=[0]")
+    error = torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(CellsFailed, match=r"1 cell failed \(Local, seed 0: out of memory \(OutOfMemoryError: CUDA"):
+        grid.run(asked, tmp_path / "runs")
+    assert [result["label"] for result in read_run(tmp_path / "runs" / "trial").results] == ["fedproto"]
+    error = RuntimeError("a fault")
+    with pytest.raises(RuntimeError, match="a fault") as caught:
+        grid.run(asked, tmp_path / "faulty")
+    assert caught.value.__notes__ == ["in the cell Local, seed 0"]

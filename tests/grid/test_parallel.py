@@ -16,7 +16,7 @@ import pytest
 from support_cli import jsonl
 from support_grid import Recording, assert_same, make_experiment
 from tinyproto import grid
-from tinyproto.errors import WorkerError
+from tinyproto.errors import CellsFailed
 from tinyproto.experiment import Experiment
 
 CONFIG = """\
@@ -67,6 +67,7 @@ class Moody(nn.Module):
 def make(proto_dim):
     return Moody(proto_dim)
 """
+LABELS = ("local", "proto/type", "tinyproto_ft")
 TITLES = ("Local, seed 0", "proto/type, seed 0", "TinyProto-FT, seed 0")
 
 
@@ -171,22 +172,40 @@ def test_out_of_memory_beside_others_goes_on_with_fewer(tmp_path: Path, monkeypa
         ),
     ],
 )
-def test_a_cell_that_fails_ends_the_run_with_its_name_and_the_cause(
+def test_a_cell_that_fails_is_named_with_the_cause_and_a_resume_tries_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mishap: str, together: int, words: str
 ) -> None:
     once = f"if first(): {mishap}" if together > 1 else mishap
-    with pytest.raises(WorkerError) as caught:
-        grid.run(moody(tmp_path, monkeypatch, once, together), tmp_path / "runs")
-    assert str(caught.value).startswith(TITLES)
-    assert words in str(caught.value)
-    assert str(caught.value).endswith("the work of all cells is kept, and the run can be resumed")
-    folder = tmp_path / "runs" / "trial"
-    kept = {path.parent.name: len(jsonl(path)) for path in folder.rglob("cells/*/rounds.jsonl")}
-    assert max(kept.values()) >= 2
     told = Recording()
-    grid.resume(moody(tmp_path, monkeypatch, "pass", 1), folder, observer=told)
-    resumed = {cell: told.of("started", int(cell[:3]) - 1) for cell in kept}
-    assert resumed == {cell: [rounds] for cell, rounds in kept.items()}
+    with pytest.raises(CellsFailed) as caught:
+        grid.run(moody(tmp_path, monkeypatch, once, together), tmp_path / "runs", observer=told)
+    folder = tmp_path / "runs" / "trial"
+    sentence = str(caught.value)
+    assert words in sentence
+    assert sentence.endswith(f"; `tinyproto resume {folder}` tries again")
+    failed = [(LABELS.index(one["label"]), one["reason"]) for one in caught.value.failed]
+    assert failed == [(cell, reason) for event, cell, reason in told.events if event == "failed"]
+    assert len(failed) == (1 if together > 1 else 3)
+    assert all(f"{TITLES[cell]}: " in sentence for cell, _ in failed[:1])
+    assert finished_labels(folder) == [label for cell, label in enumerate(LABELS) if cell not in dict(failed)]
+    kept = {cell: len(jsonl(next(folder.glob(f"cells/{cell + 1:03}-*/rounds.jsonl")))) for cell, _ in failed}
+    assert min(kept.values()) >= 2
+    again = Recording()
+    grid.resume(moody(tmp_path, monkeypatch, "pass", 1), folder, observer=again)
+    assert {cell: again.of("started", cell) for cell in range(3) if again.of("started", cell)} == {
+        cell: [rounds] for cell, rounds in kept.items()
+    }
+    assert_same(folder, grid.run(moody(tmp_path, monkeypatch, "pass", 1), tmp_path / "alone"))
+
+
+def finished_labels(folder: Path) -> list[str]:
+    """In summary.json, and with all their rounds in rounds.jsonl."""
+    if not (folder / "summary.json").exists():
+        return []
+    labels = [result["label"] for result in json.loads((folder / "summary.json").read_text())["results"]]
+    rounds = [line["label"] for line in jsonl(folder / "rounds.jsonl")]
+    assert rounds == [label for label in labels for _ in range(7)]
+    return labels
 
 
 # Through the command line, with kills

@@ -4,7 +4,10 @@ from typing import Any
 
 import pytest
 
+from tinyproto.algorithms.base import Round
+from tinyproto.core.streams import Streams
 from tinyproto.report.compare import Comparison, compare
+from tinyproto.simulation.participation import plan_round
 
 TITLES = {"local": "Local", "fedproto": "FedProto", "tiny": "Tiny"}
 
@@ -12,14 +15,18 @@ TITLES = {"local": "Local", "fedproto": "FedProto", "tiny": "Tiny"}
 def result(
     algorithm: str, best: tuple[float | None, float | None, float | None], *, label: str | None = None, seed: int = 0,
     last: tuple[float | None, float | None, float | None] = (0.0, 0.0, 0.0), up: float = 0, down: float = 0,
-    seconds: float = 1.0,
+    seconds: float = 1.0, rounds: int = 30,
 ) -> dict[str, Any]:  # fmt: skip
     rules = ("head", "global", "local")
     return {
         "algorithm": algorithm,
         "label": label or algorithm,
         "seed": seed,
-        "accuracy": {"best": dict(zip(rules, best, strict=True)), "last": dict(zip(rules, last, strict=True))},
+        "rounds": rounds,
+        "accuracy": {
+            "best": dict(zip(rules, best, strict=True)),
+            **{name: dict(zip(rules, last, strict=True)) for name in ("last", "last10")},
+        },
         "params_per_round": (up + down) / 4,
         "payload_bytes_per_round": {"up": up, "down": down},
         "wire_bytes_per_round": {"up": up + 10, "down": down + 10},
@@ -118,3 +125,31 @@ def test_a_row_is_found_by_its_algorithm() -> None:
     assert row is not None
     assert row.label == "tiny"
     assert found.row("fedtgp") is None
+
+
+@pytest.mark.parametrize(
+    ("rounds", "every", "words"),
+    [
+        ([1], 1, "the one evaluation after training"),
+        ([3], 1, "mean of the 3 evaluations after training"),
+        ([9], 2, "mean of the 5 evaluations after training"),
+        ([10], 1, "mean of the last 10 evaluations"),
+        ([10], 2, "mean of the 5 evaluations after training"),
+        ([300], 10, "mean of the last 10 evaluations"),
+        ([300, 4], 1, "mean of the 4 evaluations after training"),
+    ],
+)
+def test_the_mean_of_the_last_ten_says_how_many_there_are(rounds: list[int], every: int, words: str) -> None:
+    results = [result("fedproto", (0.5, 0.5, 0.5), seed=seed, rounds=count) for seed, count in enumerate(rounds)]
+    assert compare(results, TITLES, "global", "last10", every).statistic_words == words
+    assert compare(results, TITLES, "global", "best", every).statistic_words == "best round"
+
+
+@pytest.mark.parametrize(("rounds", "every"), [(1, 1), (3, 1), (9, 2), (10, 2), (12, 1), (25, 3)])
+def test_the_number_of_evaluations_is_what_a_run_has(rounds: int, every: int) -> None:
+    plans = [
+        plan_round([0, 1], Round(number, rounds), 1.0, every, "all", Streams(0)) for number in range(1, rounds + 2)
+    ]
+    evaluated = [plan for plan in plans if plan.evaluated and plan.round.number > 1]
+    one = result("fedproto", (0.5, 0.5, 0.5), rounds=rounds)
+    assert compare([one], TITLES, "global", "last10", every).evaluations == len(evaluated)

@@ -58,8 +58,8 @@ def round(
 
     Examples:
 
-    - tinyproto bench round configs/quickstart.yaml algorithms=[tinyproto_ft]
-    - tinyproto bench round --trainers eager,eager*2 --rounds 3 --json
+    - tinyproto bench round configs/quickstart.yaml 'algorithms=[tinyproto_ft]'
+    - tinyproto bench round --trainers 'eager,eager*2' --rounds 3 --json
     """
     from tinyproto.cli.bench_round import bench_round
     from tinyproto.cli.terminal import Output

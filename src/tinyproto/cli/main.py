@@ -13,6 +13,7 @@ import tinyproto
 from tinyproto.cli.arguments import positive
 from tinyproto.cli.bench import bench
 from tinyproto.cli.data import data
+from tinyproto.cli.encoding import PLAIN, is_output_broken
 from tinyproto.cli.options import ConfigFile, Json, Overrides, Quiet, Verbose
 from tinyproto.errors import ConfigError, Interrupted, TinyProtoError
 
@@ -47,7 +48,8 @@ def root(
 ) -> None:
     """Federated learning where every client keeps its own network and only tiny class prototypes travel.
 
-    Start with **tinyproto run configs/quickstart.yaml**.
+    Start with **tinyproto run CONFIG**: configs/quickstart.yaml of the repository, or a file of two lines,
+    **models: [small_cnn_a]** and **algorithms: [local, tinyproto_ft]**.
     """
 
 
@@ -441,14 +443,22 @@ def main() -> None:
     """Entry point: an error a user can cause is one sentence on stderr and exit status 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a terminal without Unicode shows ? instead of failing
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors=PLAIN)
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except Interrupted as stopped:
         print(f"tinyproto: interrupted; {stopped}", file=sys.stderr)
         sys.exit(INTERRUPTED)
     except TinyProtoError as error:
         print(f"tinyproto: error: {error}", file=sys.stderr)
+        sys.exit(USER_ERROR)
+    except OSError as error:  # of what verbs read and write they speak themselves
+        if not is_output_broken(error):
+            raise
+        print(f"tinyproto: error: cannot write the output: {error.strerror or error}", file=sys.stderr)
         sys.exit(USER_ERROR)
 
 

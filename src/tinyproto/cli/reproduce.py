@@ -13,7 +13,8 @@ from tinyproto.cli.interrupt import StopOnInterrupt
 from tinyproto.cli.progress import Expected, Progress
 from tinyproto.cli.table import comparison_table
 from tinyproto.cli.terminal import Output, plain_table
-from tinyproto.errors import ConfigError, Interrupted, WorkerError
+from tinyproto.errors import CellsFailed, ConfigError, Interrupted
+from tinyproto.grid.failures import failed_words
 from tinyproto.report.compare import Comparison, compare
 from tinyproto.report.words import counted
 from tinyproto.reproduce.adopt import adopt
@@ -23,8 +24,6 @@ from tinyproto.reproduce.targets import TARGETS
 from tinyproto.reproduction import Outcome, Reproduction, Standing
 
 AGAIN = "the same command goes on"
-NAMED = 4
-"""So many failed cells are named with their reason; of more, their number."""
 
 
 @dataclass(frozen=True)
@@ -119,16 +118,18 @@ def _conclude(asked: Asked, standing: Sequence[Standing], outcome: Outcome, resu
     if left:
         output.say(f"{asked.target}: {_counts(standing)}; {AGAIN}")
     output.say(f"The page with the paper's numbers beside these: tinyproto report {results}")
+    failed = [{**_identity(cell), "reason": reason} for cell, reason in outcome.failed]
     output.result(
         {
             "target": asked.target,
             "cells": [_plain(one) for one in standing],
-            "failed": [{**_identity(cell), "reason": reason} for cell, reason in outcome.failed],
+            "failed": failed,
             "tables": [{"config": stem, **comparison.plain()} for stem, comparison in tables.items()],
         }
     )
-    if outcome.failed:
-        raise WorkerError(_failures(outcome.failed))
+    if failed:
+        named = [(f"{cell.stem}: {cell.title}, seed {cell.seed}", reason) for cell, reason in outcome.failed]
+        raise CellsFailed(failed_words(named, "the same command tries again"), failed)
 
 
 def _tables(standing: Sequence[Standing]) -> Iterator[tuple[str, Comparison]]:
@@ -139,17 +140,7 @@ def _tables(standing: Sequence[Standing]) -> Iterator[tuple[str, Comparison]]:
         if found:
             evaluate = own[0].cell.config.model.evaluate
             titles = {one.cell.label: one.cell.title for one in own}
-            yield stem, compare(found, titles, evaluate.rule, evaluate.statistic)
-
-
-def _failures(failed: Sequence[tuple[PlannedCell, str]]) -> str:
-    """One sentence, by reason."""
-    reasons = dict.fromkeys(reason for _, reason in failed)
-    told = []
-    for reason in reasons:
-        names = [f"{cell.stem}: {cell.title}, seed {cell.seed}" for cell, why in failed if why == reason]
-        told.append(f"{', '.join(names) if len(names) <= NAMED else counted(len(names), 'cell')}: {reason}")
-    return f"{counted(len(failed), 'cell')} failed ({'; '.join(told)}); the same command tries again"
+            yield stem, compare(found, titles, evaluate.rule, evaluate.statistic, evaluate.every)
 
 
 def _counts(standing: Sequence[Standing]) -> str:

@@ -13,9 +13,9 @@ from tinyproto.cli.report import write_report
 from tinyproto.cli.table import comparison_table
 from tinyproto.cli.terminal import Output
 from tinyproto.config import Config, load_config
-from tinyproto.errors import Interrupted, RunFolderError
+from tinyproto.errors import CellsFailed, Interrupted, RunFolderError
 from tinyproto.experiment import Experiment
-from tinyproto.report.compare import compare
+from tinyproto.report.compare import Comparison, compare
 from tinyproto.report.derived import derived_sentence
 from tinyproto.report.verdict import verdict
 from tinyproto.report.words import counted
@@ -50,6 +50,7 @@ def _experiment(config: Config, output: Output) -> Experiment:
 def _watch(experiment: Experiment, folder: Path, output: Output, play: Callable[[Progress], Path]) -> None:
     config = experiment.config
     _announce(output, experiment)
+    failure: CellsFailed | None = None
     with StopOnInterrupt() as stop:
         expected = Expected(config.model.train.rounds, config.model.evaluate.rule)
         progress = Progress(output, [expected] * len(experiment.cells), stop)
@@ -58,7 +59,11 @@ def _watch(experiment: Experiment, folder: Path, output: Output, play: Callable[
                 play(progress)
         except KeyboardInterrupt:
             raise Interrupted(f"go on with: tinyproto resume {folder}") from None
-    conclude(output, config, folder)
+        except CellsFailed as failed:
+            failure = failed
+    conclude(output, config, folder, failure)
+    if failure is not None:
+        raise failure
 
 
 def _announce(output: Output, experiment: Experiment) -> None:
@@ -71,6 +76,8 @@ def _announce(output: Output, experiment: Experiment) -> None:
         f"{model.name}: {', '.join(counted(count, thing) for thing, count in counts.items())} on "
         f"{experiment.images.name}; preset {model.preset}, device {experiment.device}"
     )
+    if model.data.root is not None and model.data.name == "digits":
+        output.say(f"data.root ({model.data.root}) is not read: digits come with scikit-learn")
     if output.verbose:
         sizes = experiment.data.train_counts.sum(1)
         at_once = experiment.cells_at_once
@@ -82,19 +89,26 @@ def _announce(output: Output, experiment: Experiment) -> None:
         )
 
 
-def conclude(output: Output, config: Config, folder: Path) -> None:
-    """The table, the verdict, the report, and where everything is."""
+def conclude(output: Output, config: Config, folder: Path, failure: CellsFailed | None = None) -> None:
+    """The table, the verdict, the report, and where everything is; of the cells that are done, if there are any."""
     results = RunFolder(folder).read_results()
     titles = {entry.label: entry.title for entry in config.algorithms}
-    comparison = compare(results, titles, config.model.evaluate.rule, config.model.evaluate.statistic)
+    evaluate = config.model.evaluate
+    comparison = compare(results, titles, evaluate.rule, evaluate.statistic, evaluate.every)
+    sentences = verdict(comparison) if results else []
+    report = _show(output, comparison, sentences, folder) if results else None
+    told = {"run": str(folder), "report": report and str(report), "verdict": sentences}
+    output.result({**told, "failed": failure.failed if failure else [], **comparison.plain()})
+
+
+def _show(output: Output, comparison: Comparison, sentences: Sequence[str], folder: Path) -> Path:
     console = output.console
     console.print()
     console.print(comparison_table(comparison, console))
     if derived := derived_sentence(comparison):
         console.print(derived, markup=False)
-    sentences = verdict(comparison)
     for sentence in sentences:
         console.print(f"• {sentence}", markup=False)
     report = write_report([folder], folder / "report.html")
     output.say(f"\nWritten to {folder}; look at {report}")
-    output.result({"run": str(folder), "report": str(report), "verdict": sentences, **comparison.plain()})
+    return report

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,7 +12,7 @@ from rich.table import Table
 
 from tinyproto.cli.terminal import plain_table
 from tinyproto.report.columns import accuracy_cells, accuracy_columns, cost_cells
-from tinyproto.report.compare import RULE_NAMES, STATISTIC_NAMES, Comparison
+from tinyproto.report.compare import RULE_NAMES, Comparison
 
 ROOMY = 1000
 COSTS = (
@@ -26,25 +27,48 @@ COSTS = (
 
 def comparison_table(comparison: Comparison, console: Console) -> Table:
     """One line per algorithm, as many columns as fit; the headline rule's column is bold."""
-    apart = any(row.evaluation_bytes for row in comparison.rows)
-    for costs in COSTS if apart else COSTS[1:]:
-        table = _table(comparison, costs)
+    for layout in _layouts(comparison):
+        table = _table(comparison, layout)
         if Measurement.get(console, console.options.update(width=ROOMY), table).maximum <= console.width:
             break
     table.caption = _caption(comparison)
     return table
 
 
-def _table(comparison: Comparison, costs: Sequence[str]) -> Table:
+class _Layout(NamedTuple):
+    """What is shown."""
+
+    accuracies: Sequence[str]
+    costs: Sequence[str]
+    deviations: bool = True
+
+
+def _layouts(comparison: Comparison) -> Iterator[_Layout]:
+    """From the widest on: costs go first, then ±, then columns; a number is never cut."""
+    every = accuracy_columns(comparison)
+    apart = any(row.evaluation_bytes for row in comparison.rows)
+    for costs in COSTS if apart else COSTS[1:]:
+        yield _Layout(every, costs)
+    yield _Layout(every, COSTS[-1], deviations=False)
+    yield _Layout(every, (), deviations=False)
+    yield _Layout([name for name in every if name in RULE_NAMES], (), deviations=False)
+    yield _Layout(list(dict.fromkeys(("head", comparison.rule))), (), deviations=False)
+    yield _Layout([comparison.rule], (), deviations=False)
+
+
+def _table(comparison: Comparison, layout: _Layout) -> Table:
     table = plain_table()
     table.add_column("algorithm", no_wrap=True)
-    for name in accuracy_columns(comparison):
+    for name in layout.accuracies:
         table.add_column(name, justify="right", style="bold" if name == comparison.rule else "", no_wrap=True)
-    for name in costs:
+    for name in layout.costs:
         table.add_column(name, justify="right", no_wrap=True)
     for row in comparison.rows:
-        shown = (cost_cells(row)[name] for name in costs)
-        table.add_row(escape(row.title), *accuracy_cells(comparison, row), *shown)
+        cells = dict(zip(accuracy_columns(comparison), accuracy_cells(comparison, row), strict=True))
+        accuracies = (
+            cells[name] if layout.deviations else cells[name].partition(" ±")[0] for name in layout.accuracies
+        )
+        table.add_row(escape(row.title), *accuracies, *(cost_cells(row)[name] for name in layout.costs))
     return table
 
 
@@ -52,7 +76,7 @@ def _caption(comparison: Comparison) -> str:
     baseline = comparison.baseline
     over = "" if baseline is None else f" Δ: points over Local's better rule ({RULE_NAMES[baseline[0]]})."
     return (
-        f"Accuracy in %, {STATISTIC_NAMES[comparison.statistic]}: by own head, nearest global, nearest local prototype."
+        f"Accuracy in %, {comparison.statistic_words}: by own head, nearest global, nearest local prototype."
         f"{over} "
         "Parameters and bytes per round: measured, up and down, all participants."
     )

@@ -56,12 +56,16 @@ def completed_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {"byte_budget": None, **entry} if "cps_dim" in entry else dict(entry)
 
 
+SMALLEST = "the smallest has two lines, `models: [small_cnn_a]` and `algorithms: [local, tinyproto_ft]`"
+"""For who has no config yet; docs/configuration.md says the same."""
+
+
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a config file and apply `dotted.key=value` overrides."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"no config file at {path}") from None
+        raise ConfigError(f"no config file at {path}; {SMALLEST}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the config file {path}: {error}") from error
     values = _yaml(text, str(path))

@@ -1,7 +1,7 @@
 """The three named readings of the paper: each preset sets every open point, an explicit key wins over it.
 
-`sound` is what an expert would do, `reference` what produced the paper's tables, `paper` the text as printed.
-`docs/algorithms.md` lists the points one by one.
+`sound` is what an expert would do, `reference` the nearest to what produced the paper's tables, `paper` the text as
+printed. `docs/algorithms.md` lists the points one by one.
 """
 
 from __future__ import annotations

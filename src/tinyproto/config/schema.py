@@ -70,7 +70,9 @@ class DataSection(Section):
     """Which images."""
 
     name: str = Field("digits", description="cifar10, cifar100, tiny_imagenet, image_folder, npz, or digits (embedded)")
-    root: str | None = Field(None, description="folder that holds the dataset's files, or the .npz file; data if null")
+    root: str | None = Field(
+        None, description="folder that holds the dataset's files, or the .npz file; data if null; digits has none"
+    )
     image_size: Positive | None = Field(
         None, description="image_folder: height and width that all images are brought to; null: they have one size"
     )
@@ -324,7 +326,9 @@ class ConfigModel(Section):
         min_length=1, description="names, or mappings with `name`, `label`, `wire` and hyper-parameters"
     )
     seeds: Annotated[list[Seed], AfterValidator(_all_different)] = Field(
-        [0], min_length=1, description="of weights, batches and draws; one run each"
+        [0],
+        min_length=1,
+        description="of weights, batches and draws, not of the partition, which has partition.seed; one run each",
     )
     keep_models: bool = Field(
         False,

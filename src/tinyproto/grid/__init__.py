@@ -7,6 +7,7 @@ Whoever wants to show progress passes an observer.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,20 +16,26 @@ from tinyproto.config.load import completed
 from tinyproto.errors import CheckpointError
 from tinyproto.experiment import Cell, Experiment
 from tinyproto.grid.cell import Host, describe, play_cell
+from tinyproto.grid.failures import Failures, cells_failed
 from tinyproto.grid.ledger import Ledger
 from tinyproto.grid.observer import Observer, Silent
 from tinyproto.grid.parallel import play_at_once
 from tinyproto.simulation.checkpoint import Position, load_newest
 from tinyproto.tracking.checkpoints import check_same_config
 from tinyproto.tracking.lock import alone_in
-from tinyproto.tracking.run_folder import RunFolder
+from tinyproto.tracking.run_folder import RunFolder, how_to_go_on
 from tinyproto.workers.pool import WorkerPool
+from tinyproto.workers.service import failure
 
 __all__ = ["Observer", "Silent", "resume", "run"]
 
 
 def run(experiment: Experiment, runs: Path, *, overwrite: bool = False, observer: Observer | None = None) -> Path:
-    """Play every cell into `runs/<name>`; returns the run folder."""
+    """Play every cell into `runs/<name>`; returns the run folder.
+
+    A cell that fails does not keep the others from their end; CellsFailed is raised after the last, and a resume tries
+    those that failed again.
+    """
     config = experiment.config
     path = runs / config.model.name
     with alone_in(path):
@@ -72,9 +79,13 @@ def _play(experiment: Experiment, folder: RunFolder, start: Position, observer: 
     observer.opens(len(cells))
     if cells and experiment.config.model.train.trainer == "auto" and experiment.device != "cpu":
         observer.told(f"trainer: {experiment.choice.trainer}, since {experiment.choice.reason}")
+    failures = Failures(observer)
     if cells:
         play = play_at_once if experiment.cells_at_once > 1 else _play_in_turn
-        play(experiment, ledger, cells, observer)
+        play(experiment, ledger, cells, failures, observer)
+    if failures.cells:
+        ledger.show_the_rest()
+        raise cells_failed(failures.cells, f"`{how_to_go_on(folder.path)}` tries again")
     return folder.path
 
 
@@ -85,13 +96,33 @@ def _describe(experiment: Experiment, folder: RunFolder) -> None:
         folder.write_json("federation.json", experiment.holdings())
 
 
-def _play_in_turn(experiment: Experiment, ledger: Ledger, cells: Sequence[Cell], observer: Observer) -> None:
+def _play_in_turn(
+    experiment: Experiment, ledger: Ledger, cells: Sequence[Cell], failures: Failures, observer: Observer
+) -> None:
     """One cell after another in this process."""
-    with _hosts(experiment) as host:
-        for cell in cells:
-            result = play_cell(experiment, cell, ledger.folder_of(cell), observer, host)
-            ledger.add_finished()
-            observer.finished(cell, result)
+    waiting = deque(cells)
+    while waiting:
+        with _hosts(experiment) as host:  # anew after a failure, of which workers may have more to say
+            while waiting and _is_played(experiment, ledger, waiting.popleft(), host, failures, observer):
+                pass
+
+
+def _is_played(
+    experiment: Experiment, ledger: Ledger, cell: Cell, host: Host, failures: Failures, observer: Observer
+) -> bool:
+    """Play one to its end; whether it came there. What is a fault of ours or of a network's code is let through."""
+    try:
+        result = play_cell(experiment, cell, ledger.folder_of(cell), observer, host)
+    except Exception as error:
+        found = failure(error)
+        if found["kind"] == "fault":
+            error.add_note(f"in the cell {cell.title}")
+            raise
+        failures.add(cell, found["error"] if found["kind"] == "ours" else f"out of memory ({found['error']})")
+        return False
+    ledger.add_finished()
+    observer.finished(cell, result)
+    return True
 
 
 @contextmanager

@@ -46,8 +46,8 @@ class Foreman(Protocol):
         """A job is done; its folder holds everything."""
         ...
 
-    def failed(self, job: Job, reason: str) -> bool:
-        """A job cannot be finished; whether the others are to stop, after a checkpoint."""
+    def failed(self, job: Job, reason: str) -> None:
+        """A job cannot be finished; the others go on."""
         ...
 
 
@@ -56,7 +56,8 @@ def play_jobs(
 ) -> bool:  # fmt: skip
     """The jobs in their order, at most so many at once and fewer where memory is short; whether all were played.
 
-    Where they stop early, because the observer or the foreman wants it, every one under way has left a checkpoint.
+    A job that fails does not keep the others from their end. Where they stop early, because the observer wants it,
+    every one under way has left a checkpoint.
     """
     on_gpu = device != "cpu"
     with shared_gpu(device) if on_gpu else nullcontext(Sharing({}, "")) as sharing:
@@ -109,7 +110,7 @@ class _Crew:
         try:
             dataset = job.dataset()
         except TinyProtoError as error:
-            self._fail(job, str(error))
+            self.foreman.failed(job, str(error))
             return
         child = Child("tinyproto.grid.process", dataset.descriptors, self.sharing.variables)
         self.running[child] = job
@@ -168,14 +169,14 @@ class _Crew:
             self.foreman.done(job, head["result"])
             self.observer.finished(job.cell, head["result"])
         elif head["event"] == "failed" and head["kind"] != "memory":
-            self._fail(job, f"{head['place']}: {head['error']}" if head["place"] else head["error"])
+            self.foreman.failed(job, f"{head['place']}: {head['error']}" if head["place"] else head["error"])
         elif head["event"] == "failed":
             self._out_of_memory(job, head["error"], together)
 
     def _out_of_memory(self, job: Job, error: str, together: int) -> None:
         """Beside others, it goes on with fewer; alone, there is nothing to be done."""
         if together == 1:
-            self._fail(job, f"out of memory although nothing ran beside it ({error})")
+            self.foreman.failed(job, f"out of memory although nothing ran beside it ({error})")
             return
         self.room.limit = together - 1
         self.waiting.appendleft(job)
@@ -191,8 +192,4 @@ class _Crew:
         if self.stopping and end.status == -signal.SIGTERM:  # asked to stop before it had begun
             return
         scarce = ", as happens where memory runs out" if end.status == -signal.SIGKILL else ""
-        self._fail(job, f"its process {end.words}{scarce}{end.last_words}")
-
-    def _fail(self, job: Job, reason: str) -> None:
-        if self.foreman.failed(job, reason) and not self.stopping:
-            self._stop()
+        self.foreman.failed(job, f"its process {end.words}{scarce}{end.last_words}")

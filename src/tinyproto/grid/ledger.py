@@ -22,7 +22,8 @@ class Ledger:
         self.folder = folder
         self.added = start.cell
         self._checkpoints = Checkpoints(folder, experiment.config.resolved(), every_seconds=0.0)
-        self._results = folder.read_results()[: start.cell]
+        results = folder.read_results()
+        self._results = results[: start.cell]
         if len(self._results) < start.cell:
             raise RunFolderError(
                 f"{folder.path / 'summary.json'} has {len(self._results)} of the {start.cell} results that the "
@@ -31,6 +32,8 @@ class Ledger:
         self._prototypes = folder.read_prototypes() if start.cell else {}
         folder.cut("rounds.jsonl", start.rounds_bytes)
         folder.cut("timings.jsonl", start.timings_bytes)
+        if len(results) > start.cell:  # of cells whose rounds were just cut off
+            folder.write_results(self._results)
         if not start.cell:
             self._checkpoints.save(0, next_round=1, simulation=None)  # what config the cells are begun with
         for cell in self.cells[: self.added]:
@@ -56,13 +59,27 @@ class Ledger:
         if self.added == len(self.cells):
             self.folder.inner("cells").remove()
 
+    def show_the_rest(self) -> None:
+        """Have the files hold also the cells that are done beyond one that is not.
+
+        Nothing says so but the files: the next start cuts them back, and adds all in their order.
+        """
+        for cell in self.cells[self.added :]:
+            own = self.folder_of(cell)
+            if own.read_results():
+                keep_with_run(own, self.folder, cell_name(cell.entry.label, cell.seed))
+                self._copy(own)
+
     def _add(self, own: RunFolder) -> None:
+        self._copy(own)
+        self.added += 1
+        self._checkpoints.save(self.added, next_round=1, simulation=None)
+        own.remove()
+
+    def _copy(self, own: RunFolder) -> None:
         for name in ("rounds.jsonl", "timings.jsonl"):
             self.folder.append_file(name, own)
         self._prototypes |= own.read_prototypes()
         self.folder.write_prototypes(self._prototypes)
         self._results += own.read_results()
         self.folder.write_results(self._results)
-        self.added += 1
-        self._checkpoints.save(self.added, next_round=1, simulation=None)
-        own.remove()

@@ -55,6 +55,9 @@ class ResNet8(nn.Module):
 def resnet8(
     input_shape: tuple[int, int, int], proto_dim: int, num_classes: int, *, small_images: bool = False
 ) -> SplitModel:
-    """ResNet-8 to d features; `small_images` is not the paper's: stride 1 in the stem, and no max-pooling."""
+    """ResNet-8 to d features.
+
+    `small_images` is not the paper's: stride 1 in the stem, and no max-pooling.
+    """
     extractor = ResNet8(PoolFeatures(proto_dim), channels=input_shape[0], small_images=small_images)
     return SplitModel(extractor, nn.Linear(proto_dim, num_classes))

@@ -91,9 +91,9 @@ def shufflenet_v2(
     stages: Sequence[int] = X1_0,
     small_images: bool = False,
 ) -> SplitModel:
-    """ShuffleNetV2 ×1.0 to d features, or another width by its `stages`.
+    """ShuffleNetV2 ×1.0 to d features.
 
-    `small_images` is not the paper's: stride 1 in the stem's convolution.
+    `stages` are the channels of another width. `small_images` is not the paper's: stride 1 in the stem's convolution.
     """
     extractor = ShuffleNetV2(stages, PoolFeatures(proto_dim), channels=input_shape[0], small_images=small_images)
     return SplitModel(extractor, nn.Linear(proto_dim, num_classes))

@@ -12,6 +12,9 @@ from tinyproto.engine.evaluate import RULES
 RULE_NAMES = {"head": "own head", "global": "nearest global prototype", "local": "nearest local prototype"}
 STATISTIC_NAMES = {"best": "best round", "last": "last round", "last10": "mean of the last 10 evaluations"}
 
+MEANT = 10
+"""Evaluations that `last10` is the mean of, where there are as many."""
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -47,6 +50,16 @@ class Comparison:
     rows: Sequence[Row]
     rule: str  # of prototype methods; the others are read by their head
     statistic: str
+    evaluations: int = MEANT  # of trained networks, in the shortest of the runs
+
+    @property
+    def statistic_words(self) -> str:
+        """What the accuracies are taken over: the mean of the last 10 is of fewer where there are fewer."""
+        if self.statistic != "last10" or self.evaluations >= MEANT:
+            return STATISTIC_NAMES[self.statistic]
+        if self.evaluations == 1:
+            return "the one evaluation after training"
+        return f"mean of the {self.evaluations} evaluations after training"
 
     def row(self, algorithm: str) -> Row | None:
         """The first row of an algorithm."""
@@ -90,12 +103,17 @@ class Comparison:
         }
 
 
-def compare(results: Sequence[Mapping[str, Any]], titles: Mapping[str, str], rule: str, statistic: str) -> Comparison:
-    """Rows in the order in which the algorithms first appear; several seeds become one row."""
+def compare(
+    results: Sequence[Mapping[str, Any]], titles: Mapping[str, str], rule: str, statistic: str, every: int = 1
+) -> Comparison:
+    """Rows in the order in which the algorithms first appear; several seeds become one row.
+
+    `every` so many rounds there was an evaluation, and one after the last.
+    """
     labels = list(dict.fromkeys(result["label"] for result in results))
-    return Comparison(
-        [_row([r for r in results if r["label"] == label], titles, statistic) for label in labels], rule, statistic
-    )
+    rows = [_row([r for r in results if r["label"] == label], titles, statistic) for label in labels]
+    evaluations = min(((result["rounds"] - 1) // every + 1 for result in results), default=MEANT)
+    return Comparison(rows, rule, statistic, evaluations)
 
 
 def _row(results: Sequence[Mapping[str, Any]], titles: Mapping[str, str], statistic: str) -> Row:

@@ -9,7 +9,7 @@ from importlib import resources
 
 from tinyproto.report import html
 from tinyproto.report.columns import accuracy_cells, columns, cost_cells, cost_columns, share_cell
-from tinyproto.report.compare import RULE_NAMES, STATISTIC_NAMES, spread
+from tinyproto.report.compare import RULE_NAMES, spread
 from tinyproto.report.derived import derived_sentence
 from tinyproto.report.figures.clients import accuracy_per_client
 from tinyproto.report.figures.figure import Figure
@@ -225,7 +225,7 @@ def _table(setting: Setting) -> str:
         strong.append(1 + list(RULE_NAMES).index(comparison.headline_rule(row)))
     seeds = max(len(series.cells) for series in setting.series)
     caption = (
-        f"Accuracy in %, {STATISTIC_NAMES[comparison.statistic]}"
+        f"Accuracy in %, {comparison.statistic_words}"
         f"{', mean ± standard deviation over seeds' if seeds > 1 else ''}: by own head, nearest global and nearest "
         "local prototype; bold is the number a method is read by. Δ: points over what Local reaches alone. Parameters "
         "and bytes a round are measured, up and down, all clients; “formula” is the paper's Table 2."

@@ -242,7 +242,9 @@ def _settings(runs: Sequence[Run]) -> Iterator[Setting]:
 def _comparison(run: Run, series: Sequence[Series]) -> Comparison:
     results = [{**cell.result, "label": one.key} for one in series for cell in one.cells]
     evaluate = run.config["evaluate"]
-    return compare(results, {one.key: one.name for one in series}, evaluate["rule"], evaluate["statistic"])
+    return compare(
+        results, {one.key: one.name for one in series}, evaluate["rule"], evaluate["statistic"], evaluate["every"]
+    )
 
 
 def _cells(runs: Sequence[Run]) -> dict[tuple[str, str], list[Cell]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tinyproto.report.compare import RULE_NAMES, STATISTIC_NAMES, Comparison, Row
+from tinyproto.report.compare import RULE_NAMES, Comparison, Row
 from tinyproto.report.words import percent, points, size, times
 
 BASES = {"tinyproto_fp": "fedproto", "tinyproto_ft": "fedtgp"}
@@ -31,7 +31,7 @@ def _ranking(comparison: Comparison) -> Iterator[str]:
         read = [(accuracy, row) for accuracy, row in ranked if comparison.headline_rule(row) == rule]
         if read and (rule == comparison.rule or any(row.algorithm != "local" for _, row in read)):
             listed = ", ".join(f"{row.title} {percent(accuracy)}" for accuracy, row in read)
-            yield f"By {RULE_NAMES[rule]}, {STATISTIC_NAMES[comparison.statistic]}: {listed}."
+            yield f"By {RULE_NAMES[rule]}, {comparison.statistic_words}: {listed}."
 
 
 def _against_bases(comparison: Comparison) -> Iterator[str]:

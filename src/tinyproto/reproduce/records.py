@@ -90,12 +90,12 @@ def finished_cells(run: Path) -> list[Finished]:
     """Of one run folder, be the run done or not: those in its own files, and those that wait to be added to them."""
     config = _resolved(RunFolder.open(run).path / "config.yaml")
     labels = {entry["label"] for entry in config["algorithms"]}
-    return [
-        Finished(run, folder, config, result)
-        for folder in (run, *sorted((run / "cells").glob("*")))
-        for result in _results(folder)
-        if result["label"] in labels
-    ]
+    found: dict[tuple[str, int], Finished] = {}
+    for folder in (run, *sorted((run / "cells").glob("*"))):
+        for result in _results(folder):
+            if result["label"] in labels:  # after a failure, cells are in the run's files and still in their own
+                found.setdefault((result["label"], result["seed"]), Finished(run, folder, config, result))
+    return list(found.values())
 
 
 def begun_config(folder: Path) -> dict[str, Any] | None:

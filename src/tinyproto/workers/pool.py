@@ -185,7 +185,7 @@ class _Process:
 
     def _gone(self, when: str) -> WorkerError:
         end = self._child.end()
-        return WorkerError(f"{self.name} {end.words} {when}{end.last_words}; the run can be resumed")
+        return WorkerError(f"{self.name} {end.words} {when}{end.last_words}")
 
     def close(self) -> None:
         """End it now."""
