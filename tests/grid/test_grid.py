@@ -395,7 +395,7 @@ def test_a_damaged_record_of_a_cell_under_way_is_named(tmp_path: Path, name: str
     folder = stopped(tmp_path)
     file = under_way(folder) / name
     file.write_bytes(file.read_bytes().replace(b'{"algorithm"', b'["algorithm"'))
-    with pytest.raises(RunFolderError, match=f"{name} cannot be read: JSONDecodeError"):
+    with pytest.raises(CellsFailed, match=f"{name} cannot be read: JSONDecodeError"):
         grid.resume(experiment(tmp_path), folder)
 
 

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from support import same_tensors
 from support_cli import jsonl
 from support_grid import StopsAfter, make_experiment
 from tinyproto import grid
-from tinyproto.errors import ConfigError, ModelError, RunFolderError
+from tinyproto.errors import CellsFailed, ConfigError, ModelError, RunFolderError
 from tinyproto.experiment import Experiment
 from tinyproto.models import build_model
 from tinyproto.tracking import kept_models
@@ -205,9 +206,17 @@ def test_a_full_disk_is_an_error_that_names_the_file_and_the_run_can_be_resumed(
 
     with monkeypatch.context() as then:
         then.setattr(kept_models, "save_whole", full)
-        with pytest.raises(RunFolderError, match=r"cannot write .*models/client-0\.safetensors: No space left"):
+        with pytest.raises(CellsFailed, match=r"cannot write .*models/client-0\.safetensors: No space left"):
             grid.run(experiment(tmp_path), tmp_path / "runs")
     assert kept(grid.resume(experiment(tmp_path), tmp_path / "runs" / "trial")) == kept(undisturbed)
+
+
+def test_networks_of_cells_beyond_a_failed_one_are_there(tmp_path: Path) -> None:
+    asked = experiment(tmp_path, "algorithms=[{name: fedproto, proto_weight: 1.0e9}, lg_fedavg]")
+    for play in (partial(grid.run, asked, tmp_path / "runs"), partial(grid.resume, asked, tmp_path / "runs" / "trial")):
+        with pytest.raises(CellsFailed, match="1 cell failed"):
+            play()
+        assert not tp.load_client(tmp_path / "runs" / "trial", "lg_fedavg", 0, 1).training
 
 
 @pytest.mark.parametrize(
