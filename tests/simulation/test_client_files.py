@@ -125,7 +125,8 @@ def test_a_full_disk_ends_a_run_with_one_sentence_and_leaves_no_half_state(
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     said = (
-        r"tinyproto: error: cannot write the state of client \d to \S+/clients: File too large; free some space there"
+        r"tinyproto: error: 1 cell failed \(FedProto, seed 0: cannot write the state of client \d to \S+/clients: "
+        r"File too large; free some space there"
     )
-    assert re.search(f"{said}{re.escape(advice)}$", done.stderr.rstrip())
+    assert re.search(rf"{said}{re.escape(advice)}\); `tinyproto resume \S+` tries again$", done.stderr.rstrip())
     assert not (tmp_path / "runs" / "trial" / "clients").exists()
