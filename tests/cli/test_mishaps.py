@@ -41,6 +41,7 @@ def test_control_c_ends_a_run_with_one_sentence_and_keeps_what_was_recorded(tmp_
     assert records.read_text().startswith('{"algorithm":"fedproto"')
 
 
+@pytest.mark.slow
 def test_a_second_process_is_told_while_a_run_is_under_way_and_goes_on_once_that_is_killed(tmp_path: Path) -> None:
     (tmp_path / "long.yaml").write_text(CONFIG + "seeds: [0, 1]\ncheckpoint: {every_seconds: 0}\n")
     main = [sys.executable, "-m", "tinyproto.cli.main"]

@@ -414,7 +414,7 @@ def test_a_folder_without_a_run_cannot_be_resumed(tmp_path: Path) -> None:
 DIVERGES = "algorithms=[local, {name: fedproto, proto_weight: 1.0e9}, {name: tinyproto_ft, server_epochs: 2}]"
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_cell_that_diverges_is_named_and_the_others_are_played(tmp_path: Path, workers: int) -> None:
     asked = experiment(tmp_path, DIVERGES, f"train.workers={workers}")
     for play in (partial(grid.run, asked, tmp_path / "runs"), partial(grid.resume, asked, tmp_path / "runs" / "trial")):
