@@ -133,7 +133,7 @@ def _row(results: Sequence[Mapping[str, Any]], titles: Mapping[str, str], statis
         wire_bytes=both_ways("wire_bytes_per_round"),
         evaluation_bytes=both_ways("evaluation_bytes_per_round"),
         seconds=statistics.fmean(result["seconds_per_round"]["total"] for result in results),
-        socket_bytes=both_ways("socket_bytes_per_round") if all(map(_on_a_network, results)) else None,
+        socket_bytes=both_ways("socket_bytes_per_round") if all(map(on_a_network, results)) else None,
         derived=_derived(results),
     )
 
@@ -146,7 +146,8 @@ def _derived(results: Sequence[Mapping[str, Any]]) -> dict[str, list[int | float
     }
 
 
-def _on_a_network(result: Mapping[str, Any]) -> bool:
+def on_a_network(result: Mapping[str, Any]) -> bool:
+    """Whether it is of a real federation, which counts what goes over the network."""
     return result.get("socket_bytes_per_round") is not None
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tinyproto.report.columns import share_cell
-from tinyproto.report.compare import Spread, spread
+from tinyproto.report.compare import Spread, on_a_network, spread
 from tinyproto.report.studies import Cell, Series, Setting
 from tinyproto.report.words import points
 from tinyproto.tracking.summary import read_at
@@ -37,7 +37,7 @@ class NetworkRow:
 def network_rows(setting: Setting) -> list[NetworkRow]:
     """A row for each algorithm; none where all clients have one network, or each brought its own over a network."""
     models = list(map(str, setting.runs[0].config["models"]))
-    if len(set(models)) < 2 or any(_on_a_network(cell) for series in setting.series for cell in series.cells):
+    if len(set(models)) < 2 or any(on_a_network(cell.result) for series in setting.series for cell in series.cells):
         return []
     statistic = setting.comparison.statistic
     found = {one.key: _by_network(one, setting.headline_rule(one), statistic, models) for one in setting.series}
@@ -91,7 +91,3 @@ def _gain(own: Spread | None, local: Spread | None, series: Series) -> float | N
 
 def _words(found: Spread | None, gain: float | None) -> str:
     return share_cell(found) + ("" if gain is None else f" ({points(gain)})")
-
-
-def _on_a_network(cell: Cell) -> bool:
-    return cell.result.get("socket_bytes_per_round") is not None
