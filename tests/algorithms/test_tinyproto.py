@@ -89,7 +89,7 @@ def test_fp_merges_by_its_rule_and_scale(changes: dict[str, Any], class_0: float
 
 
 @pytest.mark.parametrize(
-    ("changes", "factor"), [({}, 0.6 * 4 / 40), ({"global_scale": 0.25}, 0.25), ({"scaling": "none"}, 1.0)]
+    ("changes", "factor"), [({}, 3.0 * 4 / 40), ({"global_scale": 0.25}, 0.25), ({"scaling": "none"}, 1.0)]
 )
 def test_ft_normalises_each_upload_on_the_server(changes: dict[str, Any], factor: float) -> None:
     hyper = replace(TinyProtoFTHyper(cps_dim=S), **changes)
@@ -117,7 +117,7 @@ def test_fp_tells_the_scale_that_it_merges_with(changes: dict[str, Any]) -> None
 
 def test_ft_tells_the_scale_that_it_fits_with() -> None:
     derived = FT.derived([sent.client for sent in UPDATES])
-    assert derived == {"global_scale": pytest.approx(0.6 * 4 / 40)}
+    assert derived == {"global_scale": pytest.approx(3.0 * 4 / 40)}
     given = FT_SPEC.build(
         TinyProtoFTHyper(cps_dim=S, server_epochs=2, global_scale=float(derived["global_scale"])), FEDERATION
     )

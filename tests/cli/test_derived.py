@@ -29,7 +29,7 @@ def test_what_a_run_derived_is_in_its_words_its_summary_and_its_report(
     rounds = [line["participants"] for line in jsonl(folder / "rounds.jsonl") if line["label"] == "budget"]
     assert len(rounds[0]) == 3
     assert rounds[0] != rounds[1]
-    first, last = (0.6 * int((counts[who] > 0).sum()) / int(counts[who].sum()) for who in rounds[:2])
+    first, last = (3.0 * int((counts[who] > 0).sum()) / int(counts[who].sum()) for who in rounds[:2])
     federation = FederationSpec(10, 20, 0.01, wire=WireSettings("int8", "int8"))
     s = max(width for width in range(1, 21) if exchanged_bytes(federation, width) <= 400)
     assert 1 < s < 20

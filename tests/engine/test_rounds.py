@@ -58,7 +58,7 @@ def test_what_was_derived_is_that_of_the_last_round_anyone_trained_in(quarters: 
         replace(one, participants=who) for one, who in zip(records, ((0, 1), (2,), ()), strict=True)
     )
     info = played.server.infos[2]
-    expected = 0.6 * info.counted_classes / info.counted_samples
+    expected = 3.0 * info.counted_classes / info.counted_samples
     assert last_derived(played.server, [first, second, closing]) == {"global_scale": pytest.approx(expected)}
     assert last_derived(played.server, [first]) != last_derived(played.server, [first, second])
     assert last_derived(played.server, [closing]) == {}

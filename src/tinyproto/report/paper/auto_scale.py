@@ -82,12 +82,12 @@ class Search:
 
     @property
     def hardest(self) -> Constant | None:
-        """The best constant: of those that were read the longest, the one that the derived scale does worst against."""
-        known = [one for one in self.constants if one.difference("global") is not None]
-        longest = max((one.rounds or 0 for one in known), default=0)
-        return min(
-            (one for one in known if one.rounds == longest), key=lambda one: one.difference("global") or 0, default=None
-        )
+        """The best constant: the one that the derived scale does worst against, each after the most rounds of both."""
+        longest: dict[Address, Constant] = {}
+        for one in sorted(self.constants, key=lambda one: one.rounds or 0):
+            if one.difference("global") is not None:
+                longest[one.cell.address] = one
+        return min(longest.values(), key=lambda one: one.difference("global") or 0, default=None)
 
     def claim(self) -> Claim:
         """Whether it is as good; told, but not decided, where no cell has a second seed."""
