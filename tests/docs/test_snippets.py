@@ -29,7 +29,7 @@ from rich.console import Console
 from support_cli import environment
 from support_docs import PAGES, ROOT, Block, anchors, blocks_of, inline_code, links, modules_of_a_folder, taken_apart
 from tinyproto.cli.main import app
-from tinyproto.cli.table import comparison_table
+from tinyproto.cli.table import print_comparison
 from tinyproto.config import load_config, parse_config
 from tinyproto.config.yaml_text import parse_yaml
 from tinyproto.fetch.archives import ARCHIVES
@@ -134,7 +134,7 @@ def check_yaml(block: Block) -> None:
 
 
 def printed_for_the_record() -> str:
-    """What the quickstart prints at its end: the table and the verdict, of seed 0 of the record."""
+    """What the quickstart prints at its end, of seed 0 of the record."""
     folder = ROOT / "results" / "quickstart"
     config = load_config(folder / "config.yaml")
     results = [result for result in RunFolder(folder).read_results() if result["seed"] == 0]
@@ -142,9 +142,7 @@ def printed_for_the_record() -> str:
     comparison = compare(results, titles, config.model.evaluate.rule, config.model.evaluate.statistic)
     console = Console(width=120, file=io.StringIO(), force_terminal=False)
     with console.capture() as captured:
-        console.print(comparison_table(comparison, console))
-        for sentence in verdict(comparison):
-            console.print(f"• {sentence}", markup=False)
+        print_comparison(console, comparison, verdict(comparison))
     return captured.get()
 
 

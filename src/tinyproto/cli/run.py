@@ -10,13 +10,12 @@ from tinyproto.cli.interrupt import StopOnInterrupt
 from tinyproto.cli.loading import LoadingBar
 from tinyproto.cli.progress import Expected, Progress
 from tinyproto.cli.report import write_report
-from tinyproto.cli.table import comparison_table
+from tinyproto.cli.table import print_comparison
 from tinyproto.cli.terminal import Output
 from tinyproto.config import Config, load_config
 from tinyproto.errors import CellsFailed, Interrupted, RunFolderError
 from tinyproto.experiment import Experiment
 from tinyproto.report.compare import Comparison, compare
-from tinyproto.report.derived import derived_sentence
 from tinyproto.report.verdict import verdict
 from tinyproto.report.words import counted
 from tinyproto.tracking.run_folder import RunFolder, how_to_go_on, is_federation
@@ -102,13 +101,8 @@ def conclude(output: Output, config: Config, folder: Path, failure: CellsFailed 
 
 
 def _show(output: Output, comparison: Comparison, sentences: Sequence[str], folder: Path) -> Path:
-    console = output.console
-    console.print()
-    console.print(comparison_table(comparison, console))
-    if derived := derived_sentence(comparison):
-        console.print(derived, markup=False)
-    for sentence in sentences:
-        console.print(f"• {sentence}", markup=False)
+    output.console.print()
+    print_comparison(output.console, comparison, sentences)
     report = write_report([folder], folder / "report.html")
     output.say(f"\nWritten to {folder}; look at {report}")
     return report

@@ -13,6 +13,7 @@ from rich.table import Table
 from tinyproto.cli.terminal import plain_table
 from tinyproto.report.columns import accuracy_cells, accuracy_columns, cost_cells
 from tinyproto.report.compare import RULE_NAMES, Comparison
+from tinyproto.report.derived import derived_sentence
 
 ROOMY = 1000
 COSTS = (
@@ -23,6 +24,15 @@ COSTS = (
     ("payload",),
 )
 """Which costs are shown, by how much room there is; summary.json has them all."""
+
+
+def print_comparison(console: Console, comparison: Comparison, sentences: Sequence[str]) -> None:
+    """What a run ends with: the table, what was derived, the verdict."""
+    console.print(comparison_table(comparison, console))
+    if derived := derived_sentence(comparison):
+        console.print(derived, markup=False)
+    for sentence in sentences:
+        console.print(f"• {sentence}", markup=False)
 
 
 def comparison_table(comparison: Comparison, console: Console) -> Table:
