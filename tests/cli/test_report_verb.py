@@ -151,7 +151,7 @@ def test_records_that_go_beyond_the_paper_bring_their_tables_figure_and_aims(
     assert in_process(monkeypatch, tmp_path, "report", "results", "--figures", "figures", "--json") == 0
     captured = capsys.readouterr()
     beyond = json.loads(captured.out)["paper"]["beyond"]
-    assert len(beyond["bytes"]) == 28 + 7
+    assert len(beyond["bytes"]) == 31 + 7
     assert [row["rounds"] for row in beyond["bytes"] if row["experiment"] == "bytes_cifar100"].count(4) == 1
     assert [len(search["constants"]) for search in beyond["auto"]] == [1, 4, 1, 6, 3, 3]
     assert [claim["verdict"] for claim in beyond["claims"]] == ["cannot be told yet"] * (2 + 6)

@@ -86,7 +86,7 @@ def test_cells_of_table_1_stand_beside_after_every_number_of_rounds(some: Record
 def test_every_cell_of_the_study_has_a_row_and_what_was_not_run_is_empty(some: Records) -> None:
     rows = wire_rows(some)
     twice = [row for row in rows if row.read_rounds == 100 and row.variant is not None and row.variant.rounds == 300]
-    assert len(rows) == 28 + 7 + len(twice) == 28 + 7 + 6
+    assert len(rows) == 31 + 7 + len(twice) == 31 + 7 + 6
     (row,) = named(rows, "TinyProto-FT, s=50, int4 stochastic")
     assert list(row.values())[2:] == ["not run", *["–"] * 7]
     head, _ = named(rows, "FedDistill, int8", "all")
@@ -109,6 +109,16 @@ def test_a_row_as_json_has_everything(some: Records) -> None:
     assert plain["all_bytes_per_round"] == 2980
     assert plain["times_fewer_than_fedproto"] == pytest.approx(88_060 / 1580)
     assert plain["difference"] == pytest.approx(0.07)
+
+
+def test_a_derived_scale_is_named_and_meets_no_aim_of_the_published_one(tmp_path: Path) -> None:
+    derived = replace(INT4, label="tinyproto_ft(s=50-int4-held-auto)", correct=99)
+    found = records(tmp_path, FEDPROTO, FEDTGP, replace(INT4, correct=73), derived)
+    rows = wire_rows(found)
+    assert [row["global"] for row in named(rows, "TinyProto-FT, s=50, int4, auto μ")] == ["49.50"]
+    assert "36.50 against FedTGP's 37.00" in wire_claims(rows)[1].evidence
+    (figure,) = wire_figures(found, rows)
+    assert {"TinyProto-FT int4", "TinyProto-FT int4, auto μ"} <= {row[0] for row in figure.rows}
 
 
 # The aims

@@ -67,8 +67,10 @@ def test_the_figures_move_the_width_and_a_tenth_of_it() -> None:
 def test_the_study_of_bytes_crosses_types_with_dimensions_and_has_a_baseline_in_smaller_types() -> None:
     (config,) = of("bytes")
     held = [entry for entry in config.values["algorithms"] if entry["wire"]["download"] == "held"]
-    nearest = {(entry["cps_dim"], entry["wire"]["up"]) for entry in held if entry["wire"]["rounding"] == "nearest"}
-    assert len(nearest) == 15
+    nearest = [entry for entry in held if entry["wire"]["rounding"] == "nearest"]
+    assert len({(entry["cps_dim"], entry["wire"]["up"]) for entry in nearest if "global_scale" not in entry}) == 15
+    derived = [(entry["cps_dim"], entry["wire"]["up"]) for entry in nearest if entry.get("global_scale") == "auto"]
+    assert derived == [(50, "int4"), (25, "int4"), (10, "int4")]
     assert {entry["name"] for entry in config.values["algorithms"]} > {"fedproto", "fedtgp", "lg_fedavg", "feddistill"}
 
 

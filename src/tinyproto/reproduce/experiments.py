@@ -42,6 +42,9 @@ FIRST_CLASSES = 100
 """Of Tiny-ImageNet, in the study of our own on them."""
 
 BYTES_DIMS = (25, 50, 100)
+AUTO_DIMS = (50, 25, 10)
+"""Of the cells that derive μ, which is larger than the published one."""
+
 SMALL = ("float16", "int8")
 TYPED_BASELINES = ("fedproto", "fedtgp", "feddistill", "lg_fedavg", "fml", "fedkd")
 BYTES_TYPES = ("int8", "int4", "float16", "bfloat16", "float32")
@@ -217,6 +220,7 @@ def _bytes() -> Iterator[PaperConfig]:
         _typed("tinyproto_ft", kind, s, "held") for s in sorted(BYTES_DIMS, key=CPS_DIM.__ne__) for kind in BYTES_TYPES
     ]
     algorithms += [_typed("tinyproto_ft", "int4", CPS_DIM, "held", "stochastic")]
+    algorithms += [_with_auto(_typed("tinyproto_ft", "int4", s, "held")) for s in AUTO_DIMS]
     algorithms += [_typed(name, kind) for name in TYPED_BASELINES for kind in SMALL]
     yield _config(
         "bytes", "bytes_cifar100", "Types on the wire and CPS dimensions on CIFAR-100, classes held.",
@@ -237,6 +241,11 @@ def _typed(
     own = {} if cps_dim is None else {"cps_dim": cps_dim}
     wire = {"up": kind, "down": kind, "download": download, "rounding": rounding}
     return {"name": name, "label": f"{name}({'-'.join(words)})", **own, "wire": wire}
+
+
+def _with_auto(entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry as it is, with μ from the hello."""
+    return {**entry, "label": f"{entry['label'][:-1]}-auto)", "global_scale": "auto"}
 
 
 def _auto() -> Iterator[PaperConfig]:

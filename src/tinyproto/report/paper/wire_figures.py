@@ -11,11 +11,15 @@ from tinyproto.report.paper.records import Records
 from tinyproto.report.paper.tables import two_digits
 from tinyproto.report.paper.wire_types import STANDARD, STEM, WireRow
 from tinyproto.report.words import counted, size
-from tinyproto.reproduce.experiments import BYTES_DIMS
+from tinyproto.reproduce.experiments import AUTO_DIMS, BYTES_DIMS
 from tinyproto.reproduce.printed import Address
 
 TYPE_INKS = {"float32": "c9", "float16": "c3", "bfloat16": "c3 hollow", "int8": "c8", "int4": "c1"}
 """Of TinyProto-FT, colours that no baseline has; a curve that differs from one of these in something else is hollow."""
+
+
+DERIVED_INK = "c8 hollow"
+"""Of TinyProto-FT with a derived μ, all of it in int4."""
 
 
 def wire_figures(records: Records, rows: Sequence[WireRow]) -> list[Figure]:
@@ -34,8 +38,8 @@ def _figure(records: Records, rows: Sequence[WireRow], rounds: int) -> Figure:
     return draw(
         f"beyond-bytes-{rounds}", f"Types on the wire, CIFAR-100, after {counted(rounds, 'round')}",
         f"Best round by global prototypes; methods without them by their head. TinyProto-FT type by type over s="
-        f"{', '.join(map(str, BYTES_DIMS))}, baselines over their types, as far as they were run; “all”: every class "
-        "is downloaded. Local, which sends nothing, is the dashed line. No dot lies above or left of the dotted front. "
+        f"{', '.join(map(str, BYTES_DIMS))} (auto μ: {', '.join(map(str, sorted(AUTO_DIMS)))}), baselines over "
+        "their types, as far as they were run; “all”: every class is downloaded. Local, which sends nothing, is the dashed line. No dot lies above or left of the dotted front. "
         "Frames sent only to evaluate are not counted; the table has them.",
         curves, sizes(curves, "training bytes on the wire a round, up and down"), accuracies(curves), with_front=True,
     )  # fmt: skip
@@ -49,7 +53,8 @@ def _points(row: WireRow, rounds: int) -> Iterator[Point]:
     found = row.variant.best_after(rounds, row.seeds or None)[rule]
     if found is not None:
         width = "" if row.cps_dim is None else f"s={row.cps_dim}, "
-        words = f"{width}{row.type}: {two_digits(found.mean)} % for {size(row.training_bytes)}"
+        scale = ", auto μ" if row.derived else ""
+        words = f"{width}{row.type}{scale}: {two_digits(found.mean)} % for {size(row.training_bytes)}"
         yield Point(row.training_bytes, found.mean, words)
 
 
@@ -58,6 +63,8 @@ def _curve(row: WireRow) -> tuple[str, str]:
     if row.cps_dim is None:
         by_head = row.variant is not None and row.variant.rule == "head"
         return row.method + (" (head)" if by_head else ""), INKS[row.cell.entry["name"]]
+    if row.derived:
+        return f"{row.method} {row.type}, auto μ", DERIVED_INK
     plain = row.wire["rounding"] == "nearest" and row.wire["download"] == "held"
     scope = "" if row.wire["download"] == "held" else ", all"
     return f"{row.method} {row.type}{scope}", TYPE_INKS[row.wire["up"]] + ("" if plain else " hollow")

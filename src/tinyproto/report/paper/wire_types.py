@@ -61,10 +61,15 @@ class WireRow(Pair):
         return found
 
     @property
+    def derived(self) -> bool:
+        """Whether μ is derived instead of the published one."""
+        return self.cell.entry.get("global_scale") == "auto"
+
+    @property
     def name(self) -> str:
         """All in a line."""
         width = [] if self.cps_dim is None else [f"s={self.cps_dim}"]
-        return ", ".join([self.method, *width, self.type])
+        return ", ".join([self.method, *width, self.type, *(["auto μ"] if self.derived else [])])
 
     @property
     def training_bytes(self) -> float | None:
@@ -103,6 +108,7 @@ class WireRow(Pair):
             "experiment": self.cell.address.stem,
             "label": self.cell.address.label,
             "cps_dim": self.cps_dim,
+            "global_scale": self.cell.entry.get("global_scale"),
             "wire": dict(self.wire),
             "rounds": self.read_rounds,
             "seeds": self.seeds or ([] if self.variant is None else self.variant.seeds),
@@ -174,7 +180,8 @@ def _facts(row: WireRow, least: float) -> Iterator[Fact]:
 
 def _is_wanted(row: WireRow, kind: str) -> bool:
     wanted = {"up": kind, "down": kind, "download": "held", "rounding": "nearest"}
-    return row.cell.entry["name"] == "tinyproto_ft" and row.cps_dim == CPS_DIM and dict(row.wire) == wanted
+    ours = row.cell.entry["name"] == "tinyproto_ft" and row.cps_dim == CPS_DIM and not row.derived
+    return ours and dict(row.wire) == wanted
 
 
 def _row(records: Records, cell: PaperCell) -> WireRow:
@@ -196,6 +203,7 @@ def _place(row: WireRow) -> tuple[Any, ...]:
         row.cps_dim or 0,
         *(kinds.index(row.wire[way]) for way in ("up", "down")),
         row.wire["rounding"],
+        row.derived,
         row.wire["download"],
         -(row.read_rounds or 0),
     )
