@@ -39,7 +39,8 @@ def _figure(records: Records, rows: Sequence[WireRow], rounds: int) -> Figure:
         f"beyond-bytes-{rounds}", f"Types on the wire, CIFAR-100, after {counted(rounds, 'round')}",
         f"Best round by global prototypes; methods without them by their head. TinyProto-FT type by type over s="
         f"{', '.join(map(str, BYTES_DIMS))} (auto μ: {', '.join(map(str, sorted(AUTO_DIMS)))}), baselines over "
-        "their types, as far as they were run; “all”: every class is downloaded. Local, which sends nothing, is the dashed line. No dot lies above or left of the dotted front. "
+        "their types, as far as they were run; “all”: every class is downloaded. Local, which sends "
+        "nothing, is the dashed line. No dot lies above or left of the dotted front. "
         "Frames sent only to evaluate are not counted; the table has them.",
         curves, sizes(curves, "training bytes on the wire a round, up and down"), accuracies(curves), with_front=True,
     )  # fmt: skip
