@@ -88,7 +88,7 @@ def _figure1() -> Figure:
     def prototypes(dim: int) -> Callable[[int], int]:
         return lambda classes: figure1.prototype_parameters(classes, dim)
 
-    inks = (INKS[name] for name in ("tinyproto_ft", "tinyproto_fp", "fedproto", "fedtgp"))
+    inks = (INKS[name] for name in ("tinyproto_ft", "tinyproto_fp", "fedproto", "lg_fedavg"))
     curves = [
         curve("FedAvg, ShuffleNetV2 ×0.5", INKS["fedavg"], figure1.fedavg_parameters),
         *(curve(f"prototypes, d={dim}", ink, prototypes(dim)) for dim, ink in zip(figure1.DIMS, inks, strict=True)),
