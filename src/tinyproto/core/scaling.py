@@ -10,7 +10,7 @@ SUM_RULE_SHRINK = 0.9
 """κ of FedProto's μ: the published constants all equal 0.9 over the samples per class."""
 
 TRAINABLE_STRETCH = 3.0
-"""κ of FedTGP's μ: amid the 2 to 6 over the mean n_ij that were best; the published constants are 0.6 over it."""
+"""κ of FedTGP's μ, over the mean n_ij: between the 2.6 and 5.9 that were best; the published constants are 0.6."""
 
 
 def scale_by_count(prototypes: Prototypes, counts: Tensor) -> Prototypes:
