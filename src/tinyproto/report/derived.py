@@ -11,7 +11,7 @@ SYMBOLS = {"cps_dim": "s", "global_scale": "μ"}
 
 
 def derived_words(values: Mapping[str, int | float]) -> str:
-    """Of one cell: s = 42, μ = 0.0092."""
+    """Of one cell: s = 42, μ = 0.1744."""
     return _listed({name: [value] for name, value in values.items()})
 
 
