@@ -54,6 +54,9 @@ def by_name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+IN_SEVERAL_PROCESSES = ("grid.md", "scale.md")
+"""Pages whose blocks start many processes; `make test-all` plays them."""
+
 every_page = pytest.mark.parametrize("page", PAGES, ids=by_name)
 
 
@@ -146,7 +149,12 @@ def printed_for_the_record() -> str:
     return captured.get()
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page)], ids=by_name)
+def played(page: Path) -> object:
+    """A page as a parameter, marked where it takes several processes."""
+    return pytest.param(page, marks=pytest.mark.slow) if page.name in IN_SEVERAL_PROCESSES else page
+
+
+@pytest.mark.parametrize("page", [played(page) for page in PAGES if blocks_of(page)], ids=by_name)
 def test_a_page_s_blocks_run_from_top_to_bottom(page: Path, clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType(f"page_{page.stem}")  # dataclasses on a page look their module up by name
     monkeypatch.setitem(sys.modules, module.__name__, module)

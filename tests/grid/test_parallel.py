@@ -105,6 +105,7 @@ def test_cells_at_once_leave_the_same_run_folder(tmp_path: Path, in_turn: Path, 
     assert len([event for event in told.events[:first_of_second] if event[:2] == ("played", 0)]) >= 2  # measured first
 
 
+@pytest.mark.slow
 def test_a_stop_leaves_every_cell_where_it_is_and_any_number_goes_on(tmp_path: Path) -> None:
     two = ("algorithms=[local, fedproto]", "train.rounds=20", "train.participation=0.3")
     stopper = Recording(stop_at=(1, 1))
@@ -139,6 +140,7 @@ def moody(folder: Path, monkeypatch: pytest.MonkeyPatch, mishap: str, together: 
     return experiment(folder, "models=[nets:make]", "train.parallel_cells=3", "train.rounds=6")
 
 
+@pytest.mark.slow
 def test_out_of_memory_beside_others_goes_on_with_fewer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mishap = "if first(): raise torch.OutOfMemoryError('CUDA out of memory')"
     told = Recording()
