@@ -88,6 +88,11 @@ def play_round(
     )
 
 
+def first_derived(server: ServerRuntime, record: RoundRecord, first: int) -> Derived:
+    """What the algorithm chose by itself, told of the first round that is played now; nothing of the others."""
+    return server.derived(record.participants) if record.round == first and record.participants else {}
+
+
 def last_derived(server: ServerRuntime, records: Sequence[RoundRecord]) -> Derived:
     """What the algorithm chose by itself, as of the last of these rounds that anyone trained in."""
     return server.derived(next((record.participants for record in reversed(records) if record.participants), ()))

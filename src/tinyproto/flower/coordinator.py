@@ -17,7 +17,7 @@ import torch
 from tinyproto.algorithms.base import Round
 from tinyproto.config.load import completed, parse_config
 from tinyproto.core.streams import Streams
-from tinyproto.engine.round import last_derived, play_round
+from tinyproto.engine.round import first_derived, last_derived, play_round
 from tinyproto.engine.server import ServerRuntime
 from tinyproto.engine.stopwatch import Stopwatch
 from tinyproto.engine.training import make_trainer
@@ -118,8 +118,7 @@ class Coordinator:
             if not round_.record.closing:
                 checkpoints.save(0, number + 1, self)
             self._conclude(round_)
-            participants = round_.record.participants
-            if number == first and participants and (derived := self.server.derived(participants)):
+            if derived := first_derived(self.server, round_.record, first):
                 self.journal.tell("derived", round=number, values=dict(derived))
         self._finish(played)
 

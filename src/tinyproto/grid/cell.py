@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tinyproto.config.load import completed
+from tinyproto.engine.round import first_derived
 from tinyproto.experiment import Cell, Experiment
 from tinyproto.grid.observer import Observer
 from tinyproto.simulation.checkpoint import Position, load_newest, restore
@@ -64,8 +65,7 @@ def _play(
     for round_ in simulation.rounds(first):
         folder.append_round(identity, round_)
         played.append(round_)
-        participants = round_.record.participants
-        if round_.record.round == first and participants and (derived := simulation.server.derived(participants)):
+        if derived := first_derived(simulation.server, round_.record, first):
             observer.derived(cell, derived, first)
         observer.played(cell, round_)
         if not round_.record.closing:

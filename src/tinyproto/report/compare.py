@@ -8,12 +8,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tinyproto.engine.evaluate import RULES
+from tinyproto.tracking.summary import MEANT
 
 RULE_NAMES = {"head": "own head", "global": "nearest global prototype", "local": "nearest local prototype"}
 STATISTIC_NAMES = {"best": "best round", "last": "last round", "last10": "mean of the last 10 evaluations"}
-
-MEANT = 10
-"""Evaluations that `last10` is the mean of, where there are as many."""
 
 
 @dataclass(frozen=True)

@@ -166,9 +166,9 @@ def _readings() -> Iterator[PaperConfig]:
         {"name": "fedproto", "label": "fedproto(weight=1)", "proto_weight": 1.0},
         {"name": "fedtgp", "label": "fedtgp(stale)", "prototype_source": "stale"},
         {"name": "tinyproto_fp", "label": "tinyproto_fp(mean)", "aggregation": "mean"},
-        {"name": "tinyproto_fp", "label": "tinyproto_fp(auto)", "global_scale": "auto"},
+        _derived("tinyproto_fp"),
         {"name": "tinyproto_ft", "label": "tinyproto_ft(printed)", "global_scale": 1.5e-3},
-        {"name": "tinyproto_ft", "label": "tinyproto_ft(auto)", "global_scale": "auto"},
+        _derived("tinyproto_ft"),
         {"name": "tinyproto_ft", "label": "tinyproto_ft(blocks)", "masks": "blocks"},
         {"name": "tinyproto_ft", "label": "tinyproto_ft(random)", "masks": "random"},
         *_scaled("tinyproto_ft", 9.21e-3, 2e-2, 4e-2, 1e-1),  # the first is 0.6 over the mean n_ij
@@ -207,6 +207,11 @@ def _readings() -> Iterator[PaperConfig]:
         "readings", "readings_cifar10", "Open readings where CIFAR-10 lies furthest from print: prototypes, masks, μ.",
         "cifar10", published, seeds=[0],
     )  # fmt: skip
+
+
+def _derived(name: str) -> dict[str, Any]:
+    """An entry with μ from the hello."""
+    return {"name": name, "label": f"{name}(auto)", "global_scale": "auto"}
 
 
 def _scaled(name: str, *scales: float) -> Algorithms:
@@ -251,14 +256,14 @@ def _with_auto(entry: dict[str, Any]) -> dict[str, Any]:
 def _auto() -> Iterator[PaperConfig]:
     """μ from the hello: on CIFAR-10 as `readings` has it on CIFAR-100, and under `sound` against constants."""
     short: dict[str, Any] = {"rounds": SHORT_ROUNDS, "seeds": [0, 1]}
-    derived: Algorithms = [{"name": name, "label": f"{name}(auto)", "global_scale": "auto"} for name in OURS]
+    derived = [_derived(name) for name in OURS]
     yield _config(
         "auto", "auto_cifar10", "μ from the hello on cifar10; other constants are in table1 and readings.",
         "cifar10", [*derived, *_scaled("tinyproto_ft", 1.02e-3)], **short,  # the last is 0.6 over the mean n_ij
     )  # fmt: skip
     for dataset, printed in (("cifar100", 1.5e-3), ("cifar10", 1.5e-4)):
         constants = [printed, printed / 2, printed * 2]
-        searched: Algorithms = [{"name": "tinyproto_fp", "label": "tinyproto_fp(auto)", "global_scale": "auto"}]
+        searched: Algorithms = [_derived("tinyproto_fp")]
         searched += [{"name": "tinyproto_fp", "label": f"tinyproto_fp({mu:g})", "global_scale": mu} for mu in constants]
         yield _config(
             "auto", f"auto_sound_{dataset}", f"μ from the hello against constants on {dataset}, preset sound.",

@@ -14,6 +14,9 @@ from tinyproto.wire.meter import WAYS, Cost, Direction, Purpose
 SCHEMA_VERSION = 1
 PHASES = ("total", "train", "prototypes", "server", "evaluate", "clients")
 
+MEANT = 10
+"""Evaluations that `last10` is the mean of, where there are as many."""
+
 
 def summarise(
     played: Sequence[PlayedRound], identity: Mapping[str, Any], formula: int | None, peak_memory: int, derived: Derived
@@ -69,7 +72,7 @@ def read_at(curve: Sequence[tuple[int, float | None]]) -> dict[str, list[int]]:
     return {
         "best": [] if best is None else [best],
         "last": known[-1:],
-        "last10": [index for index in known if curve[index][0]][-10:],
+        "last10": [index for index in known if curve[index][0]][-MEANT:],
     }
 
 

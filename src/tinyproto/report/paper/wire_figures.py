@@ -17,7 +17,6 @@ from tinyproto.reproduce.printed import Address
 TYPE_INKS = {"float32": "c9", "float16": "c3", "bfloat16": "c3 hollow", "int8": "c8", "int4": "c1"}
 """Of TinyProto-FT, colours that no baseline has; a curve that differs from one of these in something else is hollow."""
 
-
 DERIVED_INK = "c8 hollow"
 """Of TinyProto-FT with a derived μ, all of it in int4."""
 
@@ -54,8 +53,7 @@ def _points(row: WireRow, rounds: int) -> Iterator[Point]:
     found = row.variant.best_after(rounds, row.seeds or None)[rule]
     if found is not None:
         width = "" if row.cps_dim is None else f"s={row.cps_dim}, "
-        scale = ", auto μ" if row.derived else ""
-        words = f"{width}{row.type}{scale}: {two_digits(found.mean)} % for {size(row.training_bytes)}"
+        words = f"{width}{row.setting}: {two_digits(found.mean)} % for {size(row.training_bytes)}"
         yield Point(row.training_bytes, found.mean, words)
 
 
@@ -64,11 +62,10 @@ def _curve(row: WireRow) -> tuple[str, str]:
     if row.cps_dim is None:
         by_head = row.variant is not None and row.variant.rule == "head"
         return row.method + (" (head)" if by_head else ""), INKS[row.cell.entry["name"]]
-    if row.derived:
-        return f"{row.method} {row.type}, auto μ", DERIVED_INK
     plain = row.wire["rounding"] == "nearest" and row.wire["download"] == "held"
     scope = "" if row.wire["download"] == "held" else ", all"
-    return f"{row.method} {row.type}{scope}", TYPE_INKS[row.wire["up"]] + ("" if plain else " hollow")
+    ink = DERIVED_INK if row.derived else TYPE_INKS[row.wire["up"]] + ("" if plain else " hollow")
+    return f"{row.method} {row.setting}{scope}", ink
 
 
 def _alone(records: Records, rounds: int) -> Iterator[Curve]:

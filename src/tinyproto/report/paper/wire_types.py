@@ -66,10 +66,15 @@ class WireRow(Pair):
         return self.cell.entry.get("global_scale") == "auto"
 
     @property
+    def setting(self) -> str:
+        """The type, and where it is not the published one, μ."""
+        return self.type + (", auto μ" if self.derived else "")
+
+    @property
     def name(self) -> str:
         """All in a line."""
         width = [] if self.cps_dim is None else [f"s={self.cps_dim}"]
-        return ", ".join([self.method, *width, self.type, *(["auto μ"] if self.derived else [])])
+        return ", ".join([self.method, *width, self.setting])
 
     @property
     def training_bytes(self) -> float | None:
