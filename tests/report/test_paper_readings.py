@@ -87,8 +87,8 @@ def test_a_variant_without_its_counterpart_stands_alone(records: Records) -> Non
 
 def test_every_reading_of_the_experiments_has_a_row_below_its_method(records: Records) -> None:
     rows = list(reading_rows(readings(records)))
-    assert len(rows) == 22 + 8
-    words = {row[0]: row[1:] for row in rows[:22]}  # those on CIFAR-100
+    assert len(rows) == 23 + 6 + 8  # on CIFAR-100, of its ablation, on CIFAR-10
+    words = {row[0]: row[1:] for row in reversed(rows)}  # of rows of one name the first, on CIFAR-100
     assert words["CIFAR-100, FedProto as in Table 1"] == ["60 rounds", "0", "25.00", "25.00", "25.00"]
     assert words["↳ where local prototypes come from: running instead of fresh"] == [
         "60 rounds", "0", *["28.00 (+3.00)"] * 3
@@ -107,6 +107,27 @@ def test_a_variant_is_held_against_table_1_of_its_own_dataset(records: Records) 
         "↳ where local prototypes come from: running instead of fresh, masks: blocks instead of balanced",
     ]
     assert rows[first + 1] == ["↳ masks: blocks instead of balanced", "300 rounds", "0", *["82.00 (+7.00)"] * 3]
+
+
+def test_a_variant_of_the_ablation_is_held_against_the_cell_of_its_design(tmp_path: Path) -> None:
+    for record in (
+        PaperRecord("table1_cifar100", "tinyproto_fp", 40),
+        PaperRecord("appendix_cifar100", "tinyproto_fp(cps_dim=250,scaling=none)", 70),
+        PaperRecord("appendix_cifar100", "tinyproto_fp(cps_dim=450,scaling=none)", 68),
+        PaperRecord("readings_ablation", "tinyproto_fp(cps_dim=250,scaling=none,running)", 66),
+    ):
+        record.write(tmp_path)
+    rows = list(reading_rows(readings(Records(read_runs(find_runs([tmp_path]))))))
+    first = next(number for number, row in enumerate(rows) if row[0].endswith(", as in the ablation"))
+    change = "where local prototypes come from: running instead of fresh"
+    assert [row[:5:2] for row in rows[first : first + 6]] == [
+        ["CIFAR-100, TinyProto-FP (250), not scaled, as in the ablation", "0", "35.00"],
+        [f"↳ {change}", "0", "33.00 (−2.00)"],
+        ["CIFAR-100, TinyProto-FP (450), not scaled, as in the ablation", "0", "34.00"],  # alone, but run
+        [f"↳ {change}", "–", "–"],
+        ["CIFAR-100, TinyProto-FP (no CPS), scaled, as in the ablation", "–", "–"],
+        [f"↳ {change}", "–", "–"],
+    ]
 
 
 def test_each_reading_says_in_a_line_what_it_changes(records: Records) -> None:

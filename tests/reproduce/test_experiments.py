@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,16 @@ def test_readings_are_asked_of_cifar10_where_it_lies_furthest_from_print() -> No
         "tinyproto_ft(scale=0.003)": ("fresh", "balanced", 0.003),
         "tinyproto_ft(scale=0.01)": ("fresh", "balanced", 0.01),
     }
+
+
+def test_a_reading_of_the_ablation_differs_from_its_cell_in_where_prototypes_come_from() -> None:
+    (config,) = [config for config in of("readings") if config.stem == "readings_ablation"]
+    (ablation,) = [config for config in of("appendix") if config.dataset == "cifar100"]
+    plain = {entry.label: asdict(entry.hyper) for entry in load_config(ROOT / ablation.path).algorithms}
+    for entry in load_config(ROOT / config.path).algorithms:
+        own, cell = asdict(entry.hyper), plain[entry.label.replace(",running", "")]
+        assert (own.pop("prototype_source"), cell.pop("prototype_source")) == ("running", "fresh")
+        assert own == cell
 
 
 def test_writing_removes_what_the_definition_no_longer_has(tmp_path: Path) -> None:

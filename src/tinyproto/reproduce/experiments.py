@@ -160,7 +160,7 @@ def _compression() -> Iterator[PaperConfig]:
 
 
 def _readings() -> Iterator[PaperConfig]:
-    """Against the cell of table1 with the same method and dataset: each differs from it in one open reading, or two."""
+    """Against the cell of table1 or appendix with the same design: each differs from it in one open reading, or two."""
     methods: Algorithms = [
         {"name": "fedproto", "label": "fedproto(running)", "prototype_source": "running"},
         {"name": "fedproto", "label": "fedproto(weight=1)", "proto_weight": 1.0},
@@ -172,6 +172,7 @@ def _readings() -> Iterator[PaperConfig]:
         {"name": "tinyproto_ft", "label": "tinyproto_ft(blocks)", "masks": "blocks"},
         {"name": "tinyproto_ft", "label": "tinyproto_ft(random)", "masks": "random"},
         *_scaled("tinyproto_ft", 9.21e-3, 2e-2, 4e-2, 1e-1),  # the first is 0.6 over the mean n_ij
+        {"name": "tinyproto_ft", "label": "tinyproto_ft(blocks-scale=0.04)", "masks": "blocks", "global_scale": 4e-2},
     ]
     both: Algorithms = ["fedproto", "tinyproto_ft"]
     short: dict[str, Any] = {"rounds": READING_ROUNDS, "seeds": [0]}
@@ -207,6 +208,19 @@ def _readings() -> Iterator[PaperConfig]:
         "readings", "readings_cifar10", "Open readings where CIFAR-10 lies furthest from print: prototypes, masks, μ.",
         "cifar10", published, seeds=[0],
     )  # fmt: skip
+    above_print: tuple[tuple[int | None, str], ...] = ((250, "none"), (450, "none"), (None, "count"))
+    yield _config(
+        "readings", "readings_ablation", "The open reading of prototypes where the ablation lies furthest from print.",
+        "cifar100", [_gathered("tinyproto_fp", s, scaling) for s, scaling in above_print], seeds=[0],
+    )  # fmt: skip
+
+
+def _gathered(name: str, cps_dim: int | None, scaling: str) -> dict[str, Any]:
+    """An entry of the ablation, with prototypes gathered while training."""
+    design = {"cps_dim": cps_dim, "scaling": scaling}
+    width = "null" if cps_dim is None else cps_dim
+    label = f"{name}(cps_dim={width},scaling={scaling},running)"
+    return {"name": name, "label": label, **design, "prototype_source": "running"}
 
 
 def _derived(name: str) -> dict[str, Any]:

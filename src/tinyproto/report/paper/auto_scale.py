@@ -136,7 +136,7 @@ def searches(records: Records) -> list[Search]:
     groups: dict[str, dict[str, PaperCell]] = {}
     for config in experiments():
         for cell in paper_cells(config) if config.target in TARGETS else []:
-            if KEY in cell.entry:
+            if cell.entry.get("scaling") == "count":
                 groups.setdefault(_without_scale(cell), {}).setdefault(cell.key, cell)
     found = []
     for cells in groups.values():

@@ -1,4 +1,4 @@
-"""The open readings: what each changes against the cell of Table 1, both read after as many rounds."""
+"""The open readings: what each changes against the cell of Table 1 or the ablation, both after as many rounds."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from tinyproto.engine.evaluate import RULES
 from tinyproto.report.compare import Spread
 from tinyproto.report.paper.pairs import Pair, means
-from tinyproto.report.paper.records import Outcome, Records, method_name, paper_cell
+from tinyproto.report.paper.records import Outcome, Records, cells_of, method_name
 from tinyproto.report.paper.tables import NOT_RUN, NOTHING, signed, spread_cell, two_digits
 from tinyproto.report.words import counted
 from tinyproto.reproduce.experiments import experiments
 from tinyproto.reproduce.matching import PaperCell, paper_cells
-from tinyproto.reproduce.printed import DATASET_NAMES, Address, printed_tables
+from tinyproto.reproduce.printed import DATASET_NAMES, printed_tables
 from tinyproto.tracking.differences import differences
 
 METHODS = ("fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft")
@@ -38,16 +38,27 @@ RULE_HEADER = ("dataset, algorithm", "paper", "head", "global", "local", "neares
 
 @dataclass(frozen=True, kw_only=True)
 class Reading(Pair):
-    """A variant of a method, held against that method as Table 1 has it."""
+    """A variant of a method, held against that method as Table 1 has it, or the ablation."""
 
     name: str
-    method: str
+    plain_cell: PaperCell  # what it is a variant of
     cell: PaperCell
 
     @property
     def dataset(self) -> str:
         """As the paper writes it."""
         return DATASET_NAMES[self.cell.config["data"]["name"]]
+
+    @property
+    def method(self) -> str:
+        """As the table has it that it is held against."""
+        return method_name(self.plain_cell.entry, ablation=self.plain_cell.paper.target == "appendix")
+
+    @property
+    def origin(self) -> str:
+        """What it is a variant of, in words."""
+        table = ", as in the ablation" if self.plain_cell.paper.target == "appendix" else " as in Table 1"
+        return f"{self.dataset}, {self.method}{table}"
 
     def plain(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -121,10 +132,10 @@ def rule_rows(records: Records) -> list[RuleRow]:
 
 
 def reading_rows(found: Sequence[Reading]) -> Iterator[list[str]]:
-    """Under `READING_HEADER`: each method as Table 1 has it, then its variants with the difference in parentheses."""
-    for dataset, method in dict.fromkeys((reading.dataset, reading.method) for reading in found):
-        own = [reading for reading in found if (reading.dataset, reading.method) == (dataset, method)]
-        yield from _references(f"{dataset}, {method} as in Table 1", own)
+    """Under `READING_HEADER`: each method as its table has it, then its variants with the difference in parentheses."""
+    for origin in dict.fromkeys(reading.origin for reading in found):
+        own = [reading for reading in found if reading.origin == origin]
+        yield from _references(origin, own)
         for reading in own:
             if reading.variant is None:
                 yield [f"↳ {reading.name}", NOT_RUN, NOTHING, *[NOTHING] * len(RULES)]
@@ -139,39 +150,46 @@ def reading_rows(found: Sequence[Reading]) -> Iterator[list[str]]:
 
 
 def _references(name: str, own: Sequence[Reading]) -> Iterator[list[str]]:
-    """A method as its variants are held against it: after as many rounds and of the same seeds, each once."""
+    """A method as its variants are held against it: after as many rounds and of the same seeds, each once.
+
+    Where none is held against it yet, as it was run.
+    """
     found = {(reading.rounds, tuple(reading.seeds)): reading for reading in own if reading.seeds}
     for (rounds, seeds), reading in sorted(found.items(), key=lambda item: (item[0][0] or 0, len(item[0][1]), item[0])):
         yield [name, _counted(rounds), _listed(seeds), *map(spread_cell, reading.compared().values())]
-    if not found:
+    if not found and (alone := own[0].reference) is not None:
+        numbers = alone.best_after(alone.rounds).values()
+        yield [name, _counted(alone.rounds), _listed(alone.seeds), *map(spread_cell, numbers)]
+    elif not found:
         yield [name, NOT_RUN, NOTHING, *[NOTHING] * len(RULES)]
 
 
 def reading_name(cell: PaperCell) -> str:
-    """The keys in which a variant differs from Table 1, with their values."""
+    """The keys in which a variant differs from what it is held against, with their values."""
     if cell.config["preset"] != "reference":
         return "all as printed (preset paper)"
-    reference = paper_cell(_reference(cell))
-    changed = differences([_decided(reference), _decided(cell)])
+    changed = differences([_decided(_plain(cell)), _decided(cell)])
     return ", ".join(
         f"{QUESTIONS.get(key, key)}: {_value(new)} instead of {_value(old)}" for key, (old, new) in changed.items()
     )
 
 
 def _reading(records: Records, cell: PaperCell, variant: Outcome | None) -> Reading:
-    reference = _reference(cell)
+    plain = _plain(cell)
     return Reading(
-        variant=variant,
-        reference=records.find(reference),
-        name=reading_name(cell),
-        method=method_name(paper_cell(reference).entry),
-        cell=cell,
+        variant=variant, reference=records.find(plain.address), name=reading_name(cell), plain_cell=plain, cell=cell
     )
 
 
-def _reference(cell: PaperCell) -> Address:
-    """The method as Table 1 has it, on the same dataset."""
-    return Address(_stem(cell.config["data"]["name"]), cell.entry["name"])
+def _plain(cell: PaperCell) -> PaperCell:
+    """The method as Table 1 or the ablation has it, on the same dataset and of the same design."""
+    tables = (_stem(cell.paper.dataset), f"appendix_{cell.paper.dataset}")
+    return next(found for stem in tables for found in cells_of(stem) if _design(found) == _design(cell))
+
+
+def _design(cell: PaperCell) -> list[Any]:
+    """What tells rows of the paper's tables apart that have as many neurons."""
+    return [cell.entry.get(key) for key in ("name", "cps_dim", "scaling")]
 
 
 def _stem(dataset: str) -> str:

@@ -128,6 +128,11 @@ def paper_cell(address: Address, preset: str = REFERENCE) -> PaperCell:
     return _resolved(None if preset == REFERENCE else preset)[address]
 
 
+def cells_of(stem: str) -> list[PaperCell]:
+    """The cells of one experiment in order, with the preset it has."""
+    return [cell for address, cell in _resolved(None).items() if address.stem == stem]
+
+
 def method_name(entry: Mapping[str, Any], *, ablation: bool = False) -> str:
     """As the paper's tables name it, with CPS dimensions; in an ablation also whether prototypes are scaled."""
     title = ALGORITHMS[entry["name"]].title
