@@ -59,5 +59,9 @@ class RunFolderError(TinyProtoError):
     """A run folder cannot be created, or holds another run."""
 
 
+class InUseError(RunFolderError):
+    """Another process is running in a run folder."""
+
+
 class FederationError(TinyProtoError):
     """A federation over the network cannot begin or go on."""

@@ -13,7 +13,7 @@ from tinyproto.config.load import completed
 from tinyproto.config.schema import DataSection
 from tinyproto.data.images import Images
 from tinyproto.data.sources import SOURCES, Progress
-from tinyproto.errors import DataError, RunFolderError, TinyProtoError
+from tinyproto.errors import DataError, InUseError, RunFolderError, TinyProtoError
 from tinyproto.experiment import Cell, most_at_once, resolve_device
 from tinyproto.grid.crew import Job, play_jobs
 from tinyproto.grid.observer import Observer
@@ -59,6 +59,7 @@ class Outcome:
 
     recorded: list[PlannedCell] = field(default_factory=list)
     failed: list[tuple[PlannedCell, str]] = field(default_factory=list)
+    left: list[PlannedCell] = field(default_factory=list)  # to another process, which is at them
     stopped: bool = False
 
 
@@ -74,8 +75,15 @@ class Reproduction:
 
     def standing(self) -> list[Standing]:
         """Of every cell, by what lies in the folders now."""
-        found = by_cell([one for one in find_finished(self.results) if one.has_prototypes or not self.drawn])
-        return [self._standing(cell, found.get((cell.key, cell.seed, cell.rounds))) for cell in self.cells]
+        found = self._by_cell(find_finished(self.results))
+        return [self._standing(cell, found.get(cell.identity)) for cell in self.cells]
+
+    def is_recorded(self, cell: PlannedCell) -> bool:
+        """Whether its record lies where one is written, now."""
+        return cell.identity in self._by_cell(find_finished(self.records / cell.place))
+
+    def _by_cell(self, found: Sequence[Finished]) -> dict[tuple[str, int, int], Finished]:
+        return by_cell([one for one in found if one.has_prototypes or not self.drawn])
 
     def _standing(self, cell: PlannedCell, finished: Finished | None) -> Standing:
         if finished is not None:
@@ -100,7 +108,8 @@ class Reproduction:
         RunFolder(self.records).make()
         RunFolder(self.work).make()
         words = (
-            f"another tinyproto reproduce is playing cells in {self.work}; wait for it, or name other --runs and cells"
+            f"another tinyproto reproduce is playing cells in {self.work}; wait for it, or share its cells, "
+            "with --runs of your own"
         )
         with locked(self.work / "lock", RunFolderError(words)):
             for folder in outlived:  # what a kill left of a cell whose record was written already
@@ -148,8 +157,16 @@ class _Recorder:
         cell = Cell(index, planned.config.algorithms[0], planned.seed, of=planned.stem)
         model = planned.config.model
 
-        def begin() -> Handover:
-            self._claims.take(planned.place)
+        def begin() -> Handover | None:
+            try:
+                self._claims.take(planned.place)
+            except InUseError:
+                self._leave(job)
+                return None
+            if self._reproduction.is_recorded(planned):
+                self._claims.release(planned.place)
+                self._observer.skipped(cell, "another process has recorded it meanwhile")
+                return None
             return datasets.handover(model.data)
 
         job = Job(
@@ -170,6 +187,9 @@ class _Recorder:
                 self._observer.finished(cell, results[0])
                 return None
             return self._going_on(job, planned, begun_config(folder.path))
+        except InUseError:
+            self._leave(job)
+            return None
         except TinyProtoError as error:
             self.failed(job, str(error))
             return None
@@ -207,6 +227,11 @@ class _Recorder:
         self._claims.release(self._cells[job.cell.index].place)
         self._outcome.failed.append((self._cells[job.cell.index], reason))
         self._observer.failed(job.cell, reason)
+
+    def _leave(self, job: Job) -> None:
+        """It is another process's."""
+        self._outcome.left.append(self._cells[job.cell.index])
+        self._observer.skipped(job.cell, "left to another process, which is at it")
 
 
 class _Claims:

@@ -201,6 +201,14 @@ def test_a_cell_that_failed_is_a_line_and_its_rounds_are_no_longer_waited_for() 
     assert progress.rounds_left == 20
 
 
+def test_a_cell_left_to_another_process_is_a_line_without_a_failure() -> None:
+    screen = Screen()
+    screen.progress.opens(4)
+    screen.progress.skipped(CELLS[2], "left to another process, which is at it")
+    assert screen.lines == [f"[3/4] {CELLS[2].title}: left to another process, which is at it"]
+    assert screen.progress.rounds_left == 30
+
+
 def test_cells_of_several_experiments_have_rounds_and_a_rule_of_their_own() -> None:
     output = Output()
     output.console = Console(file=io.StringIO(), width=120)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -157,6 +158,9 @@ class Observed(grid.Silent):
     def failed(self, cell: Cell, reason: str) -> None:
         self.events.append(("failed", cell.title, reason))
 
+    def skipped(self, cell: Cell, reason: str) -> None:
+        self.events.append(("skipped", cell.title, reason))
+
 
 def one_cell(tmp_path: Path, *overrides: str, **part: Any) -> tuple[Reproduction, PlannedCell]:
     asked = Part(seeds=[0], algorithms=["local"], **part)
@@ -262,7 +266,7 @@ def test_no_second_one_plays_cells_in_the_same_folder(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("shared", ["results", "runs"])
-def test_a_cell_that_another_process_is_at_is_told_and_the_others_are_played(
+def test_a_cell_that_another_process_is_at_is_left_to_it_and_the_others_are_played(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: str
 ) -> None:
     """Another with the same records has other --runs; one that resumes the cell's folder has no records."""
@@ -270,13 +274,57 @@ def test_a_cell_that_another_process_is_at_is_told_and_the_others_are_played(
     cells = plan("table1", Part(seeds=[0], algorithms=["local", "fedproto"]))[:2]
     reproduction = Reproduction(cells, tmp_path / "results", tmp_path / "runs")
     taken = tmp_path / shared / "reproduction" / cells[0].place
+    observed = Observed()
     with alone_in(taken):
-        outcome = reproduction.play(left(reproduction), Observed())
-    reason = f"another process is running in {taken}; wait for it, or end it first"
-    assert [(cell.place, why) for cell, why in outcome.failed] == [(cells[0].place, reason)]
-    assert [cell.place for cell in outcome.recorded] == [cells[1].place]
+        outcome = reproduction.play(left(reproduction), observed)
+    assert (outcome.left, outcome.failed, outcome.recorded) == ([cells[0]], [], [cells[1]])
+    assert observed.events[0][0::2] == ("skipped", "left to another process, which is at it")
     again = reproduction.play(left(reproduction), Observed())
     assert [cell.place for cell in again.recorded] == [cells[0].place]
+    assert not list(tmp_path.rglob("*lock"))
+
+
+def test_a_cell_that_another_process_recorded_meanwhile_is_not_played_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, miniature())
+    ours, cell = one_cell(tmp_path)
+    then = left(ours)
+    other = Reproduction([cell], tmp_path / "results", tmp_path / "other")
+    assert other.play(left(other), Observed()).recorded == [cell]
+    observed = Observed()
+    outcome = ours.play(then, observed)
+    assert (outcome.left, outcome.failed, outcome.recorded, outcome.stopped) == ([], [], [], False)
+    assert [event[0::2] for event in observed.events] == [("skipped", "another process has recorded it meanwhile")]
+    assert not list(tmp_path.rglob("*lock"))
+
+
+def test_a_record_of_fewer_rounds_in_its_place_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder is named by the experiment's rounds, so this takes an older definition of it."""
+    use(monkeypatch, miniature())
+    reproduction, cell = one_cell(tmp_path)
+    assert reproduction.play(left(reproduction), Observed()).recorded == [cell]
+    assert reproduction.is_recorded(cell)
+    summary = reproduction.records / cell.place / "summary.json"
+    told = json.loads(summary.read_text())
+    told["results"][0]["rounds"] -= 1
+    summary.write_text(json.dumps(told))
+    assert not reproduction.is_recorded(cell)
+
+
+@pytest.mark.slow
+def test_the_same_command_twice_shares_the_cells(tmp_path: Path) -> None:
+    """With folders of their own for what is under way; together they play every cell once, to the same records."""
+    wanted = ("table1", "--json", "train.parallel_cells=1")
+    both = [reproduce(tmp_path, *wanted, "--runs", name) for name in ("one", "other")]
+    found = [ended(process) for process in both]
+    assert [status for status, _, _ in found] == [0, 0], found
+    told = [json.loads(output) for _, output, _ in found]
+    assert not any(one["failed"] for one in told)
+    assert recorded(tmp_path).items() >= undisturbed(tmp_path / "alone", 3).items()
+    played = [re.findall(r"(table1_\w+: \w+, seed \d): 3 rounds", errors) for _, _, errors in found]
+    assert all(played), found
+    assert len(set(played[0] + played[1])) == len(played[0] + played[1]) == 6
     assert not list(tmp_path.rglob("*lock"))
 
 
@@ -296,7 +344,7 @@ def test_a_finished_cell_becomes_no_record_while_another_process_is_at_it(
     assert not list(tmp_path.rglob("*lock"))
     with alone_in(reproduction.records / cell.place):
         outcome = reproduction.play(left(reproduction), Observed())
-    assert [why.partition(" in ")[0] for _, why in outcome.failed] == ["another process is running"]
+    assert (outcome.left, outcome.failed) == ([cell], [])
     assert not (reproduction.records / cell.place).exists()
     assert reproduction.play(left(reproduction), Observed()).recorded == [cell]
 

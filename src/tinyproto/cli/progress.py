@@ -171,12 +171,19 @@ class Progress(Bars):
 
     def failed(self, cell: Cell, reason: str) -> None:
         """A line; what it had left to play is no longer counted."""
+        self._drop(cell, f"failed: {reason}")
+
+    def skipped(self, cell: Cell, reason: str) -> None:
+        """The same, but nothing went wrong."""
+        self._drop(cell, reason)
+
+    def _drop(self, cell: Cell, words: str) -> None:
         bar = self.under_way.pop(cell.index, None)
         if bar is not None:
             self.bars.update(bar, visible=False)
         self.done[cell.index] = self.expected[cell.index].rounds
         self._show_whole()
-        self.output.say(f"{self._number(cell)} {cell.title}: failed: {reason}")
+        self.output.say(f"{self._number(cell)} {cell.title}: {words}")
 
     def finished(self, cell: Cell, result: dict[str, Any]) -> None:
         """The bar stays where there is space for all; without a terminal one line takes its place."""

@@ -87,7 +87,7 @@ def reproduce_target(asked: Asked, results: Path, runs: Path, minutes: float | N
     reproduction = asked.reproduction(results, runs)
     if not reproduction.cells:
         output.say(f"{asked.target}: {TARGETS[asked.target].words}; `tinyproto report {results}` draws it")
-        output.result({"target": asked.target, "cells": [], "failed": [], "tables": []})
+        output.result({"target": asked.target, "cells": [], "failed": [], "left": [], "tables": []})
         return
     standing = reproduction.standing()
     output.say(f"{asked.target}: {_counts(standing)}")
@@ -114,9 +114,9 @@ def _conclude(asked: Asked, standing: Sequence[Standing], outcome: Outcome, resu
     for stem, comparison in tables.items():
         output.console.print(f"\n{stem}", markup=False)
         output.console.print(comparison_table(comparison, output.console))
-    left = [one for one in standing if one.state != "done"]
-    if left:
-        output.say(f"{asked.target}: {_counts(standing)}; {AGAIN}")
+    if any(one.state != "done" for one in standing):
+        others = f", {len(outcome.left)} of them left to another process" if outcome.left else ""
+        output.say(f"{asked.target}: {_counts(standing)}{others}; {AGAIN}")
     output.say(f"The page with the paper's numbers beside these: tinyproto report {results}")
     failed = [{**_identity(cell), "reason": reason} for cell, reason in outcome.failed]
     output.result(
@@ -124,6 +124,7 @@ def _conclude(asked: Asked, standing: Sequence[Standing], outcome: Outcome, resu
             "target": asked.target,
             "cells": [_plain(one) for one in standing],
             "failed": failed,
+            "left": [_identity(cell) for cell in outcome.left],
             "tables": [{"config": stem, **comparison.plain()} for stem, comparison in tables.items()],
         }
     )

@@ -34,7 +34,7 @@ class Job:
     config: Mapping[str, Any]  # resolved, of the experiment
     index: int  # of the cell in that experiment's grid
     folder: RunFolder
-    dataset: Callable[[], Handover]  # asked for when the job starts
+    dataset: Callable[[], Handover | None]  # asked for when the job starts; None where it is not to be played any more
     kind: str = ""  # jobs of one kind take about the same memory
     alone: bool = False  # no run folder around it says what it ran on, so its own folder does
 
@@ -111,6 +111,8 @@ class _Crew:
             dataset = job.dataset()
         except TinyProtoError as error:
             self.foreman.failed(job, str(error))
+            return
+        if dataset is None:
             return
         child = Child("tinyproto.grid.process", dataset.descriptors, self.sharing.variables)
         self.running[child] = job

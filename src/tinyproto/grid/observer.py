@@ -40,6 +40,10 @@ class Observer(Protocol):
         """The cell cannot be finished, and the others go on."""
         ...
 
+    def skipped(self, cell: Cell, reason: str) -> None:
+        """The cell is not played here, since another process plays it or has played it."""
+        ...
+
     def stop_wanted(self) -> bool:
         """Whether to stop after the rounds under way."""
         ...
@@ -67,6 +71,9 @@ class Silent:
         """Nothing."""
 
     def failed(self, cell: Cell, reason: str) -> None:
+        """Nothing."""
+
+    def skipped(self, cell: Cell, reason: str) -> None:
         """Nothing."""
 
     def stop_wanted(self) -> bool:

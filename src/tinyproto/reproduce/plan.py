@@ -81,6 +81,11 @@ class PlannedCell:
         return cell_key(resolved, resolved["algorithms"][0])
 
     @property
+    def identity(self) -> tuple[str, int, int]:
+        """What a record has to have to be of it: its key, seed and rounds."""
+        return self.key, self.seed, self.rounds
+
+    @property
     def stem(self) -> str:
         """Its config's, with what the cell has otherwise."""
         return stem_of(self.paper, self.config.model.preset, self.rounds)

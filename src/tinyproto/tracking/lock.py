@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from tinyproto.errors import RunFolderError, TinyProtoError
+from tinyproto.errors import InUseError, RunFolderError, TinyProtoError
 
 NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 """What file systems say that have no such locks; there, nobody is kept out."""
@@ -29,7 +29,7 @@ def alone_in(folder: Path) -> Iterator[None]:
     words = f"another process is running in {folder}; wait for it, or end it first"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        lock = _take(file, RunFolderError(words))
+        lock = _take(file, InUseError(words))
     except OSError as error:
         raise RunFolderError(f"cannot write the run folder {folder}: {error.strerror or error}") from error
     with _held(file, lock):
