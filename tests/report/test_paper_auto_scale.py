@@ -114,6 +114,15 @@ def test_a_shorter_run_of_a_constant_does_not_hide_its_longer_one(tmp_path: Path
     assert search.claim().evidence.startswith("75.00 against 95.00 with μ = 0.0003 after 300 rounds (−20.00, 2 seeds")
 
 
+def test_a_constant_of_two_runs_is_read_by_the_one_that_shares_more_rounds(tmp_path: Path) -> None:
+    own = replace(AUTO, correct=80, rounds=100, early={60: 70})
+    shorter, longer = replace(PRINTED, correct=60), replace(PRINTED, correct=90, rounds=300, early={60: 62, 100: 74})
+    rows = [dict(zip(AUTO_HEADER, row, strict=True)) for row in found(tmp_path, own, shorter, longer)[FT].rows()]
+    assert [(row["rounds"], row["global"]) for row in rows if row["rounds"] != "not run"] == [
+        ("100", "40.00"), ("100", "37.00"),
+    ]  # fmt: skip
+
+
 def test_with_sound_the_mean_of_the_last_ten_evaluations_counts(tmp_path: Path) -> None:
     last = {100 - back: 160 for back in range(1, 10)}
     made = [

@@ -151,7 +151,7 @@ def any_derived(found: Sequence[Search]) -> bool:
 
 
 def _search(records: Records, cell: PaperCell, others: Sequence[PaperCell]) -> Search:
-    """Longer runs of the derived scale are held against constants of as many rounds only."""
+    """Each constant by the run that shares most rounds; longer ones of the derived scale only where it has as many."""
     derived = records.find_all(cell.address)
     statistic = cell.config["evaluate"]["statistic"]
     constants = []
@@ -161,9 +161,14 @@ def _search(records: Records, cell: PaperCell, others: Sequence[PaperCell]) -> S
             if own is not None and own is not derived[0]:
                 found = [reference for reference in found if reference.rounds >= own.rounds]
             if found or own is None or own is derived[0]:
-                reference = found[0] if found else None
+                reference = _longest(found, 0 if own is None else own.rounds)
                 constants.append(Constant(variant=own, reference=reference, statistic=statistic, cell=one))
     return Search(cell, derived, constants)
+
+
+def _longest(found: Sequence[Outcome], rounds: int) -> Outcome | None:
+    """Of a cell's runs, in order, the first that has so many rounds, or the longest where none has."""
+    return max(found, key=lambda one: min(one.rounds, rounds), default=None)
 
 
 def _place(search: Search) -> tuple[str, int, int]:
