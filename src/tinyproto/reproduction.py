@@ -158,16 +158,7 @@ class _Recorder:
         model = planned.config.model
 
         def begin() -> Handover | None:
-            try:
-                self._claims.take(planned.place)
-            except InUseError:
-                self._leave(job)
-                return None
-            if self._reproduction.is_recorded(planned):
-                self._claims.release(planned.place)
-                self._observer.skipped(cell, "another process has recorded it meanwhile")
-                return None
-            return datasets.handover(model.data)
+            return datasets.handover(model.data) if self._claimed(job) else None
 
         job = Job(
             cell=cell,
@@ -182,14 +173,12 @@ class _Recorder:
             return job
         try:
             if results := folder.read_results():  # done, but killed before its record was written
-                self.done(job, results[0])
-                self._observer.started(cell, planned.rounds)
-                self._observer.finished(cell, results[0])
+                if self._claimed(job):
+                    self.done(job, results[0])
+                    self._observer.started(cell, planned.rounds)
+                    self._observer.finished(cell, results[0])
                 return None
             return self._going_on(job, planned, begun_config(folder.path))
-        except InUseError:
-            self._leave(job)
-            return None
         except TinyProtoError as error:
             self.failed(job, str(error))
             return None
@@ -217,7 +206,6 @@ class _Recorder:
     def done(self, job: Job, result: dict[str, Any]) -> None:  # noqa: ARG002
         """It becomes a record."""
         cell = self._cells[job.cell.index]
-        self._claims.take(cell.place)
         self._reproduction.record(cell, job.folder)
         self._claims.release(cell.place)
         self._outcome.recorded.append(cell)
@@ -228,10 +216,20 @@ class _Recorder:
         self._outcome.failed.append((self._cells[job.cell.index], reason))
         self._observer.failed(job.cell, reason)
 
-    def _leave(self, job: Job) -> None:
-        """It is another process's."""
-        self._outcome.left.append(self._cells[job.cell.index])
-        self._observer.skipped(job.cell, "left to another process, which is at it")
+    def _claimed(self, job: Job) -> bool:
+        """Whether the cell is ours from now on; not where another process is at it, or has recorded it meanwhile."""
+        cell = self._cells[job.cell.index]
+        try:
+            self._claims.take(cell.place)
+        except InUseError:
+            self._outcome.left.append(cell)
+            self._observer.skipped(job.cell, "left to another process, which is at it")
+            return False
+        if self._reproduction.is_recorded(cell):
+            self._claims.release(cell.place)
+            self._observer.skipped(job.cell, "another process has recorded it meanwhile")
+            return False
+        return True
 
 
 class _Claims:

@@ -316,15 +316,17 @@ def test_a_record_of_fewer_rounds_in_its_place_does_not_count(tmp_path: Path, mo
 def test_the_same_command_twice_shares_the_cells(tmp_path: Path) -> None:
     """With folders of their own for what is under way; together they play every cell once, to the same records."""
     wanted = ("table1", "--json", "train.parallel_cells=1")
-    both = [reproduce(tmp_path, *wanted, "--runs", name) for name in ("one", "other")]
-    found = [ended(process) for process in both]
+    with alone_in(tmp_path / RECORDS / "table1_small" / "local-1"):  # a third one's
+        both = [reproduce(tmp_path, *wanted, "--runs", name) for name in ("one", "other")]
+        found = [ended(process) for process in both]
     assert [status for status, _, _ in found] == [0, 0], found
     told = [json.loads(output) for _, output, _ in found]
     assert not any(one["failed"] for one in told)
+    for one in told:
+        assert ("table1_small", "local", 1) in [(cell["config"], cell["label"], cell["seed"]) for cell in one["left"]]
     assert recorded(tmp_path).items() >= undisturbed(tmp_path / "alone", 3).items()
     played = [re.findall(r"(table1_\w+: \w+, seed \d): 3 rounds", errors) for _, _, errors in found]
-    assert all(played), found
-    assert len(set(played[0] + played[1])) == len(played[0] + played[1]) == 6
+    assert len(set(played[0] + played[1])) == len(played[0] + played[1]) == 5
     assert not list(tmp_path.rglob("*lock"))
 
 
@@ -346,7 +348,11 @@ def test_a_finished_cell_becomes_no_record_while_another_process_is_at_it(
         outcome = reproduction.play(left(reproduction), Observed())
     assert (outcome.left, outcome.failed) == ([cell], [])
     assert not (reproduction.records / cell.place).exists()
-    assert reproduction.play(left(reproduction), Observed()).recorded == [cell]
+    before = left(reproduction)
+    other = Reproduction([cell], tmp_path / "results", tmp_path / "other")
+    assert other.play(left(other), Observed()).recorded == [cell]
+    assert reproduction.play(before, Observed()).recorded == []  # what the other recorded stays
+    assert left(reproduction) == []
 
 
 def test_a_dataset_that_is_not_there_fails_its_cells_alone(

@@ -114,8 +114,10 @@ def _conclude(asked: Asked, standing: Sequence[Standing], outcome: Outcome, resu
     for stem, comparison in tables.items():
         output.console.print(f"\n{stem}", markup=False)
         output.console.print(comparison_table(comparison, output.console))
-    if any(one.state != "done" for one in standing):
-        others = f", {len(outcome.left)} of them left to another process" if outcome.left else ""
+    undone = [one.cell for one in standing if one.state != "done"]
+    left = [cell for cell in outcome.left if cell in undone]  # by now the other process may be done with some
+    if undone:
+        others = f" ({len(left)} left to another process)" if left else ""
         output.say(f"{asked.target}: {_counts(standing)}{others}; {AGAIN}")
     output.say(f"The page with the paper's numbers beside these: tinyproto report {results}")
     failed = [{**_identity(cell), "reason": reason} for cell, reason in outcome.failed]
@@ -124,7 +126,7 @@ def _conclude(asked: Asked, standing: Sequence[Standing], outcome: Outcome, resu
             "target": asked.target,
             "cells": [_plain(one) for one in standing],
             "failed": failed,
-            "left": [_identity(cell) for cell in outcome.left],
+            "left": [_identity(cell) for cell in left],
             "tables": [{"config": stem, **comparison.plain()} for stem, comparison in tables.items()],
         }
     )

@@ -161,12 +161,12 @@ def _search(records: Records, cell: PaperCell, others: Sequence[PaperCell]) -> S
             if own is not None and own is not derived[0]:
                 found = [reference for reference in found if reference.rounds >= own.rounds]
             if found or own is None or own is derived[0]:
-                reference = _longest(found, 0 if own is None else own.rounds)
+                reference = _sharing_most(found, 0 if own is None else own.rounds)
                 constants.append(Constant(variant=own, reference=reference, statistic=statistic, cell=one))
     return Search(cell, derived, constants)
 
 
-def _longest(found: Sequence[Outcome], rounds: int) -> Outcome | None:
+def _sharing_most(found: Sequence[Outcome], rounds: int) -> Outcome | None:
     """Of a cell's runs, in order, the first that has so many rounds, or the longest where none has."""
     return max(found, key=lambda one: min(one.rounds, rounds), default=None)
 
