@@ -83,6 +83,11 @@ def test_a_part_is_chosen_by_dataset_algorithm_and_seed() -> None:
     assert labels("appendix", Part(datasets=["cifar10"], algorithms=[one], seeds=[0])) == {"appendix_cifar10": [one]}
 
 
+def test_a_part_may_be_some_of_the_configs() -> None:
+    part = Part(configs=["table3_alpha05", "table3_clients50"], algorithms=["fedtgp"], seeds=[0])
+    assert labels("table3", part) == {"table3_clients50": ["fedtgp"], "table3_alpha05": ["fedtgp"]}
+
+
 def test_another_preset_or_number_of_rounds_has_a_folder_of_its_own() -> None:
     part = Part(datasets=["cifar100"], algorithms=["fedproto"], seeds=[1])
     (usual,) = plan("table1", part)
@@ -116,6 +121,8 @@ def test_a_cell_s_config_is_of_it_alone_and_repeats_itself() -> None:
         ("tabel1", Part(), "unknown target 'tabel1', did you mean 'table1'?"),
         ("table3", Part(datasets=["cifar10"]), "--dataset: table3 has no cells with cifar10; it has cifar100"),
         ("table1", Part(datasets=["cifar"]), "--dataset: unknown name for table1 'cifar', did you mean 'cifar10'?"),
+        ("table3", Part(configs=["alpha05"]), "--configs: unknown name for table3 'alpha05', did you mean "),
+        ("table3", Part(configs=["table1_cifar10"]), "--configs: table3 has no cells with table1_cifar10; it has "),
         ("table1", Part(algorithms=["fedavg"]), "--algorithms: table1 has no cells with fedavg; it has "),
         ("table1", Part(algorithms=["fedprot"]), "did you mean 'fedproto'?"),
         ("table1", Part(preset="sond"), "--preset: unknown preset 'sond', did you mean 'sound'?"),
@@ -142,7 +149,7 @@ def test_a_part_that_is_empty_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> 
     use(
         monkeypatch, [paper("table1", "one", ["local"]), paper("table1", "two", ["fedproto"], data={"name": "cifar10"})]
     )
-    with pytest.raises(ConfigError, match="no cell of table1 is in all of the datasets and algorithms named"):
+    with pytest.raises(ConfigError, match="no cell of table1 is in all of the datasets, configs and algorithms named"):
         plan("table1", Part(datasets=["digits"], algorithms=["fedproto"]))
 
 

@@ -187,6 +187,9 @@ def reproduce(
     dataset: Annotated[
         list[str] | None, typer.Option(metavar="NAMES", help="Only these datasets.", show_default="all it has")
     ] = None,
+    configs: Annotated[
+        list[str] | None, typer.Option(metavar="NAMES", help="Only these configs.", show_default="all it has")
+    ] = None,
     algorithms: Annotated[
         list[str] | None, typer.Option(metavar="NAMES", help="Only these algorithms.", show_default="all it has")
     ] = None,
@@ -238,6 +241,7 @@ def reproduce(
     - tinyproto reproduce table1 --dataset cifar100 --list
     - tinyproto reproduce table1 --dataset cifar100 --seeds 0 --max-minutes 60
     - tinyproto reproduce table1 --dataset cifar100 --algorithms fedproto,tinyproto_ft --preset sound
+    - tinyproto reproduce table3 --configs table3_alpha05
     - tinyproto reproduce --adopt runs/table1_cifar100
     """
     from tinyproto.cli.reproduce import Asked, adopt_runs, list_cells, list_experiments, reproduce_target
@@ -255,7 +259,7 @@ def reproduce(
     elif target is None:
         raise ConfigError("name a TARGET, such as table1; tinyproto reproduce --list names them all")
     else:
-        asked = Asked.parse(target, dataset, algorithms, seeds, rounds, preset, data_root, overrides)
+        asked = Asked.parse(target, dataset, configs, algorithms, seeds, rounds, preset, data_root, overrides)
         try:
             if list_:
                 list_cells(asked, results, runs, output)

@@ -36,13 +36,22 @@ class Asked:
 
     @classmethod
     def parse(
-        cls, target: str, datasets: Sequence[str] | None, algorithms: Sequence[str] | None, seeds: Sequence[str] | None,
-        rounds: int | None, preset: str | None, data: Path, overrides: Sequence[str] | None,
+        cls, target: str, datasets: Sequence[str] | None, configs: Sequence[str] | None,
+        algorithms: Sequence[str] | None, seeds: Sequence[str] | None, rounds: int | None, preset: str | None,
+        data: Path, overrides: Sequence[str] | None,
     ) -> Asked:  # fmt: skip
         """Lists may come as several options, as one with commas, or both."""
         numbers = [_seed(text) for text in _items("--seeds", seeds)]
-        names = _items("--dataset", datasets), _items("--algorithms", algorithms)
-        return cls(target, Part(*names, list(dict.fromkeys(numbers)), rounds, preset, str(data)), overrides or [])
+        part = Part(
+            datasets=_items("--dataset", datasets),
+            configs=_items("--configs", configs),
+            algorithms=_items("--algorithms", algorithms),
+            seeds=list(dict.fromkeys(numbers)),
+            rounds=rounds,
+            preset=preset,
+            root=str(data),
+        )
+        return cls(target, part, overrides or [])
 
     def reproduction(self, results: Path, runs: Path) -> Reproduction:
         """The cells meant, with their folders."""

@@ -35,6 +35,7 @@ class Part:
     """What of a target is wanted, and with what changed; nothing named means all, and as the paper has it."""
 
     datasets: Sequence[str] = ()
+    configs: Sequence[str] = ()
     algorithms: Sequence[str] = ()
     seeds: Sequence[int] = ()
     rounds: int | None = None
@@ -111,14 +112,16 @@ def plan(target: str, part: Part, overrides: Sequence[str] = ()) -> list[Planned
         raise ConfigError(f"--preset: {unknown('preset', part.preset, PRESETS)}")
     _check_free(overrides)
     wanted = TARGETS[target]
-    papers = [paper for paper in experiments() if any(share.takes_config(paper) for share in wanted.shares)]
+    known = experiments()
+    papers = [paper for paper in known if any(share.takes_config(paper) for share in wanted.shares)]
     _check_known("--dataset", target, part.datasets, [paper.values["data"]["name"] for paper in papers], DATASETS)
+    _check_known("--configs", target, part.configs, [paper.stem for paper in papers], [paper.stem for paper in known])
     found = [cell for paper in papers for cell in _cells(paper, wanted, part, overrides)]
     names = [cell.config.algorithms[0].spec.name for cell in found]
     _check_known("--algorithms", target, part.algorithms, [*names, *(cell.label for cell in found)], ALGORITHMS)
     kept = [cell for cell in found if _is_wanted(cell, part)]
     if papers and not kept:
-        raise ConfigError(f"no cell of {target} is in all of the datasets and algorithms named")
+        raise ConfigError(f"no cell of {target} is in all of the datasets, configs and algorithms named")
     order = [paper.stem for paper in papers]
     return sorted(kept, key=lambda cell: _turn(cell, order))  # stable: within an algorithm, as in its config
 
@@ -150,10 +153,12 @@ def one_cell(values: Mapping[str, Any], entry: Mapping[str, Any], seed: int, sou
 
 
 def _is_wanted(cell: PlannedCell, part: Part) -> bool:
-    names = (cell.config.algorithms[0].spec.name, cell.label)
-    return (not part.datasets or cell.dataset in part.datasets) and (
-        not part.algorithms or any(name in part.algorithms for name in names)
+    asked = (
+        (part.datasets, {cell.dataset}),
+        (part.configs, {cell.paper.stem}),
+        (part.algorithms, {cell.config.algorithms[0].spec.name, cell.label}),
     )
+    return all(not wanted or not has.isdisjoint(wanted) for wanted, has in asked)
 
 
 def _turn(cell: PlannedCell, configs: Sequence[str]) -> tuple[int, ...]:
