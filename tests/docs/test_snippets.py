@@ -54,8 +54,8 @@ def by_name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-IN_SEVERAL_PROCESSES = ("grid.md", "scale.md")
-"""Pages whose blocks start many processes; `make test-all` plays them."""
+LONG = ("grid.md", "scale.md", "benchmarks.md", "report.md")
+"""Pages whose blocks start many processes or measure; `make test-all` plays them."""
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=by_name)
 
@@ -150,8 +150,8 @@ def printed_for_the_record() -> str:
 
 
 def played(page: Path) -> object:
-    """A page as a parameter, marked where it takes several processes."""
-    return pytest.param(page, marks=pytest.mark.slow) if page.name in IN_SEVERAL_PROCESSES else page
+    """A page as a parameter, marked where it takes long."""
+    return pytest.param(page, marks=pytest.mark.slow) if page.name in LONG else page
 
 
 @pytest.mark.parametrize("page", [played(page) for page in PAGES if blocks_of(page)], ids=by_name)
