@@ -348,10 +348,22 @@ def test_a_finished_cell_becomes_no_record_while_another_process_is_at_it(
         outcome = reproduction.play(left(reproduction), Observed())
     assert (outcome.left, outcome.failed) == ([cell], [])
     assert not (reproduction.records / cell.place).exists()
+    assert reproduction.play(left(reproduction), Observed()).recorded == [cell]
+
+
+def test_a_finished_cell_becomes_no_record_where_another_process_recorded_it_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, miniature())
+    reproduction, cell = one_cell(tmp_path)
+    with monkeypatch.context() as then:
+        then.setattr(Reproduction, "record", stops)
+        with pytest.raises(KeyboardInterrupt):
+            reproduction.play(left(reproduction), Observed())
     before = left(reproduction)
     other = Reproduction([cell], tmp_path / "results", tmp_path / "other")
     assert other.play(left(other), Observed()).recorded == [cell]
-    assert reproduction.play(before, Observed()).recorded == []  # what the other recorded stays
+    assert reproduction.play(before, Observed()).recorded == []
     assert left(reproduction) == []
 
 

@@ -35,7 +35,7 @@ def _adopt_cell(
 ) -> Adoption:
     if not meant:
         return Adoption(finished, None, False)
-    earlier = there.get((finished.key, finished.seed, finished.rounds))
+    earlier = there.get(finished.identity)
     preset = str(finished.config["preset"])
     paper, label = min(meant, key=lambda one: stem_of(one[0], preset, finished.rounds).count("@"))
     drawn = drawn_of(paper.target, paper.values["data"]["name"], finished.entry, finished.seed)

@@ -58,6 +58,11 @@ class Finished:
         return int(self.result["rounds"])
 
     @property
+    def identity(self) -> tuple[str, int, int]:
+        """What tells it from other cells, as a planned one has it: its key, seed and rounds."""
+        return self.key, self.seed, self.rounds
+
+    @property
     def has_prototypes(self) -> bool:
         """Whether there are prototypes to draw."""
         return (self.folder / "prototypes.safetensors").is_file()
@@ -176,5 +181,5 @@ def _read(file: Path, read: Callable[[Path], bytes]) -> bytes:
 
 
 def by_cell(found: Sequence[Finished]) -> dict[tuple[str, int, int], Finished]:
-    """By key, seed and rounds; of several, the first."""
-    return {(one.key, one.seed, one.rounds): one for one in reversed(found)}
+    """By what tells them apart; of several, the first."""
+    return {one.identity: one for one in reversed(found)}

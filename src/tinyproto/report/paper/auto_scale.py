@@ -9,11 +9,11 @@ from typing import Any
 
 from tinyproto.report.paper.claims import Claim, Fact
 from tinyproto.report.paper.pairs import Pair, means
-from tinyproto.report.paper.records import Outcome, Records, method_name
+from tinyproto.report.paper.records import Outcome, Records, cells_of, method_name
 from tinyproto.report.paper.tables import NOT_RUN, NOTHING, signed, spread_cell, two_digits
 from tinyproto.report.words import counted
 from tinyproto.reproduce.experiments import DATASETS, OURS, experiments
-from tinyproto.reproduce.matching import PaperCell, paper_cells
+from tinyproto.reproduce.matching import PaperCell
 from tinyproto.reproduce.printed import DATASET_NAMES, Address
 
 TARGETS = ("table1", "readings", "auto")
@@ -135,7 +135,7 @@ def searches(records: Records) -> list[Search]:
     """Every cell with a derived scale, with those that differ from it in nothing but a constant."""
     groups: dict[str, dict[str, PaperCell]] = {}
     for config in experiments():
-        for cell in paper_cells(config) if config.target in TARGETS else []:
+        for cell in cells_of(config.stem) if config.target in TARGETS else []:
             if cell.entry.get("scaling") == "count":
                 groups.setdefault(_without_scale(cell), {}).setdefault(cell.key, cell)
     found = []

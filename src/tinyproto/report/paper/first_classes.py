@@ -8,11 +8,10 @@ from typing import Any
 
 from tinyproto.engine.evaluate import RULES
 from tinyproto.report.paper.pairs import Pair
-from tinyproto.report.paper.records import Records, method_name
+from tinyproto.report.paper.records import Records, cells_of, method_name
 from tinyproto.report.paper.tables import NOT_RUN, NOTHING, plain_outcome, signed, spread_cell
 from tinyproto.report.words import counted, number, size
-from tinyproto.reproduce.experiments import experiments
-from tinyproto.reproduce.matching import PaperCell, paper_cells
+from tinyproto.reproduce.matching import PaperCell
 from tinyproto.reproduce.printed import Address
 
 STEM = "tiny_imagenet_100"
@@ -65,7 +64,6 @@ class FirstRow(Pair):
 
 def first_rows(records: Records) -> list[FirstRow]:
     """All nine, run or not."""
-    (study,) = [config for config in experiments() if config.stem == STEM]
     local = records.find(Address(STEM, "local"))
     return [
         FirstRow(
@@ -74,7 +72,7 @@ def first_rows(records: Records) -> list[FirstRow]:
             statistic=cell.config["evaluate"]["statistic"],
             cell=cell,
         )
-        for cell in paper_cells(study)
+        for cell in cells_of(STEM)
     ]
 
 

@@ -13,7 +13,7 @@ from tinyproto.report.paper.records import Outcome, Records, cells_of, method_na
 from tinyproto.report.paper.tables import NOT_RUN, NOTHING, signed, spread_cell, two_digits
 from tinyproto.report.words import counted
 from tinyproto.reproduce.experiments import experiments
-from tinyproto.reproduce.matching import PaperCell, paper_cells
+from tinyproto.reproduce.matching import PaperCell
 from tinyproto.reproduce.printed import DATASET_NAMES, printed_tables
 from tinyproto.tracking.differences import differences
 
@@ -41,7 +41,7 @@ class Reading(Pair):
     """A variant of a method, held against that method as Table 1 has it, or the ablation."""
 
     name: str
-    plain_cell: PaperCell  # what it is a variant of
+    original: PaperCell  # what it is a variant of
     cell: PaperCell
 
     @property
@@ -52,13 +52,17 @@ class Reading(Pair):
     @property
     def method(self) -> str:
         """As the table has it that it is held against."""
-        return method_name(self.plain_cell.entry, ablation=self.plain_cell.paper.target == "appendix")
+        return method_name(self.original.entry, ablation=self._of_the_ablation)
 
     @property
-    def origin(self) -> str:
+    def original_name(self) -> str:
         """What it is a variant of, in words."""
-        table = ", as in the ablation" if self.plain_cell.paper.target == "appendix" else " as in Table 1"
+        table = ", as in the ablation" if self._of_the_ablation else " as in Table 1"
         return f"{self.dataset}, {self.method}{table}"
+
+    @property
+    def _of_the_ablation(self) -> bool:
+        return self.original.paper.target == "appendix"
 
     def plain(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -112,7 +116,7 @@ class RuleRow:
 
 def readings(records: Records) -> list[Reading]:
     """Every variant of the paper's experiments, dataset after dataset, method after method; longer runs after it."""
-    cells = [cell for config in experiments() if config.target == "readings" for cell in paper_cells(config)]
+    cells = [cell for config in experiments() if config.target == "readings" for cell in cells_of(config.stem)]
     return [
         _reading(records, cell, variant)
         for cell in sorted(cells, key=_place)
@@ -133,9 +137,9 @@ def rule_rows(records: Records) -> list[RuleRow]:
 
 def reading_rows(found: Sequence[Reading]) -> Iterator[list[str]]:
     """Under `READING_HEADER`: each method as its table has it, then its variants with the difference in parentheses."""
-    for origin in dict.fromkeys(reading.origin for reading in found):
-        own = [reading for reading in found if reading.origin == origin]
-        yield from _references(origin, own)
+    for name in dict.fromkeys(reading.original_name for reading in found):
+        own = [reading for reading in found if reading.original_name == name]
+        yield from _references(name, own)
         for reading in own:
             if reading.variant is None:
                 yield [f"↳ {reading.name}", NOT_RUN, NOTHING, *[NOTHING] * len(RULES)]
@@ -164,24 +168,28 @@ def _references(name: str, own: Sequence[Reading]) -> Iterator[list[str]]:
         yield [name, NOT_RUN, NOTHING, *[NOTHING] * len(RULES)]
 
 
-def reading_name(cell: PaperCell) -> str:
+def _reading_name(original: PaperCell, cell: PaperCell) -> str:
     """The keys in which a variant differs from what it is held against, with their values."""
     if cell.config["preset"] != "reference":
         return "all as printed (preset paper)"
-    changed = differences([_decided(_plain(cell)), _decided(cell)])
+    changed = differences([_decided(original), _decided(cell)])
     return ", ".join(
         f"{QUESTIONS.get(key, key)}: {_value(new)} instead of {_value(old)}" for key, (old, new) in changed.items()
     )
 
 
 def _reading(records: Records, cell: PaperCell, variant: Outcome | None) -> Reading:
-    plain = _plain(cell)
+    original = _original(cell)
     return Reading(
-        variant=variant, reference=records.find(plain.address), name=reading_name(cell), plain_cell=plain, cell=cell
+        variant=variant,
+        reference=records.find(original.address),
+        name=_reading_name(original, cell),
+        original=original,
+        cell=cell,
     )
 
 
-def _plain(cell: PaperCell) -> PaperCell:
+def _original(cell: PaperCell) -> PaperCell:
     """The method as Table 1 or the ablation has it, on the same dataset and of the same design."""
     tables = (_stem(cell.paper.dataset), f"appendix_{cell.paper.dataset}")
     return next(found for stem in tables for found in cells_of(stem) if _design(found) == _design(cell))

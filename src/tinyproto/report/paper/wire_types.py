@@ -9,11 +9,11 @@ from typing import Any
 from tinyproto.algorithms import ALGORITHMS
 from tinyproto.report.paper.claims import Claim, Fact
 from tinyproto.report.paper.pairs import Pair, means
-from tinyproto.report.paper.records import Outcome, Records, paper_cell
+from tinyproto.report.paper.records import Outcome, Records, cells_of, paper_cell
 from tinyproto.report.paper.tables import NOT_RUN, NOTHING, signed, spread_cell, two_digits
 from tinyproto.report.words import counted, size, times
-from tinyproto.reproduce.experiments import CPS_DIM, TYPED_BASELINES, experiments
-from tinyproto.reproduce.matching import PaperCell, paper_cells
+from tinyproto.reproduce.experiments import CPS_DIM, TYPED_BASELINES
+from tinyproto.reproduce.matching import PaperCell
 from tinyproto.reproduce.printed import Address
 from tinyproto.wire.values import VALUE_TYPES
 
@@ -128,8 +128,7 @@ class WireRow(Pair):
 
 def wire_rows(records: Records) -> list[WireRow]:
     """The study's cells and those of Table 1 of the same seeds, each after every number of rounds that others have."""
-    (study,) = [config for config in experiments() if config.stem == STEM]
-    own = [_row(records, cell) for cell in paper_cells(study)]
+    own = [_row(records, cell) for cell in cells_of(STEM)]
     seeds = sorted({seed for row in own for seed in row.seeds}) or None
     standards = [replace(_row(records, paper_cell(Address(STANDARD, name))), among=seeds) for name in METHODS]
     rows = [
