@@ -128,7 +128,7 @@ def test_records_of_the_paper_bring_its_tables_readings_and_claims(
     captured = capsys.readouterr()
     paper = json.loads(captured.out)["paper"]
     assert [len(table["rows"]) for table in paper["tables"]] == [9] * 6 + [24] * 3
-    assert len(paper["readings"]) == 19 + 3 + 6  # on CIFAR-100, of its ablation and on CIFAR-10
+    assert len(paper["readings"]) == 19 + 3 + 2 + 6  # on CIFAR-100, of its ablation, with 50 clients and on CIFAR-10
     assert paper["rules"] == []  # four rounds say nothing of the paper's 300
     assert {claim["verdict"] for claim in paper["claims"]} == {"holds", "does not hold", "cannot be told yet"}
     assert "TinyProto sends 10× fewer parameters than FedProto: does not hold so far" in captured.err
@@ -153,7 +153,7 @@ def test_records_that_go_beyond_the_paper_bring_their_tables_figure_and_aims(
     beyond = json.loads(captured.out)["paper"]["beyond"]
     assert len(beyond["bytes"]) == 31 + 7
     assert [row["rounds"] for row in beyond["bytes"] if row["experiment"] == "bytes_cifar100"].count(4) == 1
-    assert [len(search["constants"]) for search in beyond["auto"]] == [1, 4, 1, 6, 3, 3]
+    assert [len(search["constants"]) for search in beyond["auto"]] == [1, 4, 1, 6, 2, 3, 3]
     assert [claim["verdict"] for claim in beyond["claims"]] == ["cannot be told yet"] * (2 + 6)
     assert beyond["figures"] == ["beyond-bytes-4"]
     assert (tmp_path / "figures" / "beyond-bytes-4.csv").is_file()

@@ -36,6 +36,7 @@ def test_each_derived_scale_stands_beside_the_constants_that_nothing_else_tells_
         ],
         "TinyProto-FP (50), CIFAR-100, preset reference": ["μ = 0.0015 as in Table 1"],
         FT: ["μ = 0.0015", "μ = 0.00921", "μ = 0.01 as in Table 1", "μ = 0.02", "μ = 0.04", "μ = 0.1"],
+        "TinyProto-FT (50), CIFAR-100, 50 clients, preset reference": ["μ = 0.01 as in Table 3", "μ = 0.02"],
         FP_SOUND: ["μ = 7.5e-05", "μ = 0.00015", "μ = 0.0003"],
         "TinyProto-FP (50), CIFAR-100, preset sound": ["μ = 0.00075", "μ = 0.0015", "μ = 0.003"],
     }  # fmt: skip

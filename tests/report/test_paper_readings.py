@@ -87,7 +87,7 @@ def test_a_variant_without_its_counterpart_stands_alone(records: Records) -> Non
 
 def test_every_reading_of_the_experiments_has_a_row_below_its_method(records: Records) -> None:
     rows = list(reading_rows(readings(records)))
-    assert len(rows) == 23 + 6 + 8  # on CIFAR-100, of its ablation, on CIFAR-10
+    assert len(rows) == 23 + 6 + 3 + 8  # on CIFAR-100, of its ablation, with 50 clients, on CIFAR-10
     words = {row[0]: row[1:] for row in reversed(rows)}  # of rows of one name the first, on CIFAR-100
     assert words["CIFAR-100, FedProto as in Table 1"] == ["60 rounds", "0", "25.00", "25.00", "25.00"]
     assert words["↳ where local prototypes come from: running instead of fresh"] == [
@@ -128,6 +128,24 @@ def test_a_variant_of_the_ablation_is_held_against_the_cell_of_its_design(tmp_pa
         ["CIFAR-100, TinyProto-FP (no CPS), scaled, as in the ablation", "–", "–"],
         [f"↳ {change}", "–", "–"],
     ]
+
+
+def test_a_variant_with_50_clients_is_held_against_table_3(tmp_path: Path) -> None:
+    for record in (
+        PaperRecord("table1_cifar100", "tinyproto_ft", 90),
+        PaperRecord("table3_clients50", "tinyproto_ft", 74, early={100: 70}),
+        PaperRecord("readings_clients50", "tinyproto_ft(auto)", 82, rounds=100),
+    ):
+        record.write(tmp_path)
+    found = readings(Records(read_runs(find_runs([tmp_path]))))
+    rows = list(reading_rows(found))
+    first = next(number for number, row in enumerate(rows) if row[0].endswith(" as in Table 3"))
+    assert [row[:5:2] for row in rows[first : first + 3]] == [
+        ["CIFAR-100, 50 clients, TinyProto-FT (50) as in Table 3", "0", "35.00"],
+        ["↳ μ: auto instead of 0.01", "0", "41.00 (+6.00)"],
+        ["↳ μ: 0.02 instead of 0.01", "–", "–"],
+    ]
+    assert {reading.plain()["num_clients"] for reading in found} == {20, 50}
 
 
 def test_each_reading_says_in_a_line_what_it_changes(records: Records) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 
 from tinyproto.report.paper.claims import Claim, Fact
 from tinyproto.report.paper.pairs import Pair, means
-from tinyproto.report.paper.records import Outcome, Records, cells_of, method_name
+from tinyproto.report.paper.records import TABLES, Outcome, Records, cells_of, method_name, place_name
 from tinyproto.report.paper.tables import NOT_RUN, NOTHING, signed, spread_cell, two_digits
 from tinyproto.report.words import counted
 from tinyproto.reproduce.experiments import DATASETS, OURS, experiments
 from tinyproto.reproduce.matching import PaperCell
-from tinyproto.reproduce.printed import DATASET_NAMES, Address
+from tinyproto.reproduce.printed import Address
 
-TARGETS = ("table1", "readings", "auto")
+TARGETS = ("table1", "table3", "readings", "auto")
 KEY, AUTO = "global_scale", "auto"
 AUTO_HEADER = ("method and scale", "rounds", "seeds", "head", "global", "local", "auto less this, global")
 
@@ -30,7 +30,7 @@ class Constant(Pair):
     @property
     def name(self) -> str:
         """Its value, and whether it is the published one."""
-        return f"μ = {self.cell.entry[KEY]:g}" + (" as in Table 1" if self.cell.paper.target == "table1" else "")
+        return f"μ = {self.cell.entry[KEY]:g}{TABLES.get(self.cell.paper.target, '')}"
 
     @property
     def noise(self) -> float | None:
@@ -77,8 +77,7 @@ class Search:
     @property
     def name(self) -> str:
         """What is the same in all."""
-        dataset = DATASET_NAMES[self.cell.config["data"]["name"]]
-        return f"{method_name(self.cell.entry)}, {dataset}, preset {self.cell.config['preset']}"
+        return f"{method_name(self.cell.entry)}, {place_name(self.cell)}, preset {self.cell.config['preset']}"
 
     @property
     def hardest(self) -> Constant | None:
@@ -123,6 +122,7 @@ class Search:
         return {
             "method": self.cell.entry["name"],
             "dataset": self.cell.config["data"]["name"],
+            "num_clients": self.cell.config["partition"]["num_clients"],
             "preset": self.cell.config["preset"],
             "statistic": self.statistic,
             "experiment": self.cell.address.stem,

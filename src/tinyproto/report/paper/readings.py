@@ -1,4 +1,4 @@
-"""The open readings: what each changes against the cell of Table 1 or the ablation, both after as many rounds."""
+"""The open readings: what each changes against a cell of the paper's tables, both after as many rounds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from tinyproto.engine.evaluate import RULES
 from tinyproto.report.compare import Spread
 from tinyproto.report.paper.pairs import Pair, means
-from tinyproto.report.paper.records import Outcome, Records, cells_of, method_name
+from tinyproto.report.paper.records import TABLES, Outcome, Records, cells_of, method_name, place_name
 from tinyproto.report.paper.tables import NOT_RUN, NOTHING, signed, spread_cell, two_digits
 from tinyproto.report.words import counted
 from tinyproto.reproduce.experiments import experiments
@@ -38,31 +38,21 @@ RULE_HEADER = ("dataset, algorithm", "paper", "head", "global", "local", "neares
 
 @dataclass(frozen=True, kw_only=True)
 class Reading(Pair):
-    """A variant of a method, held against that method as Table 1 has it, or the ablation."""
+    """A variant of a method, held against that method as a table of the paper has it."""
 
     name: str
     original: PaperCell  # what it is a variant of
     cell: PaperCell
 
     @property
-    def dataset(self) -> str:
-        """As the paper writes it."""
-        return DATASET_NAMES[self.cell.config["data"]["name"]]
-
-    @property
     def method(self) -> str:
         """As the table has it that it is held against."""
-        return method_name(self.original.entry, ablation=self._of_the_ablation)
+        return method_name(self.original.entry, ablation=self.original.paper.target == "appendix")
 
     @property
     def original_name(self) -> str:
         """What it is a variant of, in words."""
-        table = ", as in the ablation" if self._of_the_ablation else " as in Table 1"
-        return f"{self.dataset}, {self.method}{table}"
-
-    @property
-    def _of_the_ablation(self) -> bool:
-        return self.original.paper.target == "appendix"
+        return f"{place_name(self.original)}, {self.method}{TABLES[self.original.paper.target]}"
 
     def plain(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -70,6 +60,7 @@ class Reading(Pair):
             "reading": self.name,
             "method": self.method,
             "dataset": self.cell.config["data"]["name"],
+            "num_clients": self.cell.config["partition"]["num_clients"],
             "experiment": self.cell.address.stem,
             "label": self.cell.address.label,
             "rounds": self.rounds,
@@ -190,14 +181,15 @@ def _reading(records: Records, cell: PaperCell, variant: Outcome | None) -> Read
 
 
 def _original(cell: PaperCell) -> PaperCell:
-    """The method as Table 1 or the ablation has it, on the same dataset and of the same design."""
-    tables = (_stem(cell.paper.dataset), f"appendix_{cell.paper.dataset}")
+    """The method as a table of the paper has it, of the same design."""
+    tables = (config.stem for config in experiments() if config.target in TABLES)
     return next(found for stem in tables for found in cells_of(stem) if _design(found) == _design(cell))
 
 
 def _design(cell: PaperCell) -> list[Any]:
-    """What tells rows of the paper's tables apart that have as many neurons."""
-    return [cell.entry.get(key) for key in ("name", "cps_dim", "scaling")]
+    """What tells cells of the paper's tables apart."""
+    split = [cell.config["partition"][key] for key in ("num_clients", "alpha")]
+    return [cell.paper.dataset, *split, *(cell.entry.get(key) for key in ("name", "cps_dim", "scaling"))]
 
 
 def _stem(dataset: str) -> str:

@@ -14,11 +14,14 @@ from tinyproto.report.runs import Run
 from tinyproto.report.studies import Cell
 from tinyproto.reproduce.experiments import experiments
 from tinyproto.reproduce.matching import PaperCell, paper_cells, record_key
-from tinyproto.reproduce.printed import Address
+from tinyproto.reproduce.printed import DATASET_NAMES, SETTINGS, Address
 from tinyproto.tracking.summary import over_rounds
 
 REFERENCE = "reference"
 """The preset that the paper's tables are repeated with."""
+
+TABLES = {"table1": " as in Table 1", "table3": " as in Table 3", "appendix": ", as in the ablation"}
+"""How a cell of the paper's own tables is told, by its target."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,13 @@ def method_name(entry: Mapping[str, Any], *, ablation: bool = False) -> str:
     width = "no CPS" if entry["cps_dim"] is None else entry["cps_dim"]
     scaled = ", scaled" if entry["scaling"] == "count" else ", not scaled"
     return f"{title} ({width}){scaled if ablation else ''}"
+
+
+def place_name(cell: PaperCell) -> str:
+    """Its dataset as the paper writes it, with the setting of Table 3 that it is played in, if it is one of them."""
+    own = cell.config["partition"]
+    settings = [words for part, words in SETTINGS.items() if cells_of(f"table3_{part}")[0].config["partition"] == own]
+    return ", ".join([DATASET_NAMES[cell.config["data"]["name"]], *settings])
 
 
 @cache
