@@ -154,7 +154,7 @@ def test_records_that_go_beyond_the_paper_bring_their_tables_figure_and_aims(
     assert len(beyond["bytes"]) == 31 + 7
     assert [row["rounds"] for row in beyond["bytes"] if row["experiment"] == "bytes_cifar100"].count(4) == 1
     assert [len(search["constants"]) for search in beyond["auto"]] == [1, 4, 1, 6, 2, 3, 3]
-    assert [claim["verdict"] for claim in beyond["claims"]] == ["cannot be told yet"] * (2 + 6)
+    assert [claim["verdict"] for claim in beyond["claims"]] == ["cannot be told yet"] * (2 + 7)
     assert beyond["figures"] == ["beyond-bytes-4"]
     assert (tmp_path / "figures" / "beyond-bytes-4.csv").is_file()
     assert "TinyProto-FT (s=50, int8, held) trains with at least 55× fewer bytes" in " ".join(captured.err.split())
