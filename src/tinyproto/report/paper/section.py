@@ -36,8 +36,8 @@ TABLE_WORDS = (
 )
 READING_WORDS = (
     "Each row changes one thing that paper and published code leave open, or two; in parentheses, the points that it "
-    "adds to the cell of Table 1 or of the ablation above it, read after as many rounds and of the same seeds. Best "
-    "round by each rule, in %."
+    "adds to the cell of Table 1, of Table 3 or of the ablation above it, read after as many rounds and of the same "
+    "seeds. Best round by each rule, in %."
 )
 RULE_WORDS = (
     "Which rule the tables were made with needs no run of its own, since every record has all three. In "
