@@ -173,6 +173,13 @@ def test_the_rule_is_told_from_whole_records_by_what_is_nearest_to_print(records
     assert other.words()[:2] == ["CIFAR-10, TinyProto-FT (50)", "88.47"]
 
 
+def test_the_rule_is_told_of_table_3_as_well(tmp_path: Path) -> None:
+    PaperRecord("table3_alpha001", "tinyproto_ft", 144).write(tmp_path)
+    PaperRecord("table3_alpha001", "lg_fedavg", 130).write(tmp_path)  # has one rule only
+    (row,) = rule_rows(Records(read_runs(find_runs([tmp_path]))))
+    assert row.words()[:2] == ["CIFAR-100, α=0.01, TinyProto-FT (50)", "72.74"]
+
+
 def test_a_reading_as_json_has_everything(records: Records, tmp_path: Path) -> None:
     plain = named(records, "fedproto(running)").plain()
     assert plain["experiment"] == "readings_methods"

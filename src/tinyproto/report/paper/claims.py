@@ -10,12 +10,12 @@ from typing import Any, Literal
 from tinyproto.core.communication import prototype_parameters
 from tinyproto.data.sources import SOURCES
 from tinyproto.report.figures.prototypes import dead_units
-from tinyproto.report.paper.records import Outcome, Records, method_name
+from tinyproto.report.paper.records import Outcome, Records, method_name, paper_cell, place_name
 from tinyproto.report.paper.tables import signed, two_digits
 from tinyproto.report.runs import PrototypeValues
 from tinyproto.report.words import counted, percent, size, times
-from tinyproto.reproduce.experiments import BASELINES, CPS_DIM, CPS_DIMS, DATASETS, OURS
-from tinyproto.reproduce.printed import DATASET_NAMES, SETTINGS, Address, ablation
+from tinyproto.reproduce.experiments import BASELINES, CPS_DIM, CPS_DIMS, DATASETS, OURS, experiments
+from tinyproto.reproduce.printed import DATASET_NAMES, Address, ablation
 
 Judgement = Literal["holds", "holds in part", "does not hold", "cannot be told yet"]
 TEST = "tests/property/test_properties.py::test_what_cps_sends_meets_the_assumption_of_the_convergence_proof"
@@ -31,10 +31,6 @@ LIFT, ABOUT = 0.09, 0.015
 
 BLOCKS = Address("readings_methods", "tinyproto_ft(blocks)")
 """TinyProto-FT on CIFAR-100 with masks as they were published."""
-
-TABLE_PARTS = {f"table1_{dataset}": DATASET_NAMES[dataset] for dataset in DATASETS} | {
-    f"table3_{setting}": f"CIFAR-100, {words}" for setting, words in SETTINGS.items()
-}
 
 
 @dataclass(frozen=True)
@@ -182,8 +178,10 @@ def _without_scaling() -> Iterator[Case]:
 
 
 def _rivals(names: Sequence[str]) -> Iterator[Case]:
-    for stem, place in TABLE_PARTS.items():
-        yield Case(place, Address(stem, "tinyproto_ft"), [Address(stem, name) for name in names])
+    for config in experiments():
+        if config.target in ("table1", "table3"):
+            own = Address(config.stem, "tinyproto_ft")
+            yield Case(place_name(paper_cell(own)), own, [Address(config.stem, name) for name in names])
 
 
 def _smaller_layers() -> Iterator[Case]:

@@ -14,7 +14,7 @@ from tinyproto.report.paper.tables import NOT_RUN, NOTHING, signed, spread_cell,
 from tinyproto.report.words import counted
 from tinyproto.reproduce.experiments import experiments
 from tinyproto.reproduce.matching import PaperCell
-from tinyproto.reproduce.printed import DATASET_NAMES, printed_tables
+from tinyproto.reproduce.printed import printed_tables
 from tinyproto.tracking.differences import differences
 
 METHODS = ("fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft")
@@ -73,10 +73,10 @@ class Reading(Pair):
 
 @dataclass(frozen=True)
 class RuleRow:
-    """One prototype method of Table 1: the printed value beside ours by each rule of the same record."""
+    """One prototype method of Table 1 or 3: the printed value beside ours by each rule of the same record."""
 
     name: str
-    dataset: str  # as the paper writes it
+    dataset: str  # as the paper writes it, with the setting of Table 3
     printed: float
     accuracy: Mapping[str, Spread | None]
 
@@ -118,10 +118,11 @@ def readings(records: Records) -> list[Reading]:
 def rule_rows(records: Records) -> list[RuleRow]:
     """The evaluation rule needs no run of its own: every record has all three, and it counts when it is whole."""
     tables = {table.stem: table for table in printed_tables()}
+    stems = [*map(_stem, READ_DATASETS), *(stem for stem, table in tables.items() if table.target == "table3")]
     return [
-        RuleRow(method_name(outcome.paper.entry), DATASET_NAMES[dataset], row.accuracy, outcome.row.accuracy)
-        for dataset in READ_DATASETS
-        for row in tables[_stem(dataset)].rows
+        RuleRow(method_name(outcome.paper.entry), place_name(outcome.paper), row.accuracy, outcome.row.accuracy)
+        for stem in stems
+        for row in tables[stem].rows
         if row.address.label in METHODS and (outcome := records.find(row.address)) is not None and not outcome.shortened
     ]
 
