@@ -83,7 +83,7 @@ TARGETS: Mapping[str, Target] = {
         ),
         seeds=(0,),
     ),
-    "readings": Target("the open readings, mostly 60 rounds each; held against table1", (Share("readings"),)),
+    "readings": Target("the open readings, mostly 60 rounds each; held against the tables", (Share("readings"),)),
     "bytes": Target("beyond the paper: types on the wire × CPS dimension on CIFAR-100", (Share("bytes"),)),
     "auto": Target("beyond the paper: μ derived instead of searched, 100 rounds each", (Share("auto"),)),
     "tiny-imagenet-100": Target(
