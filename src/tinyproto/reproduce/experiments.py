@@ -213,10 +213,16 @@ def _readings() -> Iterator[PaperConfig]:
         "readings", "readings_ablation", "The open reading of prototypes where the ablation lies furthest from print.",
         "cifar100", [_gathered("tinyproto_fp", s, scaling) for s, scaling in above_print], seeds=[0],
     )  # fmt: skip
+    with_50_clients: Algorithms = [
+        _derived("tinyproto_ft"),
+        *_scaled("tinyproto_ft", 2e-2),  # 0.6 over the mean n_ij, as in Table 1
+        {"name": "tinyproto_ft", "label": "tinyproto_ft(blocks)", "masks": "blocks"},
+        {"name": "tinyproto_ft", "label": "tinyproto_ft(running)", "prototype_source": "running"},
+    ]
     yield _config(
-        "readings", "readings_clients50", "The open reading of μ where Table 3 lies furthest from print: 50 clients.",
-        "cifar100", [_derived("tinyproto_ft"), *_scaled("tinyproto_ft", 2e-2)], num_clients=50, seeds=[0],
-    )  # fmt: skip  # the constant is 0.6 over the mean n_ij, as in Table 1
+        "readings", "readings_clients50", "Open readings where Table 3 lies furthest from print: μ, masks, prototypes.",
+        "cifar100", with_50_clients, num_clients=50, seeds=[0],
+    )  # fmt: skip
 
 
 def _gathered(name: str, cps_dim: int | None, scaling: str) -> dict[str, Any]:
