@@ -334,15 +334,21 @@ def stops(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_finished_cell_becomes_no_record_while_another_process_is_at_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def killed_before_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Reproduction, PlannedCell]:
+    """A cell that was played to its end, and what plays it."""
     use(monkeypatch, miniature())
     reproduction, cell = one_cell(tmp_path)
     with monkeypatch.context() as then:
         then.setattr(Reproduction, "record", stops)
         with pytest.raises(KeyboardInterrupt):
             reproduction.play(left(reproduction), Observed())
+    return reproduction, cell
+
+
+def test_a_finished_cell_becomes_no_record_while_another_process_is_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reproduction, cell = killed_before_its_record(tmp_path, monkeypatch)
     assert not list(tmp_path.rglob("*lock"))
     with alone_in(reproduction.records / cell.place):
         outcome = reproduction.play(left(reproduction), Observed())
@@ -354,12 +360,7 @@ def test_a_finished_cell_becomes_no_record_while_another_process_is_at_it(
 def test_a_finished_cell_becomes_no_record_where_another_process_recorded_it_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use(monkeypatch, miniature())
-    reproduction, cell = one_cell(tmp_path)
-    with monkeypatch.context() as then:
-        then.setattr(Reproduction, "record", stops)
-        with pytest.raises(KeyboardInterrupt):
-            reproduction.play(left(reproduction), Observed())
+    reproduction, cell = killed_before_its_record(tmp_path, monkeypatch)
     before = left(reproduction)
     other = Reproduction([cell], tmp_path / "results", tmp_path / "other")
     assert other.play(left(other), Observed()).recorded == [cell]

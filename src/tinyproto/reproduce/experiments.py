@@ -162,17 +162,17 @@ def _compression() -> Iterator[PaperConfig]:
 def _readings() -> Iterator[PaperConfig]:
     """Against the cell of a table with the same design and partition: each differs from it in a reading or two."""
     methods: Algorithms = [
-        {"name": "fedproto", "label": "fedproto(running)", "prototype_source": "running"},
-        {"name": "fedproto", "label": "fedproto(weight=1)", "proto_weight": 1.0},
-        {"name": "fedtgp", "label": "fedtgp(stale)", "prototype_source": "stale"},
-        {"name": "tinyproto_fp", "label": "tinyproto_fp(mean)", "aggregation": "mean"},
+        _variant("fedproto", "running", prototype_source="running"),
+        _variant("fedproto", "weight=1", proto_weight=1.0),
+        _variant("fedtgp", "stale", prototype_source="stale"),
+        _variant("tinyproto_fp", "mean", aggregation="mean"),
         _derived("tinyproto_fp"),
-        {"name": "tinyproto_ft", "label": "tinyproto_ft(printed)", "global_scale": 1.5e-3},
+        _variant("tinyproto_ft", "printed", global_scale=1.5e-3),
         _derived("tinyproto_ft"),
-        {"name": "tinyproto_ft", "label": "tinyproto_ft(blocks)", "masks": "blocks"},
-        {"name": "tinyproto_ft", "label": "tinyproto_ft(random)", "masks": "random"},
+        _variant("tinyproto_ft", "blocks", masks="blocks"),
+        _variant("tinyproto_ft", "random", masks="random"),
         *_scaled("tinyproto_ft", 9.21e-3, 2e-2, 4e-2, 1e-1),  # the first is 0.6 over the mean n_ij
-        {"name": "tinyproto_ft", "label": "tinyproto_ft(blocks-scale=0.04)", "masks": "blocks", "global_scale": 4e-2},
+        _variant("tinyproto_ft", "blocks-scale=0.04", masks="blocks", global_scale=4e-2),
     ]
     both: Algorithms = ["fedproto", "tinyproto_ft"]
     short: dict[str, Any] = {"rounds": READING_ROUNDS, "seeds": [0]}
@@ -193,15 +193,10 @@ def _readings() -> Iterator[PaperConfig]:
         "cifar100", both, preset="paper", **short,
     )  # fmt: skip
     published: Algorithms = [
-        {"name": "fedproto", "label": "fedproto(running)", "prototype_source": "running"},
-        {"name": "tinyproto_ft", "label": "tinyproto_ft(blocks)", "masks": "blocks"},
-        {"name": "tinyproto_ft", "label": "tinyproto_ft(running)", "prototype_source": "running"},
-        {
-            "name": "tinyproto_ft",
-            "label": "tinyproto_ft(blocks-running)",
-            "masks": "blocks",
-            "prototype_source": "running",
-        },
+        _variant("fedproto", "running", prototype_source="running"),
+        _variant("tinyproto_ft", "blocks", masks="blocks"),
+        _variant("tinyproto_ft", "running", prototype_source="running"),
+        _variant("tinyproto_ft", "blocks-running", masks="blocks", prototype_source="running"),
         *_scaled("tinyproto_ft", 3e-3, 1e-2),  # the latter is CIFAR-100's
     ]
     yield _config(
@@ -216,8 +211,8 @@ def _readings() -> Iterator[PaperConfig]:
     with_50_clients: Algorithms = [
         _derived("tinyproto_ft"),
         *_scaled("tinyproto_ft", 2e-2),  # 0.6 over the mean n_ij, as in Table 1
-        {"name": "tinyproto_ft", "label": "tinyproto_ft(blocks)", "masks": "blocks"},
-        {"name": "tinyproto_ft", "label": "tinyproto_ft(running)", "prototype_source": "running"},
+        _variant("tinyproto_ft", "blocks", masks="blocks"),
+        _variant("tinyproto_ft", "running", prototype_source="running"),
     ]
     yield _config(
         "readings", "readings_clients50", "Open readings where Table 3 lies furthest from print: μ, masks, prototypes.",
@@ -225,22 +220,25 @@ def _readings() -> Iterator[PaperConfig]:
     )  # fmt: skip
 
 
+def _variant(name: str, word: str, **keys: Any) -> dict[str, Any]:
+    """An entry with some keys changed, called by a word for the change."""
+    return {"name": name, "label": f"{name}({word})", **keys}
+
+
 def _gathered(name: str, cps_dim: int | None, scaling: str) -> dict[str, Any]:
     """An entry of the ablation, with prototypes gathered while training."""
-    design = {"cps_dim": cps_dim, "scaling": scaling}
-    width = "null" if cps_dim is None else cps_dim
-    label = f"{name}(cps_dim={width},scaling={scaling},running)"
-    return {"name": name, "label": label, **design, "prototype_source": "running"}
+    word = f"cps_dim={'null' if cps_dim is None else cps_dim},scaling={scaling},running"
+    return _variant(name, word, cps_dim=cps_dim, scaling=scaling, prototype_source="running")
 
 
 def _derived(name: str) -> dict[str, Any]:
     """An entry with μ from the hello."""
-    return {"name": name, "label": f"{name}(auto)", "global_scale": "auto"}
+    return _variant(name, "auto", global_scale="auto")
 
 
 def _scaled(name: str, *scales: float) -> Algorithms:
     """An entry for each constant μ."""
-    return [{"name": name, "label": f"{name}(scale={mu:g})", "global_scale": mu} for mu in scales]
+    return [_variant(name, f"scale={mu:g}", global_scale=mu) for mu in scales]
 
 
 def _bytes() -> Iterator[PaperConfig]:
@@ -269,7 +267,7 @@ def _typed(
     ]
     own = {} if cps_dim is None else {"cps_dim": cps_dim}
     wire = {"up": kind, "down": kind, "download": download, "rounding": rounding}
-    return {"name": name, "label": f"{name}({'-'.join(words)})", **own, "wire": wire}
+    return _variant(name, "-".join(words), **own, wire=wire)
 
 
 def _with_auto(entry: dict[str, Any]) -> dict[str, Any]:
@@ -288,7 +286,7 @@ def _auto() -> Iterator[PaperConfig]:
     for dataset, printed in (("cifar100", 1.5e-3), ("cifar10", 1.5e-4)):
         constants = [printed, printed / 2, printed * 2]
         searched: Algorithms = [_derived("tinyproto_fp")]
-        searched += [{"name": "tinyproto_fp", "label": f"tinyproto_fp({mu:g})", "global_scale": mu} for mu in constants]
+        searched += [_variant("tinyproto_fp", f"{mu:g}", global_scale=mu) for mu in constants]
         yield _config(
             "auto", f"auto_sound_{dataset}", f"μ from the hello against constants on {dataset}, preset sound.",
             dataset, searched, preset="sound", **short,

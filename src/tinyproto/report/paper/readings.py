@@ -189,8 +189,8 @@ def _original(cell: PaperCell) -> PaperCell:
 
 def _design(cell: PaperCell) -> list[Any]:
     """What tells cells of the paper's tables apart."""
-    split = [cell.config["partition"][key] for key in ("num_clients", "alpha")]
-    return [cell.paper.dataset, *split, *(cell.entry.get(key) for key in ("name", "cps_dim", "scaling"))]
+    own = [cell.entry.get(key) for key in ("name", "cps_dim", "scaling")]
+    return [cell.paper.dataset, cell.config["partition"], *own]
 
 
 def _stem(dataset: str) -> str:
