@@ -171,6 +171,15 @@ def nothing_derived(clients: Sequence[ClientInfo]) -> Derived:  # noqa: ARG001
     return {}
 
 
+Watched = Mapping[str, float]
+"""Numbers of the server's state, by name, that every round's record keeps."""
+
+
+def nothing_watched(state: State) -> Watched:  # noqa: ARG001
+    """Of a method whose state has no number worth a record."""
+    return {}
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """Both sides of a method, and what of it the outside has to know."""
@@ -186,6 +195,7 @@ class Algorithm:
     classifies_by_rows: bool = False  # whether clients are evaluated by the rows they are sent, which then are all
     agreed: Mapping[str, str] = field(default_factory=dict)  # what else both sides have to mean alike
     derived: Callable[[Sequence[ClientInfo]], Derived] = nothing_derived  # in a round with uploads of these clients
+    watched: Callable[[State], Watched] = nothing_watched
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from tinyproto.algorithms.base import (
     Round,
     ServerSide,
     Update,
+    Watched,
     client_task,
     not_negative,
 )
@@ -171,6 +172,16 @@ def broadcast_rows(state: State) -> Message:
     return Message(rows=rows) if bool(rows.present.any()) else Message()
 
 
+def prototype_lengths(state: State) -> Watched:
+    """Return the mean and the largest ‖P_j‖ over the classes that have a row, and the margin δ where there is one."""
+    rows = stored_rows(state)
+    lengths = torch.linalg.vector_norm(rows.values[rows.present].double(), dim=1)
+    if not len(lengths):
+        return {}
+    margin = {"margin": float(state["margin"])} if "margin" in state else {}
+    return {"prototype_length": float(lengths.mean()), "longest_prototype": float(lengths.max()), **margin}
+
+
 def received_rows(updates: Sequence[Update]) -> list[Upload]:
     """The uploads that hold rows at all."""
     return [Upload(client, message.rows) for client, message in updates if message.rows is not None]
@@ -195,6 +206,7 @@ def prototype_algorithm(
         row_width=transform.width,
         masks=transform.masks,
         agreed=transform.agreed,
+        watched=prototype_lengths,
     )
 
 

@@ -78,14 +78,15 @@ class TrainableServer:
             offered = torch.ones_like(offered)
 
         network = self._network(state).to(trainer.device)
-        trainer.fit([self._fit(network, uploads, offered, trainer.device, round_, streams)])
+        margin = adaptive_margin(simple_mean(uploads), self.hyper.margin_cap)
+        trainer.fit([self._fit(network, uploads, distance_penalty(margin, offered), trainer.device, round_, streams)])
         with torch.no_grad():
             learned = network().cpu()
         learned = torch.where(offered.unsqueeze(1), learned, torch.zeros_like(learned))
-        return self._state(network, self.transform.compress(Prototypes(learned, offered)))
+        return {**self._state(network, self.transform.compress(Prototypes(learned, offered))), "margin": margin}
 
     def _fit(
-        self, network: TrainablePrototypes, uploads: Sequence[Prototypes], offered: Tensor, device: torch.device,
+        self, network: TrainablePrototypes, uploads: Sequence[Prototypes], penalty: Tensor, device: torch.device,
         round_: Round, streams: Streams,
     ) -> Task:  # fmt: skip
         values, labels = stack_rows(uploads)
@@ -93,13 +94,12 @@ class TrainableServer:
         plan = batch_plan(
             len(labels), self.hyper.server_batch_size, self.hyper.server_epochs, last="keep", shuffle=shuffle
         )
-        margin = adaptive_margin(simple_mean(uploads), self.hyper.margin_cap)
         return Task(
             name="the server",
             key=("fedtgp server", *values.shape[1:]),
             modules=nn.ModuleDict({"prototypes": network}),
             groups=[ParamGroup("prototypes", self.hyper.server_learning_rate)],
-            context={"penalty": distance_penalty(margin, offered).to(device)},
+            context={"penalty": penalty.to(device)},
             loss=contrastive_step,
             part_names=("contrastive",),
             data=TensorData(values, labels).to(device),

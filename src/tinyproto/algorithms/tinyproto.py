@@ -6,6 +6,7 @@ scaling (`scaling: none`) switch off separately, which gives the rows of the pap
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ from tinyproto.wire.values import VALUE_TYPES
 Scaling = Literal["count", "none"]
 Aggregation = Literal["sum", "mean"]
 GlobalScale = float | Literal["auto"]
+MaxLength = float | Literal["auto"] | None
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,17 @@ class TinyProtoFPHyper(SparseHyper, FedProtoHyper):
 
 @dataclass(frozen=True)
 class TinyProtoFTHyper(SparseHyper, FedTGPHyper):
-    """FedTGP's, CPS's and scaling's."""
+    """FedTGP's, CPS's and scaling's, and how long a prototype may become."""
+
+    max_length: Annotated[
+        MaxLength, "R, above 0: uploads and global prototypes are shortened to it; `auto`: d·√s / 2λ; `null`: never"
+    ] = "auto"
 
     def __post_init__(self) -> None:
         FedTGPHyper.__post_init__(self)
         SparseHyper.__post_init__(self)
+        if isinstance(self.max_length, float | int):
+            positive(max_length=self.max_length)
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,7 @@ class ScaleAndSparsify:
     scaling: Scaling
     global_scale: GlobalScale
     aggregation: Aggregation
+    max_length: float = math.inf  # R, where the server fits to the uploads
 
     @property
     def agreed(self) -> Mapping[str, str]:
@@ -99,7 +108,7 @@ class ScaleAndSparsify:
         """n_ij ĉ_ij: scaled by the class's count, compressed by C."""
         if self.scaling == "count":
             prototypes = scaling.scale_by_count(prototypes, class_counts)
-        return self.compress(prototypes)
+        return self.owned(prototypes)
 
     def merge(self, uploads: Sequence[Upload]) -> Prototypes:
         """μ Σ n_ij ĉ_ij (sum), or μ times eq. (10) (mean), or eq. (9) without scaling."""
@@ -115,7 +124,10 @@ class ScaleAndSparsify:
         )
 
     def normalise(self, uploads: Sequence[Upload]) -> list[Prototypes]:
-        """μ n_ij ĉ_ij, the server-side normalisation of the paper's appendix."""
+        """Return μ n_ij ĉ_ij, the server-side normalisation of the paper's appendix, no row longer than R."""
+        return [scaling.shorten(rows, self.max_length) for rows in self._scaled_back(uploads)]
+
+    def _scaled_back(self, uploads: Sequence[Upload]) -> list[Prototypes]:
         if self.scaling == "none":
             return [upload.rows for upload in uploads]
         samples = sum(upload.client.counted_samples for upload in uploads)
@@ -136,6 +148,10 @@ class ScaleAndSparsify:
         return scaling.derived_trainable_scale(classes, samples) if self.global_scale == "auto" else self.global_scale
 
     def compress(self, prototypes: Prototypes) -> Prototypes:
+        """C, eq. (8), of global prototypes: no row is longer than R, whatever the server's fit came to."""
+        return scaling.shorten(self.owned(prototypes), self.max_length)
+
+    def owned(self, prototypes: Prototypes) -> Prototypes:
         """C, eq. (8)."""
         return prototypes if self.masks is None else cps.compress(prototypes, self.masks.to(prototypes.values.device))
 
@@ -211,9 +227,19 @@ def build_fp(hyper: TinyProtoFPHyper, federation: FederationSpec) -> Algorithm:
     return replace(algorithm, derived=partial(_derived, hyper, transform, transform.merging_scale))
 
 
+def _max_length(hyper: TinyProtoFTHyper, federation: FederationSpec, width: int) -> float:
+    """R; infinite where nothing is shortened. Without counts nothing multiplies, so `auto` shortens nothing."""
+    if hyper.max_length == "auto" and hyper.scaling == "none":
+        return math.inf
+    if hyper.max_length == "auto":
+        return scaling.longest_prototype(federation.proto_dim, width, hyper.proto_weight)
+    return math.inf if hyper.max_length is None else hyper.max_length
+
+
 def build_ft(hyper: TinyProtoFTHyper, federation: FederationSpec) -> Algorithm:
     """TinyProto-FT, the paper's appendix on FedTGP."""
     transform = _transform(hyper, federation, aggregation="sum")
+    transform = replace(transform, max_length=_max_length(hyper, federation, transform.width))
     algorithm = build_fedtgp("tinyproto_ft", hyper, federation, transform)
     return replace(algorithm, derived=partial(_derived, hyper, transform, transform.fitting_scale))
 

@@ -53,7 +53,12 @@ def completed(resolved: Mapping[str, Any]) -> dict[str, Any]:
 
 def completed_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
     """The same of one algorithm."""
-    return {"byte_budget": None, **entry} if "cps_dim" in entry else dict(entry)
+    later: dict[str, Any] = {}
+    if "cps_dim" in entry:
+        later["byte_budget"] = None
+        if "margin_cap" in entry:
+            later["max_length"] = None
+    return {**later, **entry}
 
 
 SMALLEST = "the smallest has two lines, `models: [small_cnn_a]` and `algorithms: [local, tinyproto_ft]`"

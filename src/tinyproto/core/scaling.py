@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import torch
 from torch import Tensor
 
 from tinyproto.core.prototypes import Prototypes
@@ -21,6 +24,22 @@ def scale_by_count(prototypes: Prototypes, counts: Tensor) -> Prototypes:
 def scale(prototypes: Prototypes, factor: float) -> Prototypes:
     """Global scaling: μ · c, eq. (11); done on the server, so what a client receives is ready to use."""
     return Prototypes(prototypes.values * factor, prototypes.present)
+
+
+def longest_prototype(dim: int, width: int, proto_weight: float) -> float:
+    """Return R = d·√s / 2λ, the length at which the pull on a feature of zero is 1 in each of the s dimensions.
+
+    The gradient of λ·MSE towards a prototype of a in each owned dimension is 2λa/d there; a row of R = a·√s has a
+    gradient of 1. Without a pull (λ = 0) features do not follow prototypes, and any length will do.
+    """
+    return dim * math.sqrt(width) / (2 * proto_weight) if proto_weight else math.inf
+
+
+def shorten(prototypes: Prototypes, length: float) -> Prototypes:
+    """Scale rows longer than `length` down to it; the others keep their bits."""
+    lengths = torch.linalg.vector_norm(prototypes.values.double(), dim=1, keepdim=True)
+    shorter = (prototypes.values.double() * (length / lengths)).to(prototypes.values.dtype)
+    return Prototypes(torch.where(lengths > length, shorter, prototypes.values), prototypes.present)
 
 
 def derived_sum_scale(num_classes: int, samples: int) -> float:

@@ -51,6 +51,7 @@ class RoundRecord:
     traffic: dict[Purpose, Traffic]
     clients: dict[int, ClientRecord]
     refused: dict[int, str] = field(default_factory=dict)  # why an answer was left out, by client
+    server: dict[str, float] = field(default_factory=dict)  # what the algorithm watches of the state after the round
 
     @property
     def evaluated(self) -> bool:
@@ -85,6 +86,7 @@ def play_round(
         traffic=_traffic(meter),
         clients={client: _client_record(client, message, meter) for client, message in replies.items()},
         refused={client: str(error) for client, error in sorted(refused.items())},
+        server=dict(server.algorithm.watched(server.state)),
     )
 
 
