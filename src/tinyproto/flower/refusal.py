@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from tinyproto.errors import TinyProtoError, WireError
+from tinyproto.errors import TinyProtoError
 from tinyproto.flower.record import Values
 from tinyproto.wire.frame import Kind
 
