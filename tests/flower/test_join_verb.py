@@ -30,7 +30,7 @@ from tinyproto.flower.certificates import make_keys
 from tinyproto.flower.journal import Journal
 from tinyproto.flower.member import JoinFile
 from tinyproto.flower.processes import SuperNode, program
-from tinyproto.flower.refusal import NEEDS_A_RESTART, REMEDIES, WORDS
+from tinyproto.flower.refusal import ADVICE, NEEDS_A_RESTART, REMEDIES, WORDS
 from tinyproto.tracking.lock import locked
 
 pytestmark = pytest.mark.flower
@@ -351,6 +351,21 @@ def test_of_other_refusals_it_says_once_what_to_do_and_stays(
     remedy = f"; {REMEDIES[code]}" if code in REMEDIES else ""
     no, yes = f"client 0: refused: it does not fit{remedy}", "client 0: takes part in federation 01234567"
     assert capsys.readouterr().out.splitlines()[1:] == [no, yes, no, yes]
+
+
+def test_in_each_round_it_says_once_why_the_coordinator_refused_its_update(
+    client: join_verb.Stay, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = "the coordinator refused this client's update: rows: norm 1e+16 of row 1 is absurd"
+    happens = []
+    for number in (8, 9):
+        refused = told(client, "refused", code="diverged", round=number, reason=reason)
+        happens += [refused, told(client, "answered", round=number + 1, rounds=20, kind="update", bytes=7)]
+    monkeypatch.setattr(Node, "happens", tuple(happens))
+    with pytest.raises(AwayError, match="the connection broke"):
+        client._be_there()
+    said = [f"client 0: round {number}: {reason}. What to do: {ADVICE['diverged']}" for number in (8, 9)]
+    assert [line for line in capsys.readouterr().out.splitlines() if "refused" in line] == said
 
 
 def test_every_refusal_that_ends_a_client_says_what_to_do() -> None:

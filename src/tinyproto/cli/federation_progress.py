@@ -60,6 +60,10 @@ class FederationProgress(Bars):
     def _silent(self, event: dict[str, Any]) -> None:
         self.output.say(f"{_who(event)} is silent{_when(event)}: {event['reason']}")
 
+    def _dropped(self, event: dict[str, Any]) -> None:
+        dropped = counted(event["connections"], "connection")
+        self.output.say(f"dropped {dropped} that did not complete TLS, the last from {event['last_from']}")
+
     def _again(self, event: dict[str, Any]) -> None:
         self.output.say(event["reason"])
 

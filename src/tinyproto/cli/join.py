@@ -18,7 +18,7 @@ from tinyproto.flower.certificates import ClientKeys
 from tinyproto.flower.files import writing
 from tinyproto.flower.follower import Follower
 from tinyproto.flower.processes import SuperNode, split_address
-from tinyproto.flower.refusal import NEEDS_A_RESTART, REMEDIES
+from tinyproto.flower.refusal import ADVICE, NEEDS_A_RESTART, REMEDIES
 from tinyproto.flower.socket_bytes import Relay
 from tinyproto.report.words import counted, size
 from tinyproto.tracking.lock import locked
@@ -268,6 +268,9 @@ def _words(event: dict[str, Any]) -> str:
             return f"takes part in federation {event['federation'][:8]}"
         case "answered":
             return f"round {event['round']}: answered with {size(event['bytes'])} ({event['kind']})"
+        case "refused" if event.get("code") in ADVICE:
+            when = f"round {event['round']}: " if "round" in event else ""
+            return f"{when}{str(event['reason']).rstrip('.')}. What to do: {ADVICE[event['code']]}"
         case "refused":
             remedy = REMEDIES.get(str(event.get("code")))
             return f"refused: {event['reason']}{f'; {remedy}' if remedy else ''}"

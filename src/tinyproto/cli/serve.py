@@ -18,6 +18,7 @@ from tinyproto.flower.certificates import ServerKeys
 from tinyproto.flower.files import writing
 from tinyproto.flower.follower import Follower
 from tinyproto.flower.gate import Gate, OpenGate, listening
+from tinyproto.flower.journal import Journal
 from tinyproto.flower.processes import Kept, SuperLink, split_address
 from tinyproto.flower.serve_file import ServeFile
 from tinyproto.flower.terms import agree, members, new_token, offered_terms
@@ -65,7 +66,8 @@ def serve_config(asked: Asked, output: Output) -> None:
             new.folder.write_config(config.resolved())
         words = f"go on with: {how_to_go_on(folder)}" if new is None else "nothing has begun"
         superlink = _started(stack, folder, told, keys, lambda: _end_if_wanted(stop, words))
-        gate = OpenGate(Gate(superlink.address, keys, largest), host, port, keys, opened)
+        journal = Journal(folder / "progress.jsonl")
+        gate = OpenGate(Gate(superlink.address, keys, largest), host, port, keys, opened, journal.tell)
         stack.callback(gate.close)
         if new is not None:
             new.keep()

@@ -20,8 +20,8 @@ from tinyproto.engine.server import Reply
 from tinyproto.errors import TinyProtoError, WireError
 from tinyproto.flower.exchange import Exchange, Sent, counted
 from tinyproto.flower.journal import Journal
-from tinyproto.flower.record import RECORD, Values
-from tinyproto.flower.refusal import WORDS, words
+from tinyproto.flower.record import NOTICE, RECORD, Values
+from tinyproto.flower.refusal import WORDS, notice, words
 from tinyproto.flower.roster import Clock, Roster
 from tinyproto.flower.socket_counts import SocketCounts
 from tinyproto.flower.terms import Terms
@@ -75,6 +75,8 @@ class FlowerChannel:
         self._given_up: dict[str, Sent] = {}
         self._answered: set[str] = set()
         self._kept: dict[tuple[int, Kind], dict[int, bytes]] = {}  # good answers of the round under way
+        self._good: set[int] = set()  # clients with a good answer in the last exchange
+        self._untold: dict[int, Values] = {}  # notices for clients whose last answer was refused
         self.sockets = SocketCounts()
         self._looked = -math.inf
 
@@ -102,6 +104,7 @@ class FlowerChannel:
         made = {client: frames[client] for client in frames}
         kinds = {client: unpack(frame)[0].kind for client, frame in made.items()}
         under_way = Exchange(kinds, self._quorum_of(round_number, kinds))
+        self._good = under_way.good
         for client in made:
             known = self._kept.get((round_number, kinds[client]), {}).get(client)
             if known is not None:
@@ -109,9 +112,28 @@ class FlowerChannel:
                 yield Reply(client, known)
         left = {client: frame for client, frame in made.items() if client not in under_way.good}
         self._ask(round_number, left, under_way)
+        if round_number:
+            self.tell_refused()
         yield from self._collect(round_number, under_way)
         for client, error in under_way.bad.items():
             yield Reply(client, b"", error)
+
+    def tell_refused(self, errors: Mapping[int, WireError] | None = None) -> None:
+        """Send a notice to each client that does not know yet that its answer was refused.
+
+        A notice travels beside the client's next frame; this is for clients who are not asked anything now. `errors`
+        are of hellos, which may have been good for the channel and not for the server.
+        """
+        for client, error in (errors or {}).items():
+            if client in self._good:
+                self._untold[client] = notice(Kind.HELLO, 0, str(error))
+        nodes = {client: self.roster.nodes[client] for client in self._untold if client in self.roster.present}
+        identities = self._push([(node, "query.notice", self._untold[client]) for client, node in nodes.items()])
+        self._told(dict(zip(nodes, identities, strict=True)))
+
+    def _told(self, identities: Mapping[int, str | None]) -> None:
+        """Forget the notices of clients whose messages Flower took."""
+        self._untold = {client: told for client, told in self._untold.items() if identities.get(client) is None}
 
     def _look(self) -> None:
         """At most every few seconds."""
@@ -138,10 +160,14 @@ class FlowerChannel:
         until = self.clock() + self._lifetime
         nodes = {client: node for client, node in self.roster.nodes.items() if client in frames}
         asked: list[tuple[int, str, Values]] = [
-            (node, _TYPES[kinds[client]], {"federation": self.terms.federation, "frame": frames[client]})
+            (node, _TYPES[kinds[client]], {
+                "federation": self.terms.federation, "frame": frames[client],
+                **{f"{NOTICE}{name}": value for name, value in self._untold.get(client, {}).items()},
+            })
             for client, node in nodes.items()
-        ]
+        ]  # fmt: skip
         identities = dict(zip(nodes, self._push(asked), strict=True))
+        self._told(identities)
         for client in frames:
             sent = Sent(client, nodes.get(client, 0), round_number, kinds[client], until)
             identity = identities.get(client)
@@ -287,9 +313,12 @@ class FlowerChannel:
             frame = self._open(sent, message)
         except WireError as error:
             self._bad(under_way, sent, error, "silent" if _is_away(message) else "refused")
+            if not _is_own_refusal(message):
+                self._untold[client] = notice(sent.kind, number, str(error).removeprefix(_whose(sent)))
             return None
         under_way.good.add(client)
         under_way.bad.pop(client, None)
+        self._untold.pop(client, None)  # of an earlier answer in the same round
         self.journal.tell("answered", client=client, round=number, kind=sent.kind.answer.name.lower(), bytes=len(frame))
         return client, frame
 
@@ -328,6 +357,11 @@ def _whose(sent: Sent) -> str:
 def _is_away(message: Message | None) -> bool:
     """Whether Flower says that no answer will come, which is nobody's refusal."""
     return message is not None and message.has_error() and int(message.error.code) in _AWAY
+
+
+def _is_own_refusal(message: Message | None) -> bool:
+    """Return whether the client or Flower says that there is no answer, rather than that we refuse it."""
+    return message is not None and (message.has_error() or "error" in _values(message))
 
 
 def _is_reply(reply: object, identity: str) -> bool:

@@ -19,8 +19,8 @@ from flwr.clientapp import ClientApp
 from tinyproto.errors import TinyProtoError
 from tinyproto.flower.journal import Journal
 from tinyproto.flower.member import Member
-from tinyproto.flower.record import RECORD, Values
-from tinyproto.flower.refusal import Refusal
+from tinyproto.flower.record import NOTICE, RECORD, Values
+from tinyproto.flower.refusal import Refusal, plain, read_notice
 from tinyproto.flower.socket_counts import read_counts
 from tinyproto.wire.frame import unpack
 
@@ -44,7 +44,11 @@ def notice(message: Message, context: Context) -> Message:
     """The coordinator says why it does without this client."""
 
     def note(member: Member, asked: ConfigRecord, journal: Journal) -> Values:  # noqa: ARG001
-        journal.tell("refused", code=str(asked["code"]), reason=f"the coordinator says: {asked['words']}")
+        code, words = plain(asked["code"]), plain(asked["words"])
+        if "kind" in asked:
+            journal.tell("refused", **read_notice(asked))
+        else:
+            journal.tell("refused", code=code, reason=f"the coordinator says: {words}")
         return {}
 
     return _reply(message, context, note)
@@ -57,6 +61,9 @@ def frame(message: Message, context: Context) -> Message:
     """Answer a frame."""
 
     def answer(member: Member, asked: ConfigRecord, journal: Journal) -> Values:
+        if f"{NOTICE}words" in asked:  # of an answer before this one
+            told = {name.removeprefix(NOTICE): value for name, value in asked.items() if name.startswith(NOTICE)}
+            journal.tell("refused", **read_notice(told))
         received = asked["frame"]
         assert isinstance(received, bytes)
         reply = member.answer(str(asked["federation"]), received)

@@ -176,7 +176,9 @@ class Coordinator:
     def _greet(self, hellos: Meter) -> None:
         new = [client for client in self.channel.roster.present if client not in self.server.infos]
         if new:
-            for client, error in self.server.greet(self.channel, new, hellos, tolerant=True).items():
+            refused = self.server.greet(self.channel, new, hellos, tolerant=True)
+            self.channel.tell_refused(refused)
+            for client, error in refused.items():
                 node = self.channel.roster.nodes.get(client)
                 if node is not None:  # else it has been forgotten, and is greeted anew
                     self.channel.roster.stalled(node)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import logging
 import socket
 import ssl
@@ -23,6 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tinyproto.errors import FederationError
 from tinyproto.flower.certificates import ServerKeys
+from tinyproto.flower.handshakes import Handshakes, network_of
 
 CALLS = (
     "activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages", "get-run", "get-fab",
@@ -136,13 +136,17 @@ class Guarded(H11Protocol):  # type: ignore[misc]
         """From here on it counts."""
         super().connection_made(transport)
         self._guard: asyncio.TimerHandle | None = None
-        self.network = _network(self.client[0]) if self.client else None
-        if self.network is not None and not self.network.is_loopback:
-            alike = sum(other.network == self.network for other in self.connections)
-            if alike > MOST_PER_ADDRESS:
-                transport.abort()
-                return
-        self._watch()
+        self.network = network_of(self.client[0]) if self.client else None
+        if len(self.connections) > MOST_AT_ONCE or self._address_has_too_many():
+            transport.abort()
+        else:
+            self._watch()
+
+    def _address_has_too_many(self) -> bool:
+        if self.network is None or self.network.is_loopback:
+            return False
+        alike: int = sum(other.network == self.network for other in self.connections)
+        return alike > MOST_PER_ADDRESS
 
     def data_received(self, data: bytes) -> None:
         """Some of a header or a body."""
@@ -167,32 +171,39 @@ class Guarded(H11Protocol):  # type: ignore[misc]
             self._guard = None
 
 
-def _network(address: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
-    """What counts as one address: of IPv6 it is 64 bits, which is what one customer has."""
-    found = ipaddress.ip_address(address.partition("%")[0])
-    found = getattr(found, "ipv4_mapped", None) or found
-    return ipaddress.ip_network(
-        (found, 64 if found.version == 6 and not found.is_loopback else found.max_prefixlen), False
-    )
-
-
 class OpenGate:
     """The gate, listening in a thread of this process until it is closed."""
 
-    def __init__(self, gate: Gate, host: str, port: int, keys: ServerKeys, opened: socket.socket | None = None) -> None:
+    def __init__(
+        self, gate: Gate, host: str, port: int, keys: ServerKeys, opened: socket.socket | None = None,
+        tell: Callable[..., None] = lambda *_, **__: None,
+    ) -> None:  # fmt: skip
         self._socket = opened or listening(host, port)
-        config = uvicorn.Config(
+        self._tell = tell
+        self._config = uvicorn.Config(
             gate, ssl_certfile=str(keys.certificate), ssl_keyfile=str(keys.key), log_config=None, access_log=False,
             lifespan="off", http=Guarded, ws="none", limit_concurrency=MOST_AT_ONCE, server_header=False,
             timeout_graceful_shutdown=1,
         )  # fmt: skip
         _hush()
-        self._server = uvicorn.Server(config)
+        self._config.load()
+        self._server = uvicorn.Server(self._config)
         self._thread = threading.Thread(target=self._run, name="gate", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        asyncio.run(self._server.serve(sockets=[self._socket]))
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        """Uvicorn serves connections whose TLS handshake is complete; it accepts none itself."""
+        handshakes = Handshakes(self._socket, self._config.ssl, self._protocol, self._tell)
+        try:
+            await self._server.serve(sockets=[])
+        finally:
+            handshakes.close()
+
+    def _protocol(self) -> Guarded:
+        return Guarded(self._config, self._server.server_state, app_state={})
 
     def close(self) -> None:
         """No more requests; those under way may end."""

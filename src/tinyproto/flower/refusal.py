@@ -1,11 +1,18 @@
-"""Why a client does not do what it was asked: a short code that travels, and a sentence that stays where it is."""
+"""Why one end refuses the other.
+
+A client that does not do what it was asked sends a short code; its sentence stays where it is. A coordinator that
+refuses a client's answer sends that client a notice: a code, the kind of answer, the round, and the reason in words.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from tinyproto.errors import TinyProtoError
+from tinyproto.flower.record import Values
+from tinyproto.wire.frame import Kind
 
 Code = Literal[
     "protocol", "terms", "path", "digest", "classes", "shape", "member", "model", "data", "taken", "unknown", "frame",
@@ -54,6 +61,21 @@ NEEDS_A_RESTART = frozenset({"member", "model", "taken"})
 """What only another command line mends; waiting to be asked again would be in vain."""
 
 
+ADVICE: Mapping[str, str] = {
+    "diverged": "Check this client's samples and labels. If they are right, the coordinator's owner can lower "
+    "train.learning_rate or the algorithm's proto_weight.",
+    "malformed": "Install the same release of tinyproto on both ends.",
+    "other": "Ask the coordinator's owner.",
+}
+"""What a client's owner can do after a coordinator's notice, by its code."""
+
+MOST_WORDS = 300
+"""Characters of a notice's reason."""
+
+_DIVERGED = re.compile(r"NaN|infinity|norm|diverge|not a number|absurd")
+_ANSWERS = {kind.answer.name.lower() for kind in (Kind.HELLO, Kind.TRAIN, Kind.EVALUATE)}
+
+
 class Refusal(TinyProtoError):  # noqa: N818
     """A client's no: the code goes to the coordinator, the sentence into the client's own log."""
 
@@ -65,3 +87,28 @@ class Refusal(TinyProtoError):  # noqa: N818
 def words(code: object) -> str:
     """A code from the network in our own words, whatever it is."""
     return WORDS.get(code, WORDS["failed"]) if isinstance(code, str) else WORDS["failed"]
+
+
+def notice(kind: Kind, round_number: int, reason: str) -> Values:
+    """Return what the coordinator tells a client whose answer to a frame of this kind it refused."""
+    own = reason.rpartition(", refused: ")[2]  # what stands before it says whose frame it is, which the client knows
+    code = "diverged" if _DIVERGED.search(own) else "malformed"
+    return {"code": code, "kind": kind.answer.name.lower(), "round": round_number, "words": plain(own)}
+
+
+def read_notice(values: Mapping[str, object]) -> dict[str, Any]:
+    """Return the facts of a notice for the client's journal, whatever the network made of it."""
+    code, kind, number = values.get("code"), values.get("kind"), values.get("round")
+    what = kind if kind in _ANSWERS else "answer"
+    return {
+        "code": code if code in ADVICE else "other",
+        "round": number if isinstance(number, int) and number > 0 else None,
+        "reason": f"the coordinator refused this client's {what}: {plain(values.get('words', ''))}",
+    }
+
+
+def plain(text: object, most: int = MOST_WORDS) -> str:
+    """Return text from the network as one line that is safe to print: without control characters, and not too long."""
+    shown = "".join(sign if sign.isprintable() else " " for sign in str(text)[: 4 * most])
+    line = " ".join(shown.split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"
