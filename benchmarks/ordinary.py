@@ -1,7 +1,7 @@
 """Nine networks and a folder of images that had no part in choosing any default.
 
-Networks people write in an afternoon: with and without normalisation, ReLU and GELU, shallow and deep, an MLP. They take
-any image size and end in d features.
+Networks people write in an afternoon: with and without normalisation, ReLU and GELU, shallow and deep, an MLP. They
+take any image size and end in d features.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def shallow_cnn(input_shape: ImageShape, proto_dim: int) -> nn.Module:
 
 def deep_cnn(input_shape: ImageShape, proto_dim: int) -> nn.Module:
     """Five convolutions without normalisation, a linear layer, ReLU."""
-    return nn.Sequential(*_convolutions((input_shape[0], 16, 16, 32, 32, 32), nn.ReLU), *_flat(32, proto_dim), nn.ReLU())
+    return nn.Sequential(
+        *_convolutions((input_shape[0], 16, 16, 32, 32, 32), nn.ReLU), *_flat(32, proto_dim), nn.ReLU()
+    )
 
 
 def batch_norm_cnn(input_shape: ImageShape, proto_dim: int) -> nn.Module:

@@ -16,10 +16,15 @@ from tinyproto.core.task import State
 
 
 class Gathered:
-    """What a server remembers of the uploads of a round: their sums by class, and the sizes of who sent them."""
+    """What a server remembers of the uploads of a round: their sums by class, and the sizes of who sent them.
 
-    def __init__(self, num_classes: int, width: int) -> None:
+    Where it is `weighed`, the sums say by how many samples of each class they were made, and who sent them is kept.
+    """
+
+    def __init__(self, num_classes: int, width: int, *, weighed: bool = False) -> None:
         self.sums = HolderSums(num_classes, width)
+        self.weighed = weighed
+        self.clients: list[int] = []  # who sent uploads, where these are weighed
         self.uploads = 0
         self.counted_samples = 0  # Σ n_i
         self.counted_classes = 0  # Σ K_i
@@ -30,6 +35,9 @@ class Gathered:
             self.sums.fold(rows)
         else:
             self.sums.add(rows)
+        if self.weighed:
+            self.sums.weigh(rows if isinstance(rows, PackedRows) else rows.packed(), client.counted_samples)
+            self.clients.append(client.id)
         self.uploads += 1
         self.counted_samples += client.counted_samples
         self.counted_classes += client.counted_classes
@@ -37,6 +45,7 @@ class Gathered:
     def merge(self, other: Gathered) -> None:
         """Fold in what was gathered elsewhere, of other clients of the same round."""
         self.sums.merge(other.sums)
+        self.clients += other.clients
         self.uploads += other.uploads
         self.counted_samples += other.counted_samples
         self.counted_classes += other.counted_classes

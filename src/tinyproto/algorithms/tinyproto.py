@@ -13,17 +13,29 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Literal
 
+import torch
 from torch import Tensor
 
-from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, ClientInfo, Derived, FederationSpec, positive
-from tinyproto.algorithms.fedproto import FedProtoHyper, StreamingServer, prototype_algorithm
+from tinyproto.algorithms.base import (
+    Algorithm,
+    AlgorithmSpec,
+    ClientInfo,
+    Derived,
+    FederationSpec,
+    Round,
+    Update,
+    positive,
+)
+from tinyproto.algorithms.fedproto import FedProtoHyper, StreamingServer, prototype_algorithm, received_rows
 from tinyproto.algorithms.fedtgp import FedTGPHyper, build_fedtgp
 from tinyproto.algorithms.streaming import Gathered
 from tinyproto.algorithms.transform import Upload, gathered_uploads
 from tinyproto.core import cps, scaling
-from tinyproto.core.aggregate import count_scaled_mean, count_scaled_sum, simple_mean
+from tinyproto.core.aggregate import RunningSums, count_scaled_mean, count_scaled_sum, simple_mean, weighed_mean
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.sizes import bytes_of
+from tinyproto.core.streams import Streams
+from tinyproto.core.task import State, Trainer
 from tinyproto.errors import ConfigError
 from tinyproto.wire.codec import rows_frame_bytes
 from tinyproto.wire.values import VALUE_TYPES
@@ -112,12 +124,19 @@ class ScaleAndSparsify:
 
     def merge(self, uploads: Sequence[Upload]) -> Prototypes:
         """μ Σ n_ij ĉ_ij (sum), or μ times eq. (10) (mean), or eq. (9) without scaling."""
-        return self.conclude(gathered_uploads(uploads))
+        return self.conclude(gathered_uploads(uploads, weighed=self.weighed))
+
+    @property
+    def weighed(self) -> bool:
+        """Whether a class's sum is divided by the samples that its senders made it of, rather than multiplied by μ."""
+        return (self.scaling, self.aggregation, self.global_scale) == ("count", "sum", "auto")
 
     def conclude(self, gathered: Gathered) -> Prototypes:
         """The same, of uploads folded in as they arrived."""
         if self.scaling == "none":
             return simple_mean(gathered.sums)
+        if self.weighed:
+            return weighed_mean(gathered.sums.sums, gathered.sums.mass)
         merge = count_scaled_sum if self.aggregation == "sum" else count_scaled_mean
         return scaling.scale(
             merge(gathered.sums), self.merging_scale(gathered.counted_classes, gathered.counted_samples)
@@ -137,11 +156,7 @@ class ScaleAndSparsify:
 
     def merging_scale(self, classes: int, samples: int) -> float:
         """μ where uploads are merged, given Σ K_i and Σ n_i of who sent them."""
-        if self.global_scale != "auto":
-            return self.global_scale
-        if self.aggregation == "sum":
-            return scaling.derived_sum_scale(self.num_classes, samples)
-        return scaling.derived_mean_scale(classes, samples)
+        return scaling.derived_mean_scale(classes, samples) if self.global_scale == "auto" else self.global_scale
 
     def fitting_scale(self, classes: int, samples: int) -> float:
         """μ where the server fits to the uploads, given the same."""
@@ -207,24 +222,62 @@ def _transform(hyper: SparseHyper, federation: FederationSpec, aggregation: Aggr
 
 
 def _derived(
-    hyper: SparseHyper, transform: ScaleAndSparsify, scale: Callable[[int, int], float], clients: Sequence[ClientInfo]
-) -> Derived:
+    hyper: SparseHyper, transform: ScaleAndSparsify, scale: Callable[[int, int], float] | None,
+    clients: Sequence[ClientInfo],
+) -> Derived:  # fmt: skip
     """s where a budget was given, and μ where it is `auto` and a round has been."""
     found: dict[str, int | float] = {}
     if hyper.byte_budget is not None:
         found["cps_dim"] = transform.width
-    if clients and hyper.scaling == "count" and hyper.global_scale == "auto":
+    if scale is not None and clients and hyper.scaling == "count" and hyper.global_scale == "auto":
         classes = sum(client.counted_classes for client in clients)
         found["global_scale"] = scale(classes, sum(client.counted_samples for client in clients))
     return found
 
 
+class WeighedServer(StreamingServer):
+    """TinyProto-FP with μ `auto`: a class's sum is divided by the samples that its senders made it of.
+
+    With all clients and balanced classes that is one μ for all classes, as in the paper. With some of them it is not:
+    who takes part decides how many samples of a class are in its sum.
+    """
+
+    def init(self, streams: Streams) -> State:
+        """No class present, nothing summed."""
+        state = super().init(streams)
+        sums = torch.zeros(self.num_classes, self.transform.width, dtype=torch.float64)
+        mass, seen = torch.zeros(self.num_classes, dtype=torch.float64), torch.zeros(0, dtype=torch.bool)
+        return {**state, "sums": sums, "mass": mass, "seen": seen}
+
+    def gather(self) -> Gathered:
+        """Nothing gathered yet."""
+        return Gathered(self.num_classes, self.transform.width, weighed=True)
+
+    def aggregate(
+        self, state: State, updates: Sequence[Update], trainer: Trainer, round_: Round, streams: Streams  # noqa: ARG002
+    ) -> State:  # fmt: skip
+        """Gather the uploads, and conclude."""
+        gathered = self.gather()
+        for upload in received_rows(updates):
+            gathered.add(*upload)
+        return self.conclude(state, gathered)
+
+    def conclude(self, state: State, gathered: Gathered) -> State:
+        """Fold the round into the running sums; the mean of each class is its global row."""
+        if not gathered.uploads:
+            return state
+        running = RunningSums(state["sums"], state["mass"], state["seen"]).after(gathered.sums, gathered.clients)
+        rows = weighed_mean(running.sums, running.mass)
+        return {**rows._asdict(), "sums": running.sums, "mass": running.mass, "seen": running.seen}
+
+
 def build_fp(hyper: TinyProtoFPHyper, federation: FederationSpec) -> Algorithm:
     """TinyProto-FP, the paper's Algorithm 1."""
     transform = _transform(hyper, federation, hyper.aggregation)
-    server = StreamingServer(federation.num_classes, transform)
+    server = (WeighedServer if transform.weighed else StreamingServer)(federation.num_classes, transform)
     algorithm = prototype_algorithm("tinyproto_fp", hyper, federation, transform, server)
-    return replace(algorithm, derived=partial(_derived, hyper, transform, transform.merging_scale))
+    scale = None if transform.weighed else transform.merging_scale
+    return replace(algorithm, derived=partial(_derived, hyper, transform, scale))
 
 
 def _max_length(hyper: TinyProtoFTHyper, federation: FederationSpec, width: int) -> float:

@@ -27,6 +27,7 @@ class HolderSums:
 
     def __init__(self, num_classes: int, width: int) -> None:
         self.sums = torch.zeros(num_classes, width, dtype=torch.float64)
+        self.mass = torch.zeros(num_classes, dtype=torch.float64)  # Σ n̂_ij of uploads that were weighed
         self._holders = torch.zeros(num_classes, dtype=torch.int64)
         self._uncounted: list[NDArray[np.intp]] = []  # classes of uploads folded in since holders were last counted
         # The same memory for `fold`; a row as one value of 8·w bytes is put back twice as fast as w numbers.
@@ -59,12 +60,20 @@ class HolderSums:
         if len(self._uncounted) == _COUNTED_AT_ONCE:
             _ = self.holders
 
+    def weigh(self, upload: PackedRows, samples: int) -> None:
+        """Share a client's n_i out over the classes of its count-scaled upload by the lengths of their rows."""
+        lengths = np.sqrt(np.einsum("nw,nw->n", upload.values, upload.values, dtype=np.float64))
+        total = float(lengths.sum())
+        if total > 0.0:
+            self.mass.numpy()[upload.classes] += lengths * (samples / total)
+
     def merge(self, other: HolderSums) -> None:
         """Fold in what another accumulator has gathered."""
         if self.sums.shape != other.sums.shape:
             shapes = " and ".join(" × ".join(map(str, part.sums.shape)) for part in (self, other))
             raise ValueError(f"sums of {shapes} do not merge")
         self.sums += other.sums
+        self.mass += other.mass
         self._holders += other.holders
 
     def sum(self) -> Prototypes:
@@ -79,6 +88,28 @@ class HolderSums:
     def bound(self, magnitudes: Tensor) -> Tensor:
         """(m − 1)·u·Σ|x_i|, how far `sums` can be from the exact ones, (K, w), given Σ|x_i| (K, w) in float64."""
         return (self.holders - 1).clamp_min(0).unsqueeze(1) * UNIT_ROUNDOFF * magnitudes
+
+
+class RunningSums:
+    """Σ_i n_ij ĉ_ij by class with Σ_i n̂_ij, who sent it, over the rounds; one ratio is the weighted mean of prototypes.
+
+    n_ij does not travel. It is read off the upload: n̂_ij = n_i · ‖n_ij ĉ_ij‖ / Σ_k ‖n_ik ĉ_ik‖, which is exact where a
+    client's prototypes are equally long. A round in which a share ρ of the clients takes part replaces as much of the
+    sums: with everybody it starts anew, and with few it keeps what the others sent before.
+    """
+
+    def __init__(self, sums: Tensor, mass: Tensor, seen: Tensor) -> None:
+        self.sums = sums  # (K, w) float64
+        self.mass = mass  # (K,) float64: Σ_i n̂_ij
+        self.seen = seen  # (largest id + 1,) bool: who ever sent an upload
+
+    def after(self, round_sums: HolderSums, clients: Sequence[int]) -> RunningSums:
+        """Return the sums after a round, given its own and the clients that sent uploads."""
+        seen = torch.zeros(max(len(self.seen), max(clients) + 1), dtype=torch.bool)
+        seen[: len(self.seen)] = self.seen
+        seen[list(clients)] = True
+        kept = 1.0 - len(clients) / int(seen.sum())
+        return RunningSums(kept * self.sums + round_sums.sums, kept * self.mass + round_sums.mass, seen)
 
 
 Uploads = Iterable[Prototypes] | HolderSums
@@ -111,6 +142,13 @@ def count_scaled_mean(scaled: Uploads) -> Prototypes:
 def count_scaled_sum(scaled: Uploads) -> Prototypes:
     """Σ n_ij ĉ_ij, the rule behind the paper's tables: times κ / Σ_i n_ij it is κ times the weighted mean."""
     return _folded(scaled).sum()
+
+
+def weighed_mean(sums: Tensor, mass: Tensor) -> Prototypes:
+    """Return Σ_i n_ij ĉ_ij / Σ_i n̂_ij, (K, w) over (K,), of the classes that anyone sent."""
+    present = mass > 0
+    means = sums / torch.where(present, mass, torch.ones_like(mass)).unsqueeze(1)
+    return Prototypes(means.float() * present.unsqueeze(1), present)
 
 
 def keep_last(new: Prototypes, last: Prototypes) -> Prototypes:

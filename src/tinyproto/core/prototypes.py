@@ -40,6 +40,11 @@ class Prototypes(NamedTuple):
         """The same prototypes on another device."""
         return Prototypes(self.values.to(device), self.present.to(device))
 
+    def packed(self) -> PackedRows:
+        """The rows present, as they travel."""
+        present = self.present.cpu()
+        return PackedRows(self.num_classes, present.numpy().nonzero()[0], self.values.cpu()[present].numpy())
+
 
 class PackedRows(NamedTuple):
     """Prototypes as they travel: the rows present, one after the other, and their classes."""

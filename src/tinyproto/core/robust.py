@@ -1,0 +1,93 @@
+"""Robust statistics of uploads: what some hostile clients may send, held against what the others sent.
+
+Every function takes rows `values` (M, K, w) of M clients with `present` (M, K), which clients hold which class, and
+ignores rows that are not present. A network is one row of one class.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_TINY = 1e-30
+
+
+def unscaled(values: Tensor, present: Tensor, counts: Tensor) -> Tensor:
+    """Remove from count-scaled rows n_ij·c_ij what n_ij explains: keep directions, give a client's rows one length.
+
+    That length is Σ_j ‖n_ij c_ij‖ / n_i, the client's mean ‖c_ij‖ over its `counts` n_i (M,), so no n_ij is needed.
+    """
+    lengths = row_lengths(values, present)  # (M, K)
+    mean = lengths.sum(1) / counts.clamp_min(1)  # (M,)
+    return values * (mean[:, None] / lengths.clamp_min(_TINY)).unsqueeze(2)
+
+
+def row_lengths(values: Tensor, present: Tensor) -> Tensor:
+    """Return ‖row‖ (M, K); zero where no row is present."""
+    return torch.linalg.vector_norm(values, dim=2) * present
+
+
+def coordinate_median(values: Tensor, present: Tensor) -> Tensor:
+    """Return the median over a class's holders, coordinate by coordinate, (K, w); zero where there are none."""
+    return _over_holders(values, present).nanquantile(0.5, dim=0).nan_to_num()
+
+
+def trimmed_mean(values: Tensor, present: Tensor, share: float) -> Tensor:
+    """Return the mean over a class's holders, coordinate by coordinate, without the largest and smallest `share`.
+
+    At least one of each is left out where three or more hold the class, and never all of them.
+    """
+    holders = present.sum(0)  # (K,)
+    cut = (share * holders).long().clamp_min(1)
+    cut = torch.minimum(cut, ((holders - 1) // 2).clamp_min(0))
+    ordered = values.masked_fill(~present.unsqueeze(2), torch.inf).sort(0).values  # those absent come last
+    place = torch.arange(len(values)).unsqueeze(1)  # (M, 1)
+    kept = (place >= cut) & (place < holders - cut)  # (M, K)
+    total = torch.where(kept.unsqueeze(2), ordered, torch.zeros_like(ordered)).sum(0)
+    return total / kept.sum(0).clamp_min(1).unsqueeze(1)
+
+
+def trusted(values: Tensor, present: Tensor, tolerance: float) -> Tensor:
+    """Return which rows (M, K) lie within `tolerance` typical distances of their class's centre.
+
+    The centre is the coordinate-wise median over a class's holders. The typical distance is the median over the class,
+    or over all rows where that is larger. Where fewer than three hold a class there is no majority to ask: there a row
+    is only held to `tolerance` times the median length of all rows.
+    """
+    if not bool(present.any()):
+        return present
+    lengths = row_lengths(values, present)
+    trusted_ = present & (lengths <= tolerance * lengths[present].median())
+    several = present.sum(0) >= 3  # (K,)
+    judged = present & several
+    if not bool(judged.any()):
+        return trusted_
+    distances = torch.linalg.vector_norm(values - coordinate_median(values, present), dim=2)  # (M, K)
+    typical = distances.masked_fill(~judged, torch.nan).nanmedian(0).values.nan_to_num()
+    typical = typical.clamp_min(float(distances[judged].median()))
+    return torch.where(several, present & (distances <= tolerance * typical), trusted_)
+
+
+def krum_order(values: Tensor, present: Tensor, hostile: int) -> Tensor:
+    """Return the clients (M,) from the most to the least central by Krum's score, with up to `hostile` hostile ones.
+
+    Two clients are as far apart as their rows of the classes both hold, in the mean; a pair without a common class
+    counts as the median pair. A score is the sum over a client's M − f − 2 nearest.
+    """
+    clients = len(values)
+    if clients < 2 * hostile + 3:
+        raise ValueError(f"Krum needs at least 2·{hostile} + 3 uploads, not {clients}")
+    squared = torch.full((clients, clients), torch.nan, dtype=values.dtype)
+    for one in range(clients):
+        common = present[one] & present  # (M, K)
+        apart = ((values - values[one]).square().sum(2) * common).sum(1) / common.sum(1)
+        squared[one] = apart  # NaN where nothing is common
+    squared.fill_diagonal_(torch.nan)
+    squared = torch.where(squared.isnan(), squared.nanmedian().nan_to_num(), squared)
+    squared.fill_diagonal_(torch.inf)
+    scores = squared.sort(1).values[:, : clients - hostile - 2].sum(1)
+    return scores.argsort(stable=True)
+
+
+def _over_holders(values: Tensor, present: Tensor) -> Tensor:
+    return values.masked_fill(~present.unsqueeze(2), torch.nan)
