@@ -337,6 +337,7 @@ def record_values(record: RoundRecord) -> dict[str, Any]:
             purpose: {way: cost._asdict() for way, cost in ways.items()} for purpose, ways in record.traffic.items()
         },
         "refused": {str(client): reason for client, reason in record.refused.items()},
+        **{key: list(found) for key, found in (("dropped", record.dropped), ("late", record.late)) if found},
         "clients": {
             "id": list(record.clients),
             "test_samples": [client.test_samples for client in clients],
@@ -369,4 +370,6 @@ def record_from(values: dict[str, Any]) -> RoundRecord:
         traffic={purpose: {way: Cost(**ways[way]) for way in WAYS} for purpose, ways in values["traffic"].items()},
         clients=clients,
         refused={int(client): reason for client, reason in values["refused"].items()},
+        dropped=tuple(values.get("dropped", ())),
+        late=tuple(values.get("late", ())),
     )
