@@ -187,7 +187,7 @@ def test_a_trace_says_who_drops_out_or_is_late_when(tmp_path: Path, mark: str) -
     file = trace_file(tmp_path, f"{mark}round,client,event\n3,0,drop\n\n3, 4, late\r\n700,1,drop\n")
     assert read_trace(file, 5) == {(3, 0): "drop", (3, 4): "late", (700, 1): "drop"}
     plan = with_absences(RoundPlan(Round(3, 9), (0, 1, 2), frozenset()), read_trace(file, 5), 0.0, Streams(0))
-    assert (plan.dropped, plan.late) == ({0}, set())  # client 4 does not take part
+    assert (plan.dropped, plan.late) == (frozenset({0}), frozenset())  # client 4 does not take part
 
 
 @pytest.mark.parametrize(
