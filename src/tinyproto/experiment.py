@@ -24,6 +24,7 @@ from tinyproto.engine.round import last_derived
 from tinyproto.engine.training import Choice, choose
 from tinyproto.errors import ConfigError
 from tinyproto.models import build_model, entry_name, rehearse_training
+from tinyproto.simulation.absences import read_trace
 from tinyproto.simulation.budget import client_budget
 from tinyproto.simulation.client_files import ClientFiles
 from tinyproto.simulation.loop import PlayedRound, Simulation, SimulationSettings, make_loopback
@@ -67,6 +68,8 @@ class Experiment:
         self._has_objects = images is not None
         self.images = SOURCES[model.data.name].load(model.data.request(progress)) if images is None else images
         self.data = FederatedData(self.images, model.partition.asked().shares(self.images.labels.numpy()))
+        asked = model.train.dropout
+        self.dropout = read_trace(Path(asked).expanduser(), self.data.num_clients) if isinstance(asked, str) else asked
         self.federation = FederationSpec(
             num_classes=self.images.num_classes,
             proto_dim=model.prototypes.dim,
@@ -186,6 +189,8 @@ class Experiment:
             proto_dim=model.prototypes.dim,
             head_dropout=model.train.head_dropout,
             participation=model.train.participation,
+            dropout=self.dropout,
+            late=model.train.late,
             evaluate_every=model.evaluate.every,
             evaluate_clients=model.evaluate.clients,
             counted_samples=model.prototypes.counted_samples,

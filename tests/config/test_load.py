@@ -163,6 +163,12 @@ def test_an_unknown_key_that_resembles_nothing_is_refused_with_all_that_are_know
         ("train.rounds=2.5", "train.rounds: "),
         ("train.learning_rate=fast", "train.learning_rate: input should be a valid number, not 'fast'"),
         ("train.shuffle=1", "train.shuffle: input should be a valid boolean, not 1"),
+        ("train.dropout=1", "train.dropout: input should be less than 1 or a valid string, not 1"),
+        ("train.late=1", "train.late: input should be less than 1, not 1"),
+        (
+            "train={dropout: a.csv, late: 0.1}",
+            "train: late is set, but the file in dropout says who is late; leave late",
+        ),
         ("train.last_batch=first", "train.last_batch: input should be 'join', 'keep' or 'drop', not 'first'"),
         ("name=5", "name: input should be a valid string, not 5"),
         ("seeds=0", "seeds: a list is needed, such as [a, b], not 0"),

@@ -18,13 +18,14 @@ from tinyproto.core.task import State
 class Gathered:
     """What a server remembers of the uploads of a round: their sums by class, and the sizes of who sent them.
 
-    Where it is `weighed`, the sums say by how many samples of each class they were made, and who sent them is kept.
+    Where uploads are `measured`, the lengths of their rows are added up, too, and who sent them is kept.
     """
 
-    def __init__(self, num_classes: int, width: int, *, weighed: bool = False) -> None:
+    def __init__(self, num_classes: int, width: int, *, measured: bool = False) -> None:
         self.sums = HolderSums(num_classes, width)
-        self.weighed = weighed
-        self.clients: list[int] = []  # who sent uploads, where these are weighed
+        self.measured = measured
+        self.clients: list[int] = []  # who sent uploads, where these are measured
+        self.mean_lengths: list[float] = []  # by client: Σ_j ‖n_ij ĉ_ij‖ / n_i, the mean length of its prototypes
         self.uploads = 0
         self.counted_samples = 0  # Σ n_i
         self.counted_classes = 0  # Σ K_i
@@ -35,9 +36,10 @@ class Gathered:
             self.sums.fold(rows)
         else:
             self.sums.add(rows)
-        if self.weighed:
-            self.sums.weigh(rows if isinstance(rows, PackedRows) else rows.packed(), client.counted_samples)
+        if self.measured:
+            length = self.sums.measure(rows if isinstance(rows, PackedRows) else rows.packed())
             self.clients.append(client.id)
+            self.mean_lengths.append(length / max(client.counted_samples, 1))
         self.uploads += 1
         self.counted_samples += client.counted_samples
         self.counted_classes += client.counted_classes
@@ -46,6 +48,7 @@ class Gathered:
         """Fold in what was gathered elsewhere, of other clients of the same round."""
         self.sums.merge(other.sums)
         self.clients += other.clients
+        self.mean_lengths += other.mean_lengths
         self.uploads += other.uploads
         self.counted_samples += other.counted_samples
         self.counted_classes += other.counted_classes

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import median
 from typing import Annotated, Literal
 
 import torch
@@ -124,11 +125,11 @@ class ScaleAndSparsify:
 
     def merge(self, uploads: Sequence[Upload]) -> Prototypes:
         """μ Σ n_ij ĉ_ij (sum), or μ times eq. (10) (mean), or eq. (9) without scaling."""
-        return self.conclude(gathered_uploads(uploads, weighed=self.weighed))
+        return self.conclude(gathered_uploads(uploads, measured=self.weighed))
 
     @property
     def weighed(self) -> bool:
-        """Whether a class's sum is divided by the samples that its senders made it of, rather than multiplied by μ."""
+        """Whether a class's sum is weighed by who sent it, rather than multiplied by one μ."""
         return (self.scaling, self.aggregation, self.global_scale) == ("count", "sum", "auto")
 
     def conclude(self, gathered: Gathered) -> Prototypes:
@@ -136,7 +137,7 @@ class ScaleAndSparsify:
         if self.scaling == "none":
             return simple_mean(gathered.sums)
         if self.weighed:
-            return weighed_mean(gathered.sums.sums, gathered.sums.mass)
+            return weighed_mean(gathered.sums.sums, gathered.sums.lengths, median(gathered.mean_lengths))
         merge = count_scaled_sum if self.aggregation == "sum" else count_scaled_mean
         return scaling.scale(
             merge(gathered.sums), self.merging_scale(gathered.counted_classes, gathered.counted_samples)
@@ -236,22 +237,23 @@ def _derived(
 
 
 class WeighedServer(StreamingServer):
-    """TinyProto-FP with μ `auto`: a class's sum is divided by the samples that its senders made it of.
+    """TinyProto-FP with μ `auto`: a class's sum is weighed by who sent it.
 
-    With all clients and balanced classes that is one μ for all classes, as in the paper. With some of them it is not:
-    who takes part decides how many samples of a class are in its sum.
+    With all clients and balanced classes one μ serves all classes, as in the paper. With some of the clients it does
+    not: who takes part decides how many samples of a class are in its sum. n_i enters only through the median client's
+    mean prototype length, so a false n_i moves next to nothing.
     """
 
     def init(self, streams: Streams) -> State:
         """No class present, nothing summed."""
         state = super().init(streams)
         sums = torch.zeros(self.num_classes, self.transform.width, dtype=torch.float64)
-        mass, seen = torch.zeros(self.num_classes, dtype=torch.float64), torch.zeros(0, dtype=torch.bool)
-        return {**state, "sums": sums, "mass": mass, "seen": seen}
+        lengths, seen = torch.zeros(self.num_classes, dtype=torch.float64), torch.zeros(0, dtype=torch.bool)
+        return {**state, "sums": sums, "lengths": lengths, "seen": seen}
 
     def gather(self) -> Gathered:
         """Nothing gathered yet."""
-        return Gathered(self.num_classes, self.transform.width, weighed=True)
+        return Gathered(self.num_classes, self.transform.width, measured=True)
 
     def aggregate(
         self, state: State, updates: Sequence[Update], trainer: Trainer, round_: Round, streams: Streams  # noqa: ARG002
@@ -266,9 +268,9 @@ class WeighedServer(StreamingServer):
         """Fold the round into the running sums; the mean of each class is its global row."""
         if not gathered.uploads:
             return state
-        running = RunningSums(state["sums"], state["mass"], state["seen"]).after(gathered.sums, gathered.clients)
-        rows = weighed_mean(running.sums, running.mass)
-        return {**rows._asdict(), "sums": running.sums, "mass": running.mass, "seen": running.seen}
+        running = RunningSums(state["sums"], state["lengths"], state["seen"]).after(gathered.sums, gathered.clients)
+        rows = weighed_mean(running.sums, running.lengths, median(gathered.mean_lengths))
+        return {**rows._asdict(), "sums": running.sums, "lengths": running.lengths, "seen": running.seen}
 
 
 def build_fp(hyper: TinyProtoFPHyper, federation: FederationSpec) -> Algorithm:

@@ -68,11 +68,11 @@ class SummingTransform(Transform, Protocol):
         ...
 
 
-def gathered_uploads(uploads: Sequence[Upload], *, weighed: bool = False) -> Gathered:
+def gathered_uploads(uploads: Sequence[Upload], *, measured: bool = False) -> Gathered:
     """Uploads that are all at hand, gathered."""
     if not uploads:
         raise ValueError("nothing to aggregate")
-    gathered = Gathered(uploads[0].rows.num_classes, uploads[0].rows.width, weighed=weighed)
+    gathered = Gathered(uploads[0].rows.num_classes, uploads[0].rows.width, measured=measured)
     for upload in uploads:
         gathered.add(*upload)
     return gathered

@@ -213,4 +213,6 @@ def _line(played: PlayedRound) -> str:
     losses = ", ".join(f"{name} {value:.4g}" for name, value in record.loss.items())
     seconds = ", ".join(f"{phase} {value:.3f} s" for phase, value in played.seconds.items())
     refused = ", ".join(f"client {client} refused: {reason}" for client, reason in record.refused.items())
-    return f"{what}: " + "; ".join(part for part in (accuracy, losses, seconds, refused) if part)
+    dropped = f"dropped out: {', '.join(map(str, record.dropped))}" if record.dropped else ""
+    late = f"late: {', '.join(map(str, record.late))}" if record.late else ""
+    return f"{what}: " + "; ".join(part for part in (accuracy, losses, seconds, refused, dropped, late) if part)

@@ -47,6 +47,7 @@ def completed(resolved: Mapping[str, Any]) -> dict[str, Any]:
         **resolved,
         "data": {"first_classes": None, **resolved.get("data", {})},
         "prototypes": {"byte_budget": None, **resolved.get("prototypes", {})},
+        "train": {"dropout": 0.0, "late": 0.0, **resolved.get("train", {})},
         "algorithms": [completed_entry(entry) for entry in resolved.get("algorithms", [])],
     }
 

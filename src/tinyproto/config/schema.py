@@ -27,6 +27,7 @@ Rule = Literal["head", "global", "local"]
 Statistic = Literal["best", "last", "last10"]
 Positive = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0)]
+Probability = Annotated[float, Field(ge=0, lt=1)]
 
 
 def _all_different(seeds: list[int]) -> list[int]:
@@ -199,6 +200,14 @@ class TrainSection(Section):
     batch_size: Positive = Field(32, description="samples per step")
     learning_rate: float = Field(0.01, gt=0, description="of plain SGD")
     participation: float = Field(1.0, gt=0, le=1, description="share of the clients that take part in a round")
+    dropout: Probability | str = Field(
+        0.0,
+        description="probability that a participant drops out of a round, so that its work of that round is lost; or a "
+        "CSV file that says who drops out or is late when; in a simulation, since real clients drop out by themselves",
+    )
+    late: Probability = Field(
+        0.0, description="probability that the upload of a participant misses the deadline of a round; it is not used"
+    )
     shuffle: bool = Field(True, description="new batches each epoch, or the same in the same order")
     last_batch: LastBatch = Field(
         "join", description="the rest of an epoch: join (less than half a batch joins the one before), keep, drop"
@@ -232,6 +241,12 @@ class TrainSection(Section):
         "fewer where memory is short; auto: up to 8 on a GPU, one per core on a CPU if cells are many and long",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+
+    @model_validator(mode="after")
+    def _one_says_who_is_late(self) -> TrainSection:
+        if isinstance(self.dropout, str) and self.late:
+            raise ValueError("late is set, but the file in dropout says who is late; leave late out")
+        return self
 
 
 class EvaluateSection(Section):

@@ -27,7 +27,7 @@ class HolderSums:
 
     def __init__(self, num_classes: int, width: int) -> None:
         self.sums = torch.zeros(num_classes, width, dtype=torch.float64)
-        self.mass = torch.zeros(num_classes, dtype=torch.float64)  # Σ n̂_ij of uploads that were weighed
+        self.lengths = torch.zeros(num_classes, dtype=torch.float64)  # Σ ‖row‖ of uploads that were measured
         self._holders = torch.zeros(num_classes, dtype=torch.int64)
         self._uncounted: list[NDArray[np.intp]] = []  # classes of uploads folded in since holders were last counted
         # The same memory for `fold`; a row as one value of 8·w bytes is put back twice as fast as w numbers.
@@ -60,12 +60,11 @@ class HolderSums:
         if len(self._uncounted) == _COUNTED_AT_ONCE:
             _ = self.holders
 
-    def weigh(self, upload: PackedRows, samples: int) -> None:
-        """Share a client's n_i out over the classes of its count-scaled upload by the lengths of their rows."""
+    def measure(self, upload: PackedRows) -> float:
+        """Add up the lengths of an upload's rows by class; return their sum."""
         lengths = np.sqrt(np.einsum("nw,nw->n", upload.values, upload.values, dtype=np.float64))
-        total = float(lengths.sum())
-        if total > 0.0:
-            self.mass.numpy()[upload.classes] += lengths * (samples / total)
+        self.lengths.numpy()[upload.classes] += lengths
+        return float(lengths.sum())
 
     def merge(self, other: HolderSums) -> None:
         """Fold in what another accumulator has gathered."""
@@ -73,7 +72,7 @@ class HolderSums:
             shapes = " and ".join(" × ".join(map(str, part.sums.shape)) for part in (self, other))
             raise ValueError(f"sums of {shapes} do not merge")
         self.sums += other.sums
-        self.mass += other.mass
+        self.lengths += other.lengths
         self._holders += other.holders
 
     def sum(self) -> Prototypes:
@@ -91,16 +90,15 @@ class HolderSums:
 
 
 class RunningSums:
-    """Σ_i n_ij ĉ_ij by class with Σ_i n̂_ij, who sent it, over the rounds; one ratio is the weighted mean of prototypes.
+    """Sums of count-scaled rows over the rounds, and of their lengths, by class.
 
-    n_ij does not travel. It is read off the upload: n̂_ij = n_i · ‖n_ij ĉ_ij‖ / Σ_k ‖n_ik ĉ_ik‖, which is exact where a
-    client's prototypes are equally long. A round in which a share ρ of the clients takes part replaces as much of the
-    sums: with everybody it starts anew, and with few it keeps what the others sent before.
+    A round in which a share ρ of the clients takes part replaces as much of the sums: with everybody it starts anew,
+    and with few it keeps what the others sent before.
     """
 
-    def __init__(self, sums: Tensor, mass: Tensor, seen: Tensor) -> None:
-        self.sums = sums  # (K, w) float64
-        self.mass = mass  # (K,) float64: Σ_i n̂_ij
+    def __init__(self, sums: Tensor, lengths: Tensor, seen: Tensor) -> None:
+        self.sums = sums  # (K, w) float64: Σ_i n_ij ĉ_ij
+        self.lengths = lengths  # (K,) float64: Σ_i ‖n_ij ĉ_ij‖
         self.seen = seen  # (largest id + 1,) bool: who ever sent an upload
 
     def after(self, round_sums: HolderSums, clients: Sequence[int]) -> RunningSums:
@@ -109,7 +107,7 @@ class RunningSums:
         seen[: len(self.seen)] = self.seen
         seen[list(clients)] = True
         kept = 1.0 - len(clients) / int(seen.sum())
-        return RunningSums(kept * self.sums + round_sums.sums, kept * self.mass + round_sums.mass, seen)
+        return RunningSums(kept * self.sums + round_sums.sums, kept * self.lengths + round_sums.lengths, seen)
 
 
 Uploads = Iterable[Prototypes] | HolderSums
@@ -144,10 +142,14 @@ def count_scaled_sum(scaled: Uploads) -> Prototypes:
     return _folded(scaled).sum()
 
 
-def weighed_mean(sums: Tensor, mass: Tensor) -> Prototypes:
-    """Return Σ_i n_ij ĉ_ij / Σ_i n̂_ij, (K, w) over (K,), of the classes that anyone sent."""
-    present = mass > 0
-    means = sums / torch.where(present, mass, torch.ones_like(mass)).unsqueeze(1)
+def weighed_mean(sums: Tensor, lengths: Tensor, typical: float) -> Prototypes:
+    """Return ℓ · Σ_i n_ij ĉ_ij / Σ_i ‖n_ij ĉ_ij‖, (K, w) over (K,), of the classes that anyone sent.
+
+    Where all prototypes of a class have the length ℓ, Σ_i ‖n_ij ĉ_ij‖ = ℓ Σ_i n_ij over who sent it, so this is their
+    mean weighted by n_ij, and no n_ij is needed. It is never longer than ℓ.
+    """
+    present = lengths > 0
+    means = sums * (typical / torch.where(present, lengths, torch.ones_like(lengths))).unsqueeze(1)
     return Prototypes(means.float() * present.unsqueeze(1), present)
 
 

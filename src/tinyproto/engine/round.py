@@ -26,6 +26,8 @@ class RoundPlan:
     participants: Sequence[int]
     evaluated: frozenset[int]
     closing: bool = False
+    dropped: frozenset[int] = frozenset()  # participants whose work of this round is lost
+    late: frozenset[int] = frozenset()  # participants that train, and whose uploads miss the deadline
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class RoundRecord:
     clients: dict[int, ClientRecord]
     refused: dict[int, str] = field(default_factory=dict)  # why an answer was left out, by client
     server: dict[str, float] = field(default_factory=dict)  # what the algorithm watches of the state after the round
+    dropped: tuple[int, ...] = ()  # were sent the round and never answered
+    late: tuple[int, ...] = ()  # trained, and were not aggregated
 
     @property
     def evaluated(self) -> bool:
@@ -67,7 +71,9 @@ def play_round(
     A refused frame raises before any state has changed, since in a simulation it means that training went wrong; a
     tolerant round leaves that client out and says so in its record.
     """
-    answers = server.ask(channel, plan.round, plan.participants, plan.evaluated, plan.closing, meter)
+    answers = server.ask(
+        channel, plan.round, plan.participants, plan.evaluated, plan.closing, meter, plan.dropped, plan.late
+    )
     replies, refused = answers.messages, answers.refused
     if not tolerant:
         for error in refused.values():
@@ -84,9 +90,14 @@ def play_round(
         client_mean={rule: _client_mean(rule, replies) for rule in RULES},
         loss=_mean_loss(trained, weights),
         traffic=_traffic(meter),
-        clients={client: _client_record(client, message, meter) for client, message in replies.items()},
+        clients={
+            client: _client_record(client, replies.get(client, Message()), meter)
+            for client in sorted(replies.keys() | plan.dropped)
+        },
         refused={client: str(error) for client, error in sorted(refused.items())},
         server=dict(server.algorithm.watched(server.state)),
+        dropped=tuple(sorted(plan.dropped)),
+        late=tuple(sorted(plan.late - refused.keys())),
     )
 
 

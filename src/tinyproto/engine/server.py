@@ -127,22 +127,27 @@ class ServerRuntime:
 
     def ask(
         self, channel: Channel, round_: Round, participants: Sequence[int], evaluated: Collection[int], closing: bool,
-        meter: Meter,
+        meter: Meter, dropped: Collection[int] = (), late: Collection[int] = (),
     ) -> Answers:  # fmt: skip
         """Send this round's state to participants and to those who only evaluate it; their answers by client id.
 
         Participants evaluate and train on one frame. Where they train on some of the rows but are evaluated by all,
-        these come first, in a frame of their own.
+        these come first, in a frame of their own. Dropped participants are sent a frame to train on that they never
+        answer; their evaluation is a measurement of ours and costs nothing. Late uploads cost, but do not count.
         """
         only: Purpose = "closing" if closing else "evaluation"
+        training = [client for client in participants if client not in dropped]
         evaluate, for_it = dict.fromkeys(evaluated, Kind.EVALUATE), dict.fromkeys(evaluated, only)
-        train, for_that = dict.fromkeys(participants, Kind.TRAIN), dict.fromkeys(participants, _TRAINING)
+        train, for_that = dict.fromkeys(training, Kind.TRAIN), dict.fromkeys(training, _TRAINING)
         number = round_.number
+        for client in sorted(dropped):
+            meter.count(_TRAINING, "down", client, self._frame(Kind.TRAIN, client, number, client in evaluated)[1])
         if not self.evaluates_apart or not evaluated:
-            return self._ask(channel, number, evaluate | train, evaluated, for_it | for_that, meter)
+            purposes = {client: purpose for client, purpose in for_it.items() if client not in dropped}
+            return self._ask(channel, number, evaluate | train, evaluated, purposes | for_that, meter, late)
         evaluation = self._ask(channel, number, evaluate, evaluated, for_it, meter)
         left = {client: kind for client, kind in train.items() if client not in evaluation.refused}
-        return self._ask(channel, number, left, (), for_that, meter).after(evaluation) if left else evaluation
+        return self._ask(channel, number, left, (), for_that, meter, late).after(evaluation) if left else evaluation
 
     def aggregate(self, round_: Round, answers: Answers) -> None:
         """Take in the uploads, or what was gathered of them; only now does the state change."""
@@ -161,33 +166,32 @@ class ServerRuntime:
 
     def _ask(
         self, channel: Channel, round_number: int, asked: Mapping[int, Kind], evaluated: Collection[int],
-        purposes: Mapping[int, Purpose], meter: Meter,
+        purposes: Mapping[int, Purpose], meter: Meter, late: Collection[int] = (),
     ) -> Answers:  # fmt: skip
+        """Exchange one frame with each client asked; one without a purpose is not metered."""
+
         def frame_for(client: int) -> bytes:
-            kind = asked[client]
-            message = Message() if kind is Kind.HELLO else self._broadcast(kind, client)
-            header = Header(kind, round_number, client, self.expectation.digest, evaluate=client in evaluated)
-            coding = self.expectation.coding(kind, partial(self._draws, client, round_number))
-            frame = encode(header, message, coding)
-            if client not in counted:
+            frame, cost = self._frame(asked[client], client, round_number, client in evaluated)
+            if client in purposes and client not in counted:
                 counted.add(client)
-                cost = Cost(message.parameters, payload_bytes(message, coding.values), len(frame))
                 meter.count(purposes[client], "down", client, cost)
             return frame
 
         clients = sorted(asked)
         counted: set[int] = set()
         for client in clients:
-            meter.announce(purposes[client], "down", client)
+            if client in purposes:
+                meter.announce(purposes[client], "down", client)
         frames = _Frames(clients, frame_for)
         messages: dict[int, Message] = {}
         refused: dict[int, WireError] = {}
         classes: dict[int, Tensor] = {}
-        turns = self._turns(client for client, kind in asked.items() if kind is Kind.TRAIN)
+        in_time = {client for client, kind in asked.items() if kind is Kind.TRAIN and client not in late}
+        turns = self._turns(in_time)
         for client, frame, no_answer in channel.exchange(round_number, frames):
             if client not in asked or client in messages or client in refused:
                 continue  # nobody asked, or this is the second answer
-            turn = turns if asked[client] is Kind.TRAIN else None
+            turn = turns if client in in_time else None
             try:
                 if no_answer is not None:
                     raise no_answer
@@ -197,9 +201,10 @@ class ServerRuntime:
                 if turn is not None:
                     turn.arrived(client, None)
                 continue
-            cost = Cost(sections.parameters, sections.payload_bytes, len(frame))
-            meter.count(purposes[client], "up", client, cost)
-            if self.sends_held and asked[client] is Kind.TRAIN and sections.rows is not None:
+            if client in purposes:
+                cost = Cost(sections.parameters, sections.payload_bytes, len(frame))
+                meter.count(purposes[client], "up", client, cost)
+            if self.sends_held and client in in_time and sections.rows is not None:
                 classes[client] = sections.rows.present()
             if turn is None:
                 messages[client] = sections.message()
@@ -211,9 +216,17 @@ class ServerRuntime:
             messages=dict(sorted(messages.items())),
             refused=refused,
             gathered=None if turns is None else turns.close(),
-            trained=sorted(client for client in messages if asked[client] is Kind.TRAIN),
+            trained=sorted(in_time & messages.keys()),
             classes=classes,
         )
+
+    def _frame(self, kind: Kind, client: int, round_number: int, evaluate: bool) -> tuple[bytes, Cost]:
+        """Return the frame that a client is sent, and what it costs."""
+        message = Message() if kind is Kind.HELLO else self._broadcast(kind, client)
+        header = Header(kind, round_number, client, self.expectation.digest, evaluate=evaluate)
+        coding = self.expectation.coding(kind, partial(self._draws, client, round_number))
+        frame = encode(header, message, coding)
+        return frame, Cost(message.parameters, payload_bytes(message, coding.values), len(frame))
 
     def _broadcast(self, kind: Kind, client: int) -> Message:
         """What a client is sent; of rows that it trains on perhaps those of its own classes alone."""

@@ -39,6 +39,7 @@ class Row:
     seconds: float
     socket_bytes: float | None = None  # on the network, where there was one
     derived: Mapping[str, Sequence[int | float]] = field(default_factory=dict)  # what the method chose, by seed
+    absences: Mapping[str, float] = field(default_factory=dict)  # dropped, late, empty_rounds: means over seeds
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,15 @@ def _row(results: Sequence[Mapping[str, Any]], titles: Mapping[str, str], statis
         seconds=statistics.fmean(result["seconds_per_round"]["total"] for result in results),
         socket_bytes=both_ways("socket_bytes_per_round") if all(map(on_a_network, results)) else None,
         derived=_derived(results),
+        absences=_absences(results),
     )
+
+
+def _absences(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the mean counts over the seeds; nothing where no client was ever absent."""
+    said = [result.get("absences", {}) for result in results]
+    names = dict.fromkeys(key for one in said for key in one)
+    return {name: statistics.fmean(one.get(name, 0) for one in said) for name in names}
 
 
 def _derived(results: Sequence[Mapping[str, Any]]) -> dict[str, list[int | float]]:

@@ -18,6 +18,7 @@ def verdict(comparison: Comparison) -> list[str]:
         *_against_bases(comparison),
         *_against_local(comparison),
         *_evaluation_traffic(comparison),
+        *_absences(comparison),
     ]
 
 
@@ -80,6 +81,15 @@ def _evaluation_traffic(comparison: Comparison) -> Iterator[str]:
     most = max((row.evaluation_bytes for row in comparison.rows), default=0.0)
     if most:
         yield f"Frames sent only to evaluate are not in payload and wire; they cost up to {size(most)} more a round."
+
+
+def _absences(comparison: Comparison) -> Iterator[str]:
+    """Say how many participants were lost; algorithms with the same seeds lose the same ones."""
+    said = [row.absences for row in comparison.rows if row.absences]
+    if said:
+        dropped, late, empty = (max(one[name] for one in said) for name in ("dropped", "late", "empty_rounds"))
+        lost = f", {empty:.3g} rounds without any upload" if empty else ""
+        yield f"Simulated absences per algorithm and seed: {dropped:.4g} dropouts, {late:.4g} late uploads{lost}."
 
 
 def _shows(gain: float) -> bool:

@@ -19,6 +19,7 @@ from tinyproto.engine.server import ServerRuntime
 from tinyproto.engine.stopwatch import Clock, Stopwatch
 from tinyproto.engine.training import Known, Precision, make_trainer
 from tinyproto.models import ModelEntry, ModelShape
+from tinyproto.simulation.absences import Trace, with_absences
 from tinyproto.simulation.client_files import ClientFiles
 from tinyproto.simulation.clients import ClientBuilder
 from tinyproto.simulation.loopback import ClientHost, Loopback
@@ -38,6 +39,8 @@ class SimulationSettings:
     proto_dim: int
     head_dropout: float = 0.0
     participation: float = 1.0
+    dropout: float | Trace = 0.0
+    late: float = 0.0
     evaluate_every: int = 1
     evaluate_clients: EvaluatedClients = "auto"
     counted_samples: CountedSamples = "train"
@@ -116,7 +119,8 @@ class Simulation:
 
     def _plan(self, round_: Round) -> RoundPlan:
         settings = self.settings
-        return plan_round(
+        plan = plan_round(
             range(self.num_clients), round_, settings.participation, settings.evaluate_every, settings.evaluate_clients,
             self.streams,
         )  # fmt: skip
+        return with_absences(plan, settings.dropout, settings.late, self.streams)

@@ -338,6 +338,7 @@ def record_values(record: RoundRecord) -> dict[str, Any]:
         },
         "refused": {str(client): reason for client, reason in record.refused.items()},
         **({"server": record.server} if record.server else {}),
+        **{key: list(found) for key, found in (("dropped", record.dropped), ("late", record.late)) if found},
         "clients": {
             "id": list(record.clients),
             "test_samples": [client.test_samples for client in clients],
@@ -371,4 +372,6 @@ def record_from(values: dict[str, Any]) -> RoundRecord:
         clients=clients,
         refused={int(client): reason for client, reason in values["refused"].items()},
         server=values.get("server", {}),
+        dropped=tuple(values.get("dropped", ())),
+        late=tuple(values.get("late", ())),
     )

@@ -43,6 +43,7 @@ def summarise(
             phase: sum(round_.seconds.get(phase, 0.0) for round_ in measured) / len(measured) for phase in PHASES
         },
         "peak_memory_bytes": peak_memory,
+        **_absences(records),
     }
 
 
@@ -74,6 +75,15 @@ def read_at(curve: Sequence[tuple[int, float | None]]) -> dict[str, list[int]]:
         "last": known[-1:],
         "last10": [index for index in known if curve[index][0]][-MEANT:],
     }
+
+
+def _absences(records: Sequence[RoundRecord]) -> dict[str, dict[str, int]]:
+    """Return how often clients dropped out or were late, and the rounds left without an upload; nothing if never."""
+    dropped, late = (sum(len(getattr(record, name)) for record in records) for name in ("dropped", "late"))
+    if not dropped and not late:
+        return {}
+    empty = sum(not record.participants for record in records if not record.closing)
+    return {"absences": {"dropped": dropped, "late": late, "empty_rounds": empty}}
 
 
 def _known(values: Iterable[float | None]) -> list[float]:
