@@ -186,6 +186,7 @@ class Experiment:
             proto_dim=model.prototypes.dim,
             head_dropout=model.train.head_dropout,
             participation=model.train.participation,
+            max_left_out=model.train.max_left_out,
             evaluate_every=model.evaluate.every,
             evaluate_clients=model.evaluate.clients,
             counted_samples=model.prototypes.counted_samples,

@@ -199,6 +199,13 @@ class TrainSection(Section):
     batch_size: Positive = Field(32, description="samples per step")
     learning_rate: float = Field(0.01, gt=0, description="of plain SGD")
     participation: float = Field(1.0, gt=0, le=1, description="share of the clients that take part in a round")
+    max_left_out: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="share of a round's participants that a simulation may leave out because their training diverged; "
+        "with more, or with all of them, it ends",
+    )
     shuffle: bool = Field(True, description="new batches each epoch, or the same in the same order")
     last_batch: LastBatch = Field(
         "join", description="the rest of an epoch: join (less than half a batch joins the one before), keep, drop"

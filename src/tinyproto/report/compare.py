@@ -39,6 +39,7 @@ class Row:
     seconds: float
     socket_bytes: float | None = None  # on the network, where there was one
     derived: Mapping[str, Sequence[int | float]] = field(default_factory=dict)  # what the method chose, by seed
+    left_out: int = 0  # client-rounds whose answer was left out, over all seeds
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,7 @@ def _row(results: Sequence[Mapping[str, Any]], titles: Mapping[str, str], statis
         seconds=statistics.fmean(result["seconds_per_round"]["total"] for result in results),
         socket_bytes=both_ways("socket_bytes_per_round") if all(map(on_a_network, results)) else None,
         derived=_derived(results),
+        left_out=sum(result.get("left_out", 0) for result in results),
     )
 
 
