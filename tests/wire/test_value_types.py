@@ -116,11 +116,13 @@ def test_diverged_training_is_refused_in_the_same_words_whatever_the_type(
     sent, expected = message(), expectation(up=kind.name)
     assert sent.rows is not None
     sent.rows.values[2, 4] = bad
-    with pytest.raises(WireError, match=f"rows: {word} in row 2; did training diverge"):
+    with pytest.raises(
+        WireError, match=f"training diverged at client 3 in round 7 .{word} in the prototype of class 2"
+    ):
         open_frame(encode(HEADER, sent, coding), expected, 3, 7, (Kind.UPDATE,))
     broken = message()
     broken.tensors["kernel"][3, 0, 1, 1] = bad
-    with pytest.raises(WireError, match=f"tensor 'kernel': {word} in row 0; did training diverge"):
+    with pytest.raises(WireError, match=f"training diverged at client 3 in round 7 .{word} in tensor 'kernel'"):
         open_frame(encode(HEADER, broken, coding), expected, 3, 7, (Kind.UPDATE,))
 
 

@@ -215,8 +215,11 @@ def metrics_problem(metrics: Mapping[str, float]) -> str | None:
 
 def rows_problem(values: NDArray[np.float32], classes: NDArray[np.intp], limit: float) -> str | None:
     """Name the first row of values (n, w) that is no numbers, or the longest if it is longer than the limit."""
-    if surely_good(values, limit):
-        return None
+    return None if surely_good(values, limit) else row_by_row(values, classes, limit)
+
+
+def row_by_row(values: NDArray[np.float32], classes: NDArray[np.intp], limit: float) -> str | None:
+    """The same, where one look at all values does not decide."""
     tensor = torch.from_numpy(values.astype(np.float32))
     for row in (~tensor.isfinite().all(1)).nonzero()[:1, 0].tolist():
         return f"{_kind(tensor[row])} in the prototype of class {classes[row]}"
