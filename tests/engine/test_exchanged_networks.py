@@ -173,9 +173,8 @@ def first_answer(played: InProcess) -> bytes:
 
 @pytest.mark.parametrize("name", EXCHANGING)
 def test_training_that_diverges_ends_in_a_sentence(quarters: FederatedData, name: str) -> None:
-    with pytest.raises(
-        LeftOutError, match=r"left out all clients: training diverged at client 0 in round 1 \(.*\); lower train"
-    ):
+    sentence = r"left out all clients: training diverged at client 0 in round 1 \(.*\); lower train\.learning_rate"
+    with pytest.raises(LeftOutError, match=sentence):
         list(simulation(quarters, name, learning_rate=1e20).rounds())
 
 

@@ -89,8 +89,8 @@ def test_clients_accept_longer_rows_than_the_server_does() -> None:
         opened(HEADER, between)
     down = encode(HEADER._replace(kind=Kind.TRAIN), between)
     assert open_frame(down, EXPECTED, client=4, round_number=None, kinds=(Kind.TRAIN,)).message.rows is not None
+    too_long = encode(HEADER._replace(kind=Kind.TRAIN), rows([[2e9, 0.0], [0.0, 0.0], [0.0, 0.0]]))
     with pytest.raises(WireError, match=r"frame of client 4, refused: norm 2e\+09 .* above 1e\+09"):
-        too_long = encode(HEADER._replace(kind=Kind.TRAIN), rows([[2e9, 0.0], [0.0, 0.0], [0.0, 0.0]]))
         open_frame(too_long, EXPECTED, client=4, round_number=None, kinds=(Kind.TRAIN,))
 
 
