@@ -112,8 +112,9 @@ def test_memory_stays_within_the_budget_with_gradients_and_last_good_states_coun
         def __getattr__(self, name: str) -> object:
             here = shelf._here
             gradients = [p.grad is not None for c in here.values() for p in c.model.parameters()]
-            kept = [view for _, own in played.loopback.clients.last_good._weights.values() for view in own.memory()]
-            copies = sum(view.numel() * view.element_size() for view in kept)
+            weights = [own for _, own in played.loopback.clients.last_good._weights.values()]
+            pieces = [piece for own in weights for piece in (*own.before.pieces, *own.after.pieces)]
+            copies = sum(piece.numel() * piece.element_size() for piece in pieces)
             seen.append((sum(map(memory_of, here.values())) + copies, any(gradients)))
             return getattr(self.trainer, name)
 

@@ -38,10 +38,6 @@ class _Weights:
         """As they are now."""
         return [tensor for owner, name in self._places if (tensor := owner[name]) is not None]
 
-    def memory(self) -> list[Tensor]:
-        """What the copies take."""
-        return [*self.before.pieces, *self.after.pieces]
-
     def floats(self) -> list[Tensor]:
         """Those that can diverge."""
         return [tensor for tensor in self.tensors() if tensor.is_floating_point()]
