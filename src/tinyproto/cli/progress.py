@@ -193,7 +193,7 @@ class Progress(Bars):
     def finished(self, cell: Cell, result: dict[str, Any]) -> None:
         """The bar stays where there is space for all; without a terminal one line takes its place."""
         bar = self.under_way.pop(cell.index)
-        if count := result["left_out"]:
+        if count := result.get("left_out"):
             self.output.say(f"{cell.title}: {counted(count, 'client-round')} left out")
         if self.output.has_bars:
             if self.cells + 2 > self.output.console.height:
