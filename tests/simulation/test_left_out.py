@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ class Diverging(EagerTrainer):
         self.rounds, self.weight, self.value = rounds, weight, value
         self.count = 0
 
-    def fit(self, tasks: list[Task]) -> list[FitResult]:  # type: ignore[override]
+    def fit(self, tasks: Sequence[Task]) -> list[FitResult]:
         results = super().fit(tasks)
         if any(task.name.startswith("client") for task in tasks):
             self.count += 1

@@ -6,7 +6,7 @@ of the paper take about 5 ms on one H200.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from tinyproto.algorithms.base import Client
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.task import State
 
-_Place = tuple[dict[str, Tensor | None], str]
+_Place = tuple[Mapping[str, Tensor | None], str]
 
 
 class _Weights:
@@ -53,7 +53,7 @@ class _Copy:
             own = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
             sizes = [tensors[index].numel() for index in own]
             piece = torch.empty(sum(sizes), dtype=dtype, device=tensors[own[0]].device)
-            for index, part in zip(own, piece.split(sizes), strict=True):
+            for index, part in zip(own, torch.split(piece, sizes), strict=True):
                 self.views[index] = part.view(tensors[index].shape)
             self.pieces.append(piece)
 
