@@ -41,6 +41,11 @@ class Result:
         return accuracy
 
     @property
+    def left_out(self) -> Mapping[int, int]:
+        """Rounds that a client was left out of, by client; its training diverged there. None are left out as a rule."""
+        return {int(client): rounds for client, rounds in self.summary["left_out_clients"].items()}
+
+    @property
     def bytes_per_round(self) -> Mapping[str, Mapping[str, float]]:
         """Measured `payload` (values) and `wire` (whole frames), each `up` and `down`."""
         return {kind: self.summary[f"{kind}_bytes_per_round"] for kind in ("payload", "wire")}

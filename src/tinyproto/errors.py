@@ -35,6 +35,10 @@ class WireError(TinyProtoError):
     """A frame is malformed, foreign or carries values no client could honestly send."""
 
 
+class LeftOutError(TinyProtoError):
+    """Too many clients of a simulated round were left out; the same round would fail again, so no resume helps."""
+
+
 class CheckpointError(TinyProtoError):
     """A checkpoint is damaged, foreign, or of another run."""
 

@@ -191,6 +191,7 @@ class Experiment:
             participation=model.train.participation,
             dropout=self.dropout,
             late=model.train.late,
+            max_left_out=model.train.max_left_out,
             evaluate_every=model.evaluate.every,
             evaluate_clients=model.evaluate.clients,
             counted_samples=model.prototypes.counted_samples,

@@ -59,6 +59,7 @@ class Outcome:
 
     recorded: list[PlannedCell] = field(default_factory=list)
     failed: list[tuple[PlannedCell, str]] = field(default_factory=list)
+    for_good: int = 0  # so many of those that failed would fail again
     left: list[PlannedCell] = field(default_factory=list)  # to another process, which is at them
     stopped: bool = False
 
@@ -210,8 +211,9 @@ class _Recorder:
         self._claims.release(cell.place)
         self._outcome.recorded.append(cell)
 
-    def failed(self, job: Job, reason: str) -> None:
+    def failed(self, job: Job, reason: str, *, again: bool = True) -> None:
         """Remember it, and leave the cell to others."""
+        self._outcome.for_good += not again
         self._claims.release(self._cells[job.cell.index].place)
         self._outcome.failed.append((self._cells[job.cell.index], reason))
         self._observer.failed(job.cell, reason)

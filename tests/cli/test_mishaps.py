@@ -130,24 +130,55 @@ def test_training_that_diverges_ends_with_a_sentence_that_names_client_and_remed
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
-    assert re.search(r"1 cell failed \(FedProto, seed 0: frame of client \d, round 1, refused", done.stderr)
-    assert "did training diverge?" in done.stderr
+    assert re.search(
+        r"1 cell failed \(FedProto, seed 0: round 1 left out all clients: training diverged at client 0 in round 1 .*; "
+        r"lower algorithms\.proto_weight, then train\.learning_rate",
+        done.stderr,
+    )
+    assert "resume" not in done.stderr
+
+
+def test_a_client_that_diverges_is_named_once_on_the_console_and_counted_at_the_end_and_in_json(tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "class Ill(nn.Sequential):\n"
+        "    def forward(self, images):\n"
+        "        return super().forward(images) * (torch.nan if self.training and len(images) > 2 else 1.0)\n"
+        "def ill(proto_dim):\n"
+        "    return Ill(nn.Flatten(), nn.Linear(64, proto_dim))\n"
+    )
+    config = tmp_path / "long.yaml"
+    config.write_text(CONFIG)
+    asked = ["algorithms=[local]", "train.rounds=3", "seeds=[0]", "models=[small_cnn_a, 'nets:ill', small_cnn_b]"]
+    command = [sys.executable, "-m", "tinyproto.cli.main", "run", str(config), *asked, "partition.num_clients=3"]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("client 1 left out: training diverged at client 1 in round 1 (loss cross_entropy is") == 1
+    assert "Local, seed 0: 3 client-rounds left out" in done.stderr
+    assert json.loads(done.stdout)["rows"][0]["left_out"] == 3
+    assert "Client-rounds left out: Local 3" in done.stderr
 
 
 def test_one_cell_that_diverges_leaves_the_others_a_table_and_a_report(tmp_path: Path) -> None:
     config = tmp_path / "long.yaml"
     config.write_text(CONFIG)
-    asked = ["algorithms=[local, {name: fedproto, proto_weight: 1.0e9}, tinyproto_fp]", "train.rounds=2", "seeds=[0]"]
+    asked = [
+        "algorithms=[local, {name: fedproto, proto_weight: 1.0e9}, tinyproto_fp]",
+        "train.rounds=2",
+        "seeds=[0]",
+        "train.max_left_out=0",
+    ]
     command = [sys.executable, "-m", "tinyproto.cli.main"]
     for arguments in (["run", str(config), *asked], ["resume", "runs/long"]):
         done = subprocess.run(
             [*command, *arguments, "--json"], capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False
         )
         assert done.returncode == 2
-        assert "[2/3] FedProto, seed 0: failed: frame of client" in done.stderr
+        assert "[2/3] FedProto, seed 0: failed: round 2 left out" in done.stderr
         last = done.stderr.splitlines()[-1]
-        assert last.startswith("tinyproto: error: 1 cell failed (FedProto, seed 0: frame of client ")
-        assert last.endswith("; `tinyproto resume runs/long` tries again")
+        assert last.startswith("tinyproto: error: 1 cell failed (FedProto, seed 0: round 2 left out ")
+        assert "resume" not in last
         told = json.loads(done.stdout)
         assert [row["label"] for row in told["rows"]] == ["local", "tinyproto_fp"]
         assert [(one["label"], one["seed"]) for one in told["failed"]] == [("fedproto", 0)]

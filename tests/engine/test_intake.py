@@ -186,18 +186,18 @@ def test_an_upload_without_rows_is_no_upload() -> None:
         (frame(0, random_prototypes([0], width=3), test_samples=1.0, correct_head=2.0), "2 of 1 test samples correct"),
         (
             frame(0, random_prototypes([0], width=3)._replace(values=torch.full((NUM_CLASSES, 3), torch.nan))),
-            "NaN in row 0",
+            "NaN in the prototype of class 0",
         ),
         (
             frame(0, random_prototypes([2], width=3)._replace(values=torch.full((NUM_CLASSES, 3), 1e9))),
-            "of row 2 is absurd",
+            "of the prototype of class 2, above",
         ),
         (frame(0, random_prototypes([0], width=3))[:-1] + b"!", "checksum"),
     ],
 )
 def test_a_refused_upload_has_changed_nothing(wrong: bytes, words: str) -> None:
     intake = Intake(EXPECTED, 2, Gathered(NUM_CLASSES, 3))
-    with pytest.raises(WireError, match=f"frame of client 0.*refused: .*{words}"):
+    with pytest.raises(WireError, match=f"client 0.*{words}"):
         intake.take(infos(1)[0], wrong)
     assert not intake.gathered.sums.sums.any()
     assert not intake.gathered.sums.holders.any()

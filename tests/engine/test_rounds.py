@@ -168,10 +168,12 @@ def forgeries() -> Iterator[tuple[str, bytes]]:
 @pytest.mark.parametrize(("field", "forged"), list(forgeries()))
 def test_a_refused_frame_changes_no_state(quarters: FederatedData, field: str, forged: bytes) -> None:
     played = simulation(quarters, build("fedproto"))
-    played.host = Tampering(played, forged)  # type: ignore[assignment]
+    meter = Meter()
+    played.server.greet(played.host, list(range(5)), meter)
+    plan = RoundPlan(Round(1, 2), participants=range(5), evaluated=frozenset())
     before = {name: value.clone() for name, value in played.server.state.items()}
-    with pytest.raises(WireError, match=rf"frame of client 1, round 1, refused: .*{field}"):
-        next(iter(played.rounds()))
+    with pytest.raises(WireError, match=rf"client 1.* round 1.*{field}"):
+        play_round(played.server, Tampering(played, forged), plan, meter)
     assert all(torch.equal(played.server.state[name], value) for name, value in before.items())
 
 

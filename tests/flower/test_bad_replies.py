@@ -59,7 +59,10 @@ SPOILT: Mapping[str, tuple[Spoil, str]] = {
     "a flipped bit": (lambda frame, expected: frame[:-1] + bytes([frame[-1] ^ 1]), "checksum"),
     "NaN": (lambda frame, expected: with_values(frame, expected, float("nan")), "NaN"),
     "infinity": (lambda frame, expected: with_values(frame, expected, float("inf")), "infinity"),
-    "an absurd norm": (lambda frame, expected: with_values(frame, expected, 1e12), "absurd"),
+    "an absurd norm": (
+        lambda frame, expected: with_values(frame, expected, 1e12),
+        "training diverged at client 1 in round 2 (norm ",
+    ),
     "a stale round": (lambda frame, expected: with_header(frame, round_number=1), "round"),
     "another mask": (lambda frame, expected: with_header(frame, digest=b"another federatn"), "digest"),
     "another client": (lambda frame, expected: with_header(frame, client=0), "client"),

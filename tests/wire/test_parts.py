@@ -89,7 +89,7 @@ def test_a_message_without_tensors_says_nothing_and_is_no_fault() -> None:
 def test_values_in_parts_are_checked_like_any_other() -> None:
     broken = halves(1, 1)
     broken["w.right"][0, 3] = math.nan
-    with pytest.raises(WireError, match=r"tensor 'w.right': NaN"):
+    with pytest.raises(WireError, match=r"NaN in tensor 'w.right'"):
         opened(broken)
 
 

@@ -54,21 +54,44 @@ def test_a_frame_from_elsewhere_is_refused(header: Header, words: str) -> None:
     [
         (rows([[1.0, 2.0]]), "classes × width is 1 × 2, not 3 × 2"),
         (rows([[1.0], [1.0], [1.0]]), "classes × width is 3 × 1, not 3 × 2"),
-        (rows([[1.0, 2.0], [float("nan"), 0.0], [0.0, 0.0]]), "NaN in row 1"),
-        (rows([[float("inf"), 2.0], [0.0, 0.0], [0.0, 0.0]]), "infinity in row 0"),
-        (rows([[1.0, 2.0], [0.0, 0.0], [3e9, 0.0]]), "norm 3e\\+09 of row 2 is absurd"),
+        (rows([[1.0, 2.0], [float("nan"), 0.0], [0.0, 0.0]]), "NaN in the prototype of class 1"),
+        (rows([[float("inf"), 2.0], [0.0, 0.0], [0.0, 0.0]]), "infinity in the prototype of class 0"),
+        (rows([[1.0, 2.0], [0.0, 0.0], [3e9, 0.0]]), "norm 3e\\+09 of the prototype of class 2, above 1e\\+08"),
         (Message(tensors={"tail": torch.zeros(1)}), "tensor 'tail': this algorithm exchanges no such"),
-        (Message(tensors={"head": torch.tensor([[1.0], [float("nan")]])}), "tensor 'head': NaN"),
+        (Message(tensors={"head": torch.tensor([[1.0], [float("nan")]])}), "NaN in tensor 'head'"),
         (Message(tensors={"head": torch.zeros(3, 2)}), "its shape is 3 × 2, not 2 × up to 5"),
         (Message(tensors={"head": torch.zeros(2)}), "its shape is 2, not 2 × up to 5"),
-        (Message(metrics={"loss": float("nan")}), "metric 'loss'"),
-        (Message(metrics={"loss": float("-inf")}), "metric 'loss'"),
-        (Message(metrics={"loss": -1e308}), "metric 'loss': -1e\\+308 is absurd"),
+        (Message(metrics={"regulariser": float("nan")}), "loss regulariser is nan"),
+        (Message(metrics={"mine": float("-inf")}), "loss mine is -inf"),
+        (Message(metrics={"mine": -1e308}), "loss mine is -1e\\+308"),
+        (Message(metrics={"test_samples": float("inf")}), "metric test_samples is inf"),
     ],
 )
 def test_values_no_training_gives_are_refused(message: Message, words: str) -> None:
     with pytest.raises(WireError, match=words):
         opened(HEADER, message)
+
+
+def test_a_diverged_upload_is_named_by_client_round_and_value_with_the_remedies_in_order() -> None:
+    expected = replace(EXPECTED, remedies=("algorithms.proto_weight", "train.learning_rate"))
+    sent = encode(HEADER, rows([[1e16, 0.0], [0.0, 0.0], [0.0, 0.0]]))
+    with pytest.raises(WireError) as caught:
+        open_frame(sent, expected, client=4, round_number=5, kinds=(Kind.UPDATE,))
+    assert str(caught.value) == (
+        "training diverged at client 4 in round 5 (norm 1e+16 of the prototype of class 0, above 1e+08); "
+        "lower algorithms.proto_weight, then train.learning_rate"
+    )
+
+
+def test_clients_accept_longer_rows_than_the_server_does() -> None:
+    between = rows([[5e8, 0.0], [0.0, 0.0], [0.0, 0.0]])
+    with pytest.raises(WireError, match=r"norm 5e\+08 .* above 1e\+08"):
+        opened(HEADER, between)
+    down = encode(HEADER._replace(kind=Kind.TRAIN), between)
+    assert open_frame(down, EXPECTED, client=4, round_number=None, kinds=(Kind.TRAIN,)).message.rows is not None
+    too_long = encode(HEADER._replace(kind=Kind.TRAIN), rows([[2e9, 0.0], [0.0, 0.0], [0.0, 0.0]]))
+    with pytest.raises(WireError, match=r"frame of client 4, refused: norm 2e\+09 .* above 1e\+09"):
+        open_frame(too_long, EXPECTED, client=4, round_number=None, kinds=(Kind.TRAIN,))
 
 
 def test_foreign_rows_are_refused_before_memory_is_taken_for_them() -> None:

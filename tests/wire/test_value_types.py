@@ -116,11 +116,12 @@ def test_diverged_training_is_refused_in_the_same_words_whatever_the_type(
     sent, expected = message(), expectation(up=kind.name)
     assert sent.rows is not None
     sent.rows.values[2, 4] = bad
-    with pytest.raises(WireError, match=f"rows: {word} in row 2; did training diverge"):
+    whose = "training diverged at client 3 in round 7"
+    with pytest.raises(WireError, match=f"{whose} .{word} in the prototype of class 2"):
         open_frame(encode(HEADER, sent, coding), expected, 3, 7, (Kind.UPDATE,))
     broken = message()
     broken.tensors["kernel"][3, 0, 1, 1] = bad
-    with pytest.raises(WireError, match=f"tensor 'kernel': {word} in row 0; did training diverge"):
+    with pytest.raises(WireError, match=f"{whose} .{word} in tensor 'kernel'"):
         open_frame(encode(HEADER, broken, coding), expected, 3, 7, (Kind.UPDATE,))
 
 
@@ -132,8 +133,8 @@ def test_scales_that_no_sender_writes_are_refused(kind: ValueType) -> None:
     scale = slice(9, 11)  # behind the section's head and the bitmap
     for bits, words in (
         (0xBF80, "rows values: a scale is negative"),
-        (0x7F80, "rows: infinity"),
-        (0x7FC0, "rows: NaN"),
+        (0x7F80, "infinity in the prototype of class 0"),
+        (0x7FC0, "NaN in the prototype of class 0"),
     ):
         body[scale] = struct.pack("<H", bits)
         with pytest.raises(WireError, match=words):

@@ -98,6 +98,7 @@ class Progress(Bars):
             "all", total=self.total, accuracy="", traffic="", left=None, visible=self.cells > 1
         )
         self.under_way: dict[int, bars.TaskID] = {}
+        self.left_out: dict[int, set[int]] = {}  # clients of which that was said, by the cell's index
 
     def opens(self, left: int) -> None:
         """What an earlier run has done counts as done."""
@@ -140,6 +141,10 @@ class Progress(Bars):
             self._show_whole()
         for note in played.notes:
             self.output.say(f"{cell.title}: {note}")
+        for client, reason in record.refused.items():
+            if client not in self.left_out.setdefault(cell.index, set()):
+                self.left_out[cell.index].add(client)
+                self.output.say(f"{cell.title}: client {client} left out: {reason}")
         if self.output.verbose:
             self.output.say(f"{cell.title}: {_line(played)}")
         elif not self.output.has_bars and self._clock() - self._last_line >= LINE_SECONDS:
@@ -188,6 +193,8 @@ class Progress(Bars):
     def finished(self, cell: Cell, result: dict[str, Any]) -> None:
         """The bar stays where there is space for all; without a terminal one line takes its place."""
         bar = self.under_way.pop(cell.index)
+        if count := result.get("left_out"):
+            self.output.say(f"{cell.title}: {counted(count, 'client-round')} left out")
         if self.output.has_bars:
             if self.cells + 2 > self.output.console.height:
                 self.bars.update(bar, visible=False)

@@ -141,7 +141,7 @@ def _conclude(asked: Asked, standing: Sequence[Standing], outcome: Outcome, resu
     )
     if failed:
         named = [(f"{cell.stem}: {cell.title}, seed {cell.seed}", reason) for cell, reason in outcome.failed]
-        raise CellsFailed(failed_words(named, "the same command tries again"), failed)
+        raise CellsFailed(failed_words(named, "the same command", outcome.for_good), failed)
 
 
 def _tables(standing: Sequence[Standing]) -> Iterator[tuple[str, Comparison]]:

@@ -14,6 +14,7 @@ from tinyproto.cli.terminal import plain_table
 from tinyproto.report.columns import accuracy_cells, accuracy_columns, cost_cells
 from tinyproto.report.compare import RULE_NAMES, Comparison
 from tinyproto.report.derived import derived_sentence
+from tinyproto.report.left_out import left_out_sentence
 
 ROOMY = 1000
 COSTS = (
@@ -31,6 +32,8 @@ def print_comparison(console: Console, comparison: Comparison, sentences: Sequen
     console.print(comparison_table(comparison, console))
     if derived := derived_sentence(comparison):
         console.print(derived, markup=False)
+    if left_out := left_out_sentence(comparison):
+        console.print(left_out, markup=False)
     for sentence in sentences:
         console.print(f"• {sentence}", markup=False)
 

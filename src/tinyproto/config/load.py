@@ -45,6 +45,7 @@ def completed(resolved: Mapping[str, Any]) -> dict[str, Any]:
         "federation": FederationSection().model_dump(),
         "keep_models": False,
         **resolved,
+        "train": {"max_left_out": 0.5, **resolved.get("train", {})},
         "data": {"first_classes": None, **resolved.get("data", {})},
         "prototypes": {"byte_budget": None, **resolved.get("prototypes", {})},
         "train": {"dropout": 0.0, "late": 0.0, **resolved.get("train", {})},

@@ -208,6 +208,13 @@ class TrainSection(Section):
     late: Probability = Field(
         0.0, description="probability that the upload of a participant misses the deadline of a round; it is not used"
     )
+    max_left_out: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="share of a round's participants that a simulation may leave out because their training diverged; "
+        "with more, or with all of them, it ends",
+    )
     shuffle: bool = Field(True, description="new batches each epoch, or the same in the same order")
     last_batch: LastBatch = Field(
         "join", description="the rest of an epoch: join (less than half a batch joins the one before), keep, drop"

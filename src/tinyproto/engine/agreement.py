@@ -23,5 +23,15 @@ def expected_frames(algorithm: Algorithm, num_classes: int, proto_dim: int, wire
     }
     return Expectation(
         federation_digest(facts), num_classes, algorithm.row_width, algorithm.tensor_shapes, algorithm.tensor_parts,
-        wire,
+        wire, _remedies(algorithm),
     )  # fmt: skip
+
+
+def _remedies(algorithm: Algorithm) -> tuple[str, ...]:
+    """Return the keys to lower where training diverges, first the one that helps most often."""
+    keys = {
+        "algorithms.proto_weight": algorithm.classifies_by_rows,
+        "algorithms.global_scale": algorithm.agreed.get("scaling") == "count",
+        "train.learning_rate": True,
+    }
+    return tuple(key for key, applies in keys.items() if applies)

@@ -6,7 +6,7 @@ them; a real client hands over its own frame.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -19,11 +19,13 @@ from tinyproto.core.prototypes import class_means
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import BatchPlan, Trainer
 from tinyproto.engine.evaluate import score
+from tinyproto.engine.last_good import LastGood
+from tinyproto.engine.state_check import unsendable
 from tinyproto.engine.stopwatch import Stopwatch
 from tinyproto.errors import WireError
 from tinyproto.wire.codec import Decoded, encode
 from tinyproto.wire.frame import Header, Kind
-from tinyproto.wire.validate import Expectation, open_frame
+from tinyproto.wire.validate import LONGEST_UPLOAD, Expectation, diverged, open_frame
 
 PrototypeSamples = Literal["all", "seen"]
 """Local prototypes are means over all training samples, or over those in the last epoch's batches."""
@@ -83,20 +85,34 @@ class ClientRuntime:
         self.expectation = expectation
         self.stopwatch = stopwatch
         self.steps = Steps()
+        self.last_good = LastGood()
 
-    def handle(self, frames: Mapping[int, bytes]) -> dict[int, bytes]:
-        """Answer every frame: decode, take in, evaluate what arrived, train, encode."""
+    def handle(
+        self, frames: Mapping[int, bytes], left_out: MutableMapping[int, WireError] | None = None
+    ) -> dict[int, bytes]:
+        """Answer every frame: decode, take in, evaluate what arrived, train, encode.
+
+        With `left_out`, a client whose training diverged goes back to what it was before and answers with its scores
+        alone; the reason is put there.
+        """
         opened = [self._open(client, frame) for client, frame in sorted(frames.items())]
         greeted = [decoded.header for decoded in opened if decoded.header.kind is Kind.HELLO]
         replies = {header.client: self._answer(header, self._introduction(header.client)) for header in greeted}
         asked = [decoded for decoded in opened if decoded.header.kind is not Kind.HELLO]
+        if left_out is not None:
+            self.last_good.keep(
+                [self.clients[frame.header.client] for frame in asked if frame.header.kind is Kind.TRAIN]
+            )
         jobs = [self._take_in(decoded) for decoded in asked]  # only once all frames are found good
         if self.side.prototype_source == "received":
             evaluated = [job for job in jobs if job.asked.evaluate]
             self._refresh_prototypes(evaluated, [self._plan(job) for job in evaluated])
         with self.stopwatch.phase("evaluate"):
             metrics = self._evaluate([job for job in jobs if job.asked.evaluate])
-        updates = self._train([job for job in jobs if job.asked.kind is Kind.TRAIN])
+        trained = [job for job in jobs if job.asked.kind is Kind.TRAIN]
+        updates = self._train(trained)
+        if left_out is not None:
+            left_out.update(self._put_back_diverged(trained, updates))
         for job in jobs:
             client = job.client.id
             message = updates.get(client, Message()).with_metrics(metrics.get(client, {}))
@@ -170,6 +186,22 @@ class ClientRuntime:
             message = self.side.update(job.client, result, round_)
             updates[job.client.id] = message.with_metrics(result.last_epoch())
         return updates
+
+    def _put_back_diverged(self, jobs: Sequence[_Job], updates: dict[int, Message]) -> dict[int, WireError]:
+        """Undo the round for clients with an upload that the server refuses, or with weights that are no numbers."""
+        found: dict[int, WireError] = {}
+        with self.stopwatch.phase("train"):
+            broken = self.last_good.diverged([job.client for job in jobs])
+        for job in jobs:
+            client = job.client.id
+            problem = unsendable(updates[client], self.expectation.up, LONGEST_UPLOAD)
+            if problem is None and client in broken:
+                problem = "NaN or infinity in the weights"
+            if problem is not None:
+                self.last_good.put_back(job.client)
+                updates[client] = Message()
+                found[client] = diverged(client, job.asked.round_number, problem, self.expectation.remedies)
+        return found
 
     def _plan(self, job: _Job) -> BatchPlan:
         client, training = job.client, self.training

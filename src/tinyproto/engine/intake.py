@@ -44,6 +44,15 @@ def check_scores(client: int, metrics: Mapping[str, float]) -> None:
             raise WireError(f"frame of client {client}, refused: {correct:g} of {samples:g} test samples correct")
 
 
+def check_held(client: ClientInfo, rows: PackedRows, round_number: int) -> None:
+    """Raise a WireError if an upload has rows of more classes than the client's hello counted."""
+    if len(rows.classes) > client.counted_classes:
+        raise WireError(
+            f"frame of client {client.id}, round {round_number}, refused: rows of {len(rows.classes)} classes, but its "
+            f"hello counted {client.counted_classes}"
+        )
+
+
 def is_count(value: float) -> bool:
     """Whether so many samples can be there."""
     return 0 <= value < MOST_SAMPLES and float(value).is_integer()
@@ -66,6 +75,7 @@ class Intake:
         """Fold one upload in; the client's metrics, or a WireError and nothing has changed."""
         sections = inspect_answer(frame, self.expected, client.id, self.round_number, _UPDATES)
         if sections.rows is not None:
+            check_held(client, sections.rows, self.round_number)
             self.gathered.add(client, sections.rows)
         return sections.metrics
 

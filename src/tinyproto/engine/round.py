@@ -68,8 +68,8 @@ def play_round(
 ) -> RoundRecord:
     """Send, receive, aggregate.
 
-    A refused frame raises before any state has changed, since in a simulation it means that training went wrong; a
-    tolerant round leaves that client out and says so in its record.
+    A refused frame raises before any state has changed; a tolerant round leaves that client out and says so in its
+    record. An upload that would make the state one that clients refuse is left out, too.
     """
     answers = server.ask(
         channel, plan.round, plan.participants, plan.evaluated, plan.closing, meter, plan.dropped, plan.late
@@ -78,9 +78,9 @@ def play_round(
     if not tolerant:
         for error in refused.values():
             raise error
-    trained = {client: replies[client] for client in answers.trained}
-    if trained:
-        server.aggregate(plan.round, answers)
+    dropped = server.aggregate(plan.round, answers) if answers.trained else {}
+    refused = {**refused, **dropped}
+    trained = {client: replies[client] for client in answers.trained if client not in dropped}
     weights = {client: server.infos[client].train_samples for client in trained}
     return RoundRecord(
         round=plan.round.number,

@@ -14,19 +14,23 @@ from tinyproto.algorithms.streaming import Gathered, StreamingSide
 from tinyproto.core.messages import Message
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import State, Trainer
-from tinyproto.engine.intake import MOST_SAMPLES, InTurn, inspect_answer, is_count
+from tinyproto.engine.intake import MOST_SAMPLES, InTurn, check_held, inspect_answer, is_count
+from tinyproto.engine.state_check import is_suspect, length, not_finite, settle, unsendable
 from tinyproto.engine.stopwatch import Stopwatch
 from tinyproto.errors import WireError
 from tinyproto.wire.codec import encode, payload_bytes
 from tinyproto.wire.frame import Header, Kind
 from tinyproto.wire.meter import Cost, Meter, Purpose
-from tinyproto.wire.validate import Expectation
+from tinyproto.wire.validate import LONGEST_DOWNLOAD, Expectation, lower
 
 _TRAINING: Purpose = "training"
 
 
 class Reply(NamedTuple):
-    """A client's answer; or, from a channel that knows that no good one will come, why not."""
+    """A client's answer; or, from a channel that knows that there is no good upload, why not.
+
+    A refused answer may still have a frame: of what else the client says, such as its scores.
+    """
 
     client: int
     frame: bytes
@@ -77,6 +81,7 @@ class Answers(NamedTuple):
     gathered: Gathered | None = None
     trained: Sequence[int] = ()  # the clients whose uploads are among them, in order
     classes: Mapping[int, Tensor] = {}  # (K,) by client: which classes its upload has rows of, where that matters
+    aside: Mapping[int, Message] = {}  # uploads that are not in `gathered`, since they may have to be dropped
 
     def after(self, evaluation: Answers) -> Answers:
         """With the metrics of an evaluation that came before; who was refused there is not heard here."""
@@ -149,16 +154,53 @@ class ServerRuntime:
         left = {client: kind for client, kind in train.items() if client not in evaluation.refused}
         return self._ask(channel, number, left, (), for_that, meter, late).after(evaluation) if left else evaluation
 
-    def aggregate(self, round_: Round, answers: Answers) -> None:
-        """Take in the uploads, or what was gathered of them; only now does the state change."""
-        self.held |= answers.classes
-        gathered = answers.gathered
+    def aggregate(self, round_: Round, answers: Answers) -> dict[int, WireError]:
+        """Take in the uploads, or what was gathered of them; only now does the state change.
+
+        Return the clients whose uploads were dropped, and why: with them the state could not be sent.
+        """
         with self.stopwatch.phase("server"):
-            if gathered is not None and isinstance(self.side, StreamingSide):
-                self.state = self.side.conclude(self.state, gathered)
-                return
-            updates = [Update(self.infos[client], answers.messages[client]) for client in answers.trained]
-            self.state = self.side.aggregate(self.state, updates, self.trainer, round_, self.streams)
+            settled = settle(partial(self._aggregate, round_, answers), self._problem_of, self._suspects(answers))
+        if settled.state is not None:
+            self.state = settled.state
+        dropped = settled.dropped if settled.state is not None else answers.trained
+        self.held |= {client: classes for client, classes in answers.classes.items() if client not in dropped}
+        return {
+            client: WireError(
+                f"upload of client {client} in round {round_.number}, dropped: with it, clients would refuse the "
+                f"server's next broadcast ({settled.problem}); {lower(self.expectation.remedies)}"
+            )
+            for client in dropped
+        }
+
+    def _aggregate(self, round_: Round, answers: Answers, without: Collection[int]) -> State:
+        """The next state, as if these clients had not answered."""
+        gathered, side = answers.gathered, self.side
+        if gathered is not None and isinstance(side, StreamingSide):
+            kept = {client: message for client, message in answers.aside.items() if client not in without}
+            if kept:
+                alone, gathered = gathered, side.gather()
+                gathered.merge(alone)
+            for client, message in kept.items():
+                assert message.rows is not None
+                gathered.add(self.infos[client], message.rows)
+            return side.conclude(self.state, gathered)
+        heard = [client for client in answers.trained if client not in without]
+        updates = [Update(self.infos[client], answers.messages[client]) for client in heard]
+        return side.aggregate(self.state, updates, self.trainer, round_, self.streams)
+
+    def _suspects(self, answers: Answers) -> list[int]:
+        """Clients whose uploads can be dropped, the longest first."""
+        uploads = answers.aside
+        if answers.gathered is None:
+            uploads = {client: answers.messages[client] for client in answers.trained}
+        return sorted(uploads, key=lambda client: (-length(uploads[client]), client))
+
+    def _problem_of(self, state: State) -> str | None:
+        """Why clients may refuse what they would be sent; the methods here send the same to all."""
+        anyone = next(iter(self.infos.values()))
+        message = self.side.broadcast(state, anyone)
+        return not_finite(state) or unsendable(message, self.expectation.down, LONGEST_DOWNLOAD)
 
     def derived(self, participants: Iterable[int]) -> Derived:
         """What the algorithm chose by itself in a round with these participants."""
@@ -186,6 +228,7 @@ class ServerRuntime:
         messages: dict[int, Message] = {}
         refused: dict[int, WireError] = {}
         classes: dict[int, Tensor] = {}
+        aside: dict[int, Message] = {}
         in_time = {client for client, kind in asked.items() if kind is Kind.TRAIN and client not in late}
         turns = self._turns(in_time)
         for client, frame, no_answer in channel.exchange(round_number, frames):
@@ -193,9 +236,11 @@ class ServerRuntime:
                 continue  # nobody asked, or this is the second answer
             turn = turns if client in in_time else None
             try:
-                if no_answer is not None:
+                if no_answer is not None and not frame:
                     raise no_answer
                 sections = inspect_answer(frame, self.expectation, client, round_number, kinds=(asked[client].answer,))
+                if sections.rows is not None and asked[client] is Kind.TRAIN:
+                    check_held(self.infos[client], sections.rows, round_number)
             except WireError as error:
                 refused[client] = error
                 if turn is not None:
@@ -204,6 +249,12 @@ class ServerRuntime:
             if client in purposes:
                 cost = Cost(sections.parameters, sections.payload_bytes, len(frame))
                 meter.count(purposes[client], "up", client, cost)
+            if no_answer is not None:  # what it says beside its upload, such as its scores, counts all the same
+                refused[client] = no_answer
+                messages[client] = Message(metrics=sections.metrics)
+                if turn is not None:
+                    turn.arrived(client, None)
+                continue
             if self.sends_held and client in in_time and sections.rows is not None:
                 classes[client] = sections.rows.present()
             if turn is None:
@@ -211,13 +262,17 @@ class ServerRuntime:
                 continue
             messages[client] = Message(metrics=sections.metrics)
             with self.stopwatch.phase("server"):
-                turn.arrived(client, sections.rows)
+                rows = sections.rows
+                if rows is not None and is_suspect(rows):
+                    aside[client], rows = sections.message(), None
+                turn.arrived(client, rows)
         return Answers(
             messages=dict(sorted(messages.items())),
             refused=refused,
             gathered=None if turns is None else turns.close(),
-            trained=sorted(in_time & messages.keys()),
+            trained=sorted(in_time & messages.keys() - refused.keys()),
             classes=classes,
+            aside=dict(sorted(aside.items())),
         )
 
     def _frame(self, kind: Kind, client: int, round_number: int, evaluate: bool) -> tuple[bytes, Cost]:

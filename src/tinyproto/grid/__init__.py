@@ -85,7 +85,7 @@ def _play(experiment: Experiment, folder: RunFolder, start: Position, observer: 
         play(experiment, ledger, cells, failures, observer)
     if failures.cells:
         ledger.show_the_rest()
-        raise cells_failed(failures.cells, f"`{how_to_go_on(folder.path)}` tries again")
+        raise cells_failed(failures, f"`{how_to_go_on(folder.path)}`")
     return folder.path
 
 
@@ -118,7 +118,8 @@ def _is_played(
         if found["kind"] == "fault":
             error.add_note(f"in the cell {cell.title}")
             raise
-        failures.add(cell, found["error"] if found["kind"] == "ours" else f"out of memory ({found['error']})")
+        reason = f"out of memory ({found['error']})" if found["kind"] == "memory" else found["error"]
+        failures.add(cell, reason, again=found["kind"] != "diverged")
         return False
     ledger.add_finished()
     observer.finished(cell, result)

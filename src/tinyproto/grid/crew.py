@@ -46,8 +46,8 @@ class Foreman(Protocol):
         """A job is done; its folder holds everything."""
         ...
 
-    def failed(self, job: Job, reason: str) -> None:
-        """A job cannot be finished; the others go on."""
+    def failed(self, job: Job, reason: str, *, again: bool = True) -> None:
+        """A job cannot be finished; the others go on. `again`: running it again may help."""
         ...
 
 
@@ -171,7 +171,8 @@ class _Crew:
             self.foreman.done(job, head["result"])
             self.observer.finished(job.cell, head["result"])
         elif head["event"] == "failed" and head["kind"] != "memory":
-            self.foreman.failed(job, f"{head['place']}: {head['error']}" if head["place"] else head["error"])
+            reason = f"{head['place']}: {head['error']}" if head["place"] else head["error"]
+            self.foreman.failed(job, reason, again=head["kind"] != "diverged")
         elif head["event"] == "failed":
             self._out_of_memory(job, head["error"], together)
 

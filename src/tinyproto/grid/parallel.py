@@ -39,6 +39,6 @@ class _AddsToTheRun:
         """Add it, in the order of the grid."""
         self.ledger.add_finished()
 
-    def failed(self, job: Job, reason: str) -> None:
+    def failed(self, job: Job, reason: str, *, again: bool = True) -> None:
         """Remember it."""
-        self.failures.add(job.cell, reason)
+        self.failures.add(job.cell, reason, again=again)

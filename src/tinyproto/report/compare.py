@@ -40,6 +40,7 @@ class Row:
     socket_bytes: float | None = None  # on the network, where there was one
     derived: Mapping[str, Sequence[int | float]] = field(default_factory=dict)  # what the method chose, by seed
     absences: Mapping[str, float] = field(default_factory=dict)  # dropped, late, empty_rounds: means over seeds
+    left_out: int = 0  # client-rounds whose answer was left out, over all seeds
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,7 @@ def _row(results: Sequence[Mapping[str, Any]], titles: Mapping[str, str], statis
         socket_bytes=both_ways("socket_bytes_per_round") if all(map(on_a_network, results)) else None,
         derived=_derived(results),
         absences=_absences(results),
+        left_out=sum(result.get("left_out", 0) for result in results),
     )
 
 

@@ -17,6 +17,7 @@ from tinyproto.report.figures.holdings import who_holds_what
 from tinyproto.report.figures.prototypes import ANY, DeadUnits, Shown, dead_units, prototype_figures
 from tinyproto.report.figures.rounds import accuracy_over_rounds
 from tinyproto.report.figures.traffic import accuracy_over_bytes
+from tinyproto.report.left_out import left_out_lines
 from tinyproto.report.networks import network_rows
 from tinyproto.report.paper.section import Paper, as_html, repeat_paper
 from tinyproto.report.repeat import FEW_RUNS, to_repeat
@@ -119,7 +120,7 @@ def _head(runs: Sequence[Run], studies: Sequence[Study], passed_over: Sequence[s
             yield html.paragraph(
                 f"{run.name} is not finished: {counted(run.unfinished, 'cell')} of its grid "
                 f"{'is' if run.unfinished == 1 else 'are'} not in this report. "
-                f"Go on with: {how_to_go_on(run.folder)}"
+                f"Interrupted cells resume with: {how_to_go_on(run.folder)}"
             )
 
 
@@ -161,7 +162,7 @@ def _study(study: Study, figures: Sequence[Figure], taken: int, *, titled: bool)
     for setting in study.settings:
         if several:
             yield html.element("h3", escape(setting.name))
-        yield _table(setting) + _derived(setting) + _by_network(setting)
+        yield _table(setting) + _derived(setting) + _left_out(setting) + _by_network(setting)
     yield html.element("h2", "Figures")
     yield from _drawn(figures, taken)
     if not any(run.federation for run in study.runs):
@@ -238,6 +239,21 @@ def _derived(setting: Setting) -> str:
     """Nothing where all hyper-parameters were given."""
     sentence = derived_sentence(setting.comparison)
     return html.paragraph(sentence) if sentence else ""
+
+
+def _left_out(setting: Setting) -> str:
+    """Say who was left out when and why; nothing where every answer was taken in."""
+    lines = [
+        line
+        for series in setting.series
+        for cell in series.cells
+        for line in left_out_lines(
+            f"{series.name}, seed {cell.result['seed']}",
+            cell.run.rounds[cell.result["label"], cell.result["seed"]],
+        )
+    ]
+    told = "Clients left out of rounds; each kept the state it had before, by which it was evaluated."
+    return html.paragraph(told) + html.bullets(lines) if lines else ""
 
 
 def _by_network(setting: Setting) -> str:

@@ -20,7 +20,7 @@ PUT_ASIDE: Mapping[str, tuple[str, ...]] = {
     "": ("name", "seeds", "algorithms", "checkpoint", "keep_models"),
     "data": ("root", "cache", "first_classes"),
     "prototypes": FROM_PROTOTYPES,
-    "train": ("rounds", "trainer", "workers", "device", "client_memory", "parallel_cells"),
+    "train": ("rounds", "trainer", "workers", "device", "client_memory", "parallel_cells", "max_left_out"),
 }
 """Keys that do not tell cells apart, by section.
 

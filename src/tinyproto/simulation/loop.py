@@ -18,6 +18,7 @@ from tinyproto.engine.round import RoundPlan, RoundRecord, play_round
 from tinyproto.engine.server import ServerRuntime
 from tinyproto.engine.stopwatch import Clock, Stopwatch
 from tinyproto.engine.training import Known, Precision, make_trainer
+from tinyproto.errors import LeftOutError
 from tinyproto.models import ModelEntry, ModelShape
 from tinyproto.simulation.absences import Trace, with_absences
 from tinyproto.simulation.client_files import ClientFiles
@@ -30,6 +31,9 @@ from tinyproto.simulation.threads import one_thread
 from tinyproto.wire.meter import Direction, Meter
 from tinyproto.wire.values import EXACT, WireSettings
 
+NAMED = 5
+"""So many clients that were left out are named where a run ends for them."""
+
 
 @dataclass(frozen=True)
 class SimulationSettings:
@@ -41,6 +45,7 @@ class SimulationSettings:
     participation: float = 1.0
     dropout: float | Trace = 0.0
     late: float = 0.0
+    max_left_out: float = 0.5  # share of a round's participants; where more are left out, the run ends
     evaluate_every: int = 1
     evaluate_clients: EvaluatedClients = "auto"
     counted_samples: CountedSamples = "train"
@@ -83,6 +88,18 @@ def _stopwatch(clock: Clock, device: torch.device) -> Stopwatch:
     return Stopwatch(clock, partial(torch.cuda.synchronize, device) if device.type == "cuda" else None)
 
 
+def check_left_out(record: RoundRecord, participants: Sequence[int], most: float) -> None:
+    """Raise a LeftOutError if more than this share of a round's participants were left out, or all of them."""
+    out = [client for client in participants if client in record.refused]
+    if not out or (len(out) < len(participants) and len(out) <= most * len(participants)):
+        return
+    which = "all" if len(out) == len(participants) else f"{len(out)} of {len(participants)}"
+    allowed = "" if which == "all" else f", more than train.max_left_out ({most:g}) allows"
+    others = ", ".join(map(str, out[1:NAMED])) + (" …" if len(out) > NAMED else "")
+    also = f"; also left out: client{'s' if len(out) > 2 else ''} {others}" if others else ""
+    raise LeftOutError(f"round {record.round} left out {which} clients{allowed}: {record.refused[out[0]]}{also}")
+
+
 class Simulation:
     """One algorithm, one seed, one federation; the server is here, the clients are wherever their host has them."""
 
@@ -111,7 +128,9 @@ class Simulation:
         for number in range(first, total + 2):
             start = self.stopwatch.now()
             with one_thread():
-                record = play_round(self.server, self.host, self._plan(Round(number, total)), meter)
+                plan = self._plan(Round(number, total))
+                record = play_round(self.server, self.host, plan, meter, tolerant=True)
+            check_left_out(record, plan.participants, self.settings.max_left_out)
             seconds = {**self.host.take_seconds(), **self.stopwatch.take()}
             total_seconds = {"total": self.stopwatch.now() - start, **seconds}
             yield PlayedRound(record, total_seconds, tuple(self.host.take_notes()), self.host.take_steps())

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tinyproto.engine.client import ClientRuntime, Steps
 from tinyproto.engine.server import Channel, Reply
+from tinyproto.errors import WireError
 from tinyproto.simulation.client_files import Stored
 from tinyproto.simulation.clients import snapshot_clients
 from tinyproto.simulation.shelf import ClientShelf
@@ -54,12 +55,15 @@ class Loopback:
         self.shelf = shelf
 
     def exchange(self, round_number: int, frames: Mapping[int, bytes]) -> Iterable[Reply]:  # noqa: ARG002
-        """Deliver, and return the answers."""
+        """Deliver, and return the answers; a client whose training diverged has been put back."""
         for portion in self.shelf.portions(frames):
+            left_out: dict[int, WireError] = {}
             with self.shelf.holding(portion):
-                replies = self.clients.handle({client: frames[client] for client in portion})
+                replies = self.clients.handle({client: frames[client] for client in portion}, left_out)
+            if not self.shelf.has_room_for_all:
+                self.clients.last_good.forget()
             for client, frame in replies.items():
-                yield Reply(client, frame)
+                yield Reply(client, frame, left_out.get(client))
 
     def save(self) -> Mapping[int, Stored]:
         """Have all that changed on disk."""

@@ -7,12 +7,16 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 from tinyproto.algorithms.base import Client, ClientInfo
 from tinyproto.engine.stopwatch import Stopwatch
 from tinyproto.errors import ClientStateError, one_line
 from tinyproto.simulation.client_files import ClientFiles, Stored, digest
 from tinyproto.simulation.clients import ClientBuilder, drop_gradients, memory_of, parts_of, put_back
+
+WHILE_TRAINING = 3
+"""Times its own size that a client needs while it trains: gradients, and two copies (`engine/last_good.py`)."""
 
 
 @dataclass
@@ -48,7 +52,7 @@ class ClientShelf(Mapping[int, Client]):
         self._in_hand: frozenset[int] = frozenset()
         self._weights: dict[int, int] = {}  # bytes by kind
         self._used = 0
-        self._gradients = 0  # bytes that those in hand may come to need
+        self._training = 0  # bytes that those in hand may come to need
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -79,12 +83,20 @@ class ClientShelf(Mapping[int, Client]):
         """Bytes that all clients would take in memory."""
         return sum(map(self._weight, self._ids))
 
+    @cached_property
+    def has_room_for_all(self) -> bool:
+        """Whether the budget holds all clients with what each needs to train."""
+        return self.budget == UNBOUNDED or (1 + WHILE_TRAINING) * self.whole_size() <= self.budget
+
     def portions(self, clients: Iterable[int]) -> Iterator[list[int]]:
-        """These clients in order of id, as many at a time as fit into the budget with their gradients; at least one."""
+        """These clients in order of id, as many at a time as fit into the budget with all that training takes.
+
+        At least one.
+        """
         portion: list[int] = []
         room: float = self.budget
         for client in sorted(clients):
-            needed = 2 * self._weight(client)
+            needed = (1 + WHILE_TRAINING) * self._weight(client)
             if portion and needed > room:
                 yield portion
                 portion, room = [], self.budget
@@ -97,13 +109,13 @@ class ClientShelf(Mapping[int, Client]):
     def holding(self, clients: Sequence[int]) -> Iterator[None]:
         """While open, these clients stay once they are asked for; afterwards their gradients are gone."""
         self._in_hand = frozenset(clients)
-        self._gradients = sum(map(self._weight, self._in_hand))
+        self._training = WHILE_TRAINING * sum(map(self._weight, self._in_hand))
         try:
             yield
         finally:
             for client in self._in_hand & self._here.keys():
                 drop_gradients(self._here[client])
-            self._in_hand, self._gradients = frozenset(), 0
+            self._in_hand, self._training = frozenset(), 0
 
     def save(self) -> dict[int, Stored]:
         """Write what is not written yet; where the parts of every client lie that ever changed, for a checkpoint."""
@@ -127,8 +139,8 @@ class ClientShelf(Mapping[int, Client]):
         return self._weights[kind]
 
     def _make_room(self, needed: int) -> None:
-        """Send away the longest unused until so many bytes are free, gradients of those in hand included."""
-        while self._used + self._gradients + needed > self.budget:
+        """Send away the longest unused until so many bytes are free, beside what those in hand need to train."""
+        while self._used + self._training + needed > self.budget:
             longest = next((client for client in self._here if client not in self._in_hand), None)
             if longest is None:
                 return

@@ -11,8 +11,9 @@ from tinyproto.simulation.checkpoint import Position, UnderWay, keep_newest, sav
 from tinyproto.tracking.differences import differences
 from tinyproto.tracking.run_folder import RunFolder
 
-FREE = ("train.parallel_cells", "train.workers", "train.client_memory", "keep_models")
-"""Keys that may change while a run is under way: they say how it is played, and its records do not depend on them.
+FREE = ("train.parallel_cells", "train.workers", "train.client_memory", "train.max_left_out", "keep_models")
+"""Keys that may change while a run is under way: they say how it is played, or when it ends early, and its records do
+not depend on them.
 
 (Where clients are stacked, the memory for them may change how sums are rounded.)
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ def summarise(
     return {
         **identity,
         "derived": dict(derived),
+        **left_out(records),
         "accuracy": accuracy_summary(records),
         "params_per_round": _mean([sum(cost[way].parameters for way in WAYS) for cost in training]),
         "params_per_round_formula": formula,
@@ -45,6 +47,12 @@ def summarise(
         "peak_memory_bytes": peak_memory,
         **_absences(records),
     }
+
+
+def left_out(records: Iterable[RoundRecord]) -> dict[str, Any]:
+    """Count the answers that were left out: `left_out` over all rounds, `left_out_clients` for each client."""
+    counts = Counter(client for record in records for client in record.refused)
+    return {"left_out": counts.total(), "left_out_clients": {str(client): counts[client] for client in sorted(counts)}}
 
 
 def accuracy_summary(records: Sequence[RoundRecord]) -> dict[str, dict[str, float | None]]:

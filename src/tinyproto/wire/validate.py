@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,20 +13,23 @@ from torch import Tensor
 
 from tinyproto.core.messages import AtMost, Shape
 from tinyproto.errors import WireError
-from tinyproto.wire.codec import Decoded, Sections, decode_body
+from tinyproto.wire.codec import METRIC_CODES, Decoded, Sections, decode_body
 from tinyproto.wire.frame import HEADER_BYTES, Header, Kind, unpack
 from tinyproto.wire.values import EXACT, FLOAT32, VALUE_TYPES, Coding, ValueType, WireSettings, as_matrix
 
-ABSURD_NORM = 1e9
-"""No honest row or tensor is longer: count-scaled prototypes of a million samples stay far below."""
+LONGEST_UPLOAD = 1e8
+"""No honest row or tensor of a client is longer (L2): count-scaled prototypes of 100 000 samples stay far below."""
+
+LONGEST_DOWNLOAD = 1e9
+"""Clients accept longer ones from the server, so that what it makes of good uploads can be sent."""
 
 ABSURD_METRIC = 1e100
 """A loss of float32 stays far below, and a mean over all clients stays finite."""
 
 _METRICS_ROOM = 4096  # bytes
 _MOST_AT_ONCE = 1 << 20
-_SURELY_BELOW = ABSURD_NORM**2 / 4
-_FIRST = np.zeros(1, np.intp)
+_COUNTS = METRIC_CODES.keys() - {"cross_entropy", "regulariser"}
+_FROM_CLIENTS = (Kind.HELLO, Kind.UPDATE, Kind.EVALUATION)
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Expectation:
     tensor_shapes: Mapping[str, Shape] = field(default_factory=dict)
     tensor_parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # tensors that may travel in one's place
     wire: WireSettings = EXACT
+    remedies: tuple[str, ...] = ("train.learning_rate",)  # keys to lower where training diverges, in this order
 
     @cached_property
     def up(self) -> ValueType:
@@ -148,11 +151,29 @@ def inspect_frame(
         if sections.tensors:
             expected.check_all_there(sections.tensors)
             expected.check_parts(sections.tensors)
-        _check_values_of(sections)
     except WireError as error:
-        when = "" if round_number is None else f", round {round_number}"
-        raise WireError(f"frame of client {client}{when}, refused: {error}") from error
+        raise _refused(client, round_number, str(error)) from error
+    problem = _problem_of(sections, header.kind)
+    if problem is not None:
+        if header.kind is Kind.UPDATE:
+            raise diverged(client, header.round_number, problem, expected.remedies)
+        raise _refused(client, round_number, problem)
     return header, sections
+
+
+def _refused(client: int, round_number: int | None, why: str) -> WireError:
+    when = "" if round_number is None else f", round {round_number}"
+    return WireError(f"frame of client {client}{when}, refused: {why}")
+
+
+def diverged(client: int, round_number: int, problem: str, remedies: Sequence[str]) -> WireError:
+    """Return the error that says whose training diverged, when, by which value, and what to do about it."""
+    return WireError(f"training diverged at client {client} in round {round_number} ({problem}); {lower(remedies)}")
+
+
+def lower(remedies: Sequence[str]) -> str:
+    """Say which keys to lower, in which order."""
+    return f"lower {', then '.join(remedies)}"
 
 
 def _check_header(
@@ -175,38 +196,61 @@ def _names(kinds: Iterable[Kind]) -> str:
     return " or ".join(kind.name.lower() for kind in kinds)
 
 
-def _check_values_of(sections: Sections) -> None:
+def _problem_of(sections: Sections, kind: Kind) -> str | None:
+    limit = LONGEST_UPLOAD if kind in _FROM_CLIENTS else LONGEST_DOWNLOAD
     rows, tensors, metrics, _ = sections
-    if rows is not None and not surely_good(rows.values):
-        check_row_by_row("rows", rows.values, rows.classes)
+    problem = metrics_problem(metrics)
+    if problem is None and rows is not None:
+        problem = rows_problem(rows.values, rows.classes, limit)
     for name, tensor in tensors.items():
-        values = tensor.numpy().reshape(1, -1)
-        if not surely_good(values):
-            check_row_by_row(f"tensor {name!r}", values, _FIRST)
-    for name, value in metrics.items():
-        if not math.isfinite(value):
-            raise WireError(f"metric {name!r}: {value} is not a number that can be recorded; did training diverge?")
-        if abs(value) > ABSURD_METRIC:
-            raise WireError(f"metric {name!r}: {value:g} is absurd")
+        problem = problem or tensor_problem(name, tensor, limit)
+    return problem
 
 
-def surely_good(values: NDArray[np.float32]) -> bool:
-    """Whether one dot product shows that all is well; False decides nothing.
+def metrics_problem(metrics: Mapping[str, float]) -> str | None:
+    """Name the first metric that is not a number that can be recorded."""
+    bad = [name for name, value in metrics.items() if not abs(value) <= ABSURD_METRIC]
+    return f"{'metric' if bad[0] in _COUNTS else 'loss'} {bad[0]} is {metrics[bad[0]]:.3g}" if bad else None
 
-    Σ x² is no number where an x is none, and bounds the square of every row's norm. Computed in float32 from n values
-    it is off by a share of at most n·2⁻²⁴, here 1/16: where it is below a quarter of the limit, so is every row.
+
+def rows_problem(values: NDArray[np.float32], classes: NDArray[np.intp], limit: float) -> str | None:
+    """Name the first row of values (n, w) that is no numbers, or the longest if it is longer than the limit."""
+    return None if surely_good(values, limit) else row_by_row(values, classes, limit)
+
+
+def row_by_row(values: NDArray[np.float32], classes: NDArray[np.intp], limit: float) -> str | None:
+    """The same, where one look at all values does not decide."""
+    tensor = torch.from_numpy(values.astype(np.float32))
+    for row in (~tensor.isfinite().all(1)).nonzero()[:1, 0].tolist():
+        return f"{_kind(tensor[row])} in the prototype of class {classes[row]}"
+    norms = torch.linalg.vector_norm(tensor.double(), dim=1)
+    if not norms.numel() or float(norms.max()) <= limit:
+        return None
+    return f"norm {float(norms.max()):.3g} of the prototype of class {classes[int(norms.argmax())]}, above {limit:.3g}"
+
+
+def tensor_problem(name: str, tensor: Tensor, limit: float) -> str | None:
+    """Say what is wrong with a tensor: values that are no numbers, or a norm above the limit."""
+    values = tensor.detach().cpu().reshape(-1)
+    if surely_good(values.numpy(), limit):
+        return None
+    if not bool(values.isfinite().all()):
+        return f"{_kind(values)} in tensor {name!r}"
+    norm = float(torch.linalg.vector_norm(values.double()))
+    return None if norm <= limit else f"norm {norm:.3g} of tensor {name!r}, above {limit:.3g}"
+
+
+def _kind(values: Tensor) -> str:
+    return "NaN" if bool(values.isnan().any()) else "infinity"
+
+
+def surely_good(values: NDArray[np.float32], limit: float) -> bool:
+    """Return True where one dot product shows that all values are finite and no row passes the limit.
+
+    False decides nothing. Σ x² is no number where an x is none, and bounds the square of every row's norm. Computed in
+    float32 from n values it is off by a share of at most n·2⁻²⁴, here 1/16: where it is below a quarter of the limit's
+    square, every row is below the limit.
     """
     if values.size > _MOST_AT_ONCE:
         return False
-    return float(np.vdot(values, values)) < _SURELY_BELOW  # vdot, unlike dot, overflows without a warning
-
-
-def check_row_by_row(what: str, values: NDArray[np.float32], rows: NDArray[np.intp]) -> None:
-    """Refuse values (n, w) that are no numbers, and rows that are absurdly long; `rows` says which is which."""
-    tensor = torch.from_numpy(values.astype(np.float32))
-    for row in (~tensor.isfinite().all(1)).nonzero()[:1, 0].tolist():
-        kind = "NaN" if bool(tensor[row].isnan().any()) else "infinity"
-        raise WireError(f"{what}: {kind} in row {rows[row]}; did training diverge? A smaller learning rate may help")
-    norms = torch.linalg.vector_norm(tensor.double(), dim=1)
-    if norms.numel() and float(norms.max()) > ABSURD_NORM:
-        raise WireError(f"{what}: norm {float(norms.max()):.3g} of row {rows[int(norms.argmax())]} is absurd")
+    return float(np.vdot(values, values)) < limit * limit / 4  # vdot, unlike dot, overflows without a warning

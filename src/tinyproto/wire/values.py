@@ -25,6 +25,7 @@ A value that is no number, or infinite, makes its whole row so (in bfloat16 itse
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -64,6 +65,10 @@ class ValueType:
         """Bytes of values and scales."""
         values = (rows * width * self.bits + 7) // 8
         return values + SCALE_BYTES * rows if self.scaled and width else values
+
+    def stretch(self, width: int) -> float:
+        """Bound how many times longer, in L2, a row of so many values can arrive than it was, however it is rounded."""
+        return 1.0 + _OF_EACH.get(self.name, 0.0) + _OF_LARGEST.get(self.name, 0.0) * math.sqrt(width)
 
     def encode(self, values: Floats, rounding: torch.Generator | None = None) -> bytes:
         """Values (n, w) as bytes; rounded to nearest, half to even, unless there is a generator to draw from."""
@@ -144,6 +149,10 @@ VALUE_TYPES: Mapping[ValueName, ValueType] = {known.name: known for known in (FL
 BY_CODE: Mapping[int, ValueType] = {known.code: known for known in VALUE_TYPES.values()}
 
 _LARGEST = {"int8": 127, "int4": 7}
+_OF_EACH = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
+"""The table's errors under stochastic rounding, the larger ones: shares of a value's magnitude …"""
+_OF_LARGEST = {"float16": 2.0**-39, **{name: (1 + 2.0**-6) / largest for name, largest in _LARGEST.items()}}
+"""… and of the largest in its row."""
 _NIBBLES = np.array(
     [[(byte & 15 ^ 8) - 8, (byte >> 4 ^ 8) - 8] for byte in range(256)], np.float32
 ).view(np.uint64)[:, 0]  # fmt: skip

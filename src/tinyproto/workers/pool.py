@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tinyproto.data.images import Images
 from tinyproto.engine.server import Reply
-from tinyproto.errors import TinyProtoError, WorkerError
+from tinyproto.errors import TinyProtoError, WireError, WorkerError
 from tinyproto.simulation.client_files import Stored, stored_from
 from tinyproto.workers.child import Child
 from tinyproto.workers.handover import Handover
@@ -82,7 +82,8 @@ class WorkerHost:
             for worker, batch in zip(self._workers, batches, strict=True):
                 for client in batch:
                     parcel = worker.answer("client", f"client {client}")
-                    yield Reply(parcel.head["client"], parcel.blobs[0])
+                    refused = parcel.head["refused"]
+                    yield Reply(parcel.head["client"], parcel.blobs[0], None if refused is None else WireError(refused))
                 self._note(worker.name, worker.answer("exchange").head)
         for phase, values in self._phases.items():  # side by side: the slowest counts
             self._seconds[phase] = self._seconds.get(phase, 0.0) + max(values.values())

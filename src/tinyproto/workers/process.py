@@ -65,7 +65,8 @@ class Worker:
         assert self.host is not None
         for client, frame in zip(parcel.head["clients"], parcel.blobs, strict=True):
             for reply in self.host.exchange(parcel.head["round"], {client: frame}):
-                send(self.answers, Parcel({"client": reply.client}, [reply.frame]))
+                refused = None if reply.refused is None else str(reply.refused)
+                send(self.answers, Parcel({"client": reply.client, "refused": refused}, [reply.frame]))
         report = {"seconds": dict(self.host.take_seconds()), "memory": self.peak_memory.read()}
         send(self.answers, Parcel({"done": "exchange", **report}))
 

@@ -13,7 +13,7 @@ from typing import IO
 
 import torch
 
-from tinyproto.errors import TinyProtoError, one_line
+from tinyproto.errors import LeftOutError, TinyProtoError, one_line
 
 PARENT = "TINYPROTO_PARENT"
 """The variable that tells a process of ours whose it is."""
@@ -35,8 +35,13 @@ def open_service() -> tuple[IO[bytes], IO[bytes]]:
 
 
 def failure(error: Exception) -> dict[str, str]:
-    """What went wrong, as the parent will say it: our own sentence, or another library's error with its place."""
+    """What went wrong, as the parent will say it: our own sentence, or another library's error with its place.
+
+    The kind "diverged" is of what would fail in the same way if it were run again.
+    """
     place = " ".join(getattr(error, "__notes__", []))
+    if isinstance(error, LeftOutError):
+        return {"error": str(error), "kind": "diverged", "place": place}
     if isinstance(error, TinyProtoError):
         return {"error": str(error), "kind": "ours", "place": place}
     return {"error": one_line(error), "kind": "memory" if _is_out_of_memory(error) else "fault", "place": place}
