@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from tinyproto.algorithms.base import FederationSpec
+from tinyproto.algorithms.base import Algorithm, FederationSpec
+from tinyproto.algorithms.defence import Defence, defended
 from tinyproto.config.algorithms import AlgorithmEntry
 from tinyproto.config.load import Config
 from tinyproto.core.batching import batch_sizes
@@ -83,7 +84,7 @@ class Experiment:
             for entry in model.models:
                 rehearse_training(build_model(entry, shape, seed=0), entry_name(entry), shape)
         for algorithm in config.algorithms:
-            algorithm.build(self.federation)
+            check_defence(algorithm, algorithm.build(self.federation), self.defence, self._participants)
         if model.keep_models:
             self._check_folders_of_models()
 
@@ -174,6 +175,16 @@ class Experiment:
         return {"trainer": self.choice.trainer, "trainer_because": self.choice.reason, "precision": precision}
 
     @property
+    def defence(self) -> Defence:
+        """What the server believes; `auto` defends nothing, since all clients of a simulation are ours."""
+        return self.config.model.robust.settings(otherwise="none")
+
+    @property
+    def _participants(self) -> int:
+        """Clients of a round, before anyone drops out."""
+        return max(1, round(self.config.model.train.participation * self.data.num_clients))
+
+    @property
     def settings(self) -> SimulationSettings:
         """What all cells have in common."""
         model = self.config.model
@@ -199,6 +210,7 @@ class Experiment:
             precision=model.train.precision,
             device=self.device,
             client_memory=self.client_memory,
+            defence=self.defence,
         )
 
     def _settings_of(self, cell: Cell) -> SimulationSettings:
@@ -251,6 +263,15 @@ class Experiment:
         memory = simulation.peak_memory.read() + simulation.host.other_memory()
         derived = last_derived(simulation.server, [round_.record for round_ in played])
         return summarise(played, identity, formula, memory, derived)
+
+
+def check_defence(entry: AlgorithmEntry, algorithm: Algorithm, defence: Defence, participants: int) -> None:
+    """Refuse a defence that cannot look into what an algorithm exchanges, or that rounds are too small for."""
+    try:
+        defended(algorithm, defence)
+        defence.check_clients(participants)
+    except ValueError as error:
+        raise ConfigError(f"algorithm {entry.label}: {error}") from error
 
 
 def most_at_once(device: str) -> int:

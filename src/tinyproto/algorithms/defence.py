@@ -26,11 +26,21 @@ DefenceName = Literal["none", "guard", "median", "trimmed_mean", "krum"]
 
 @dataclass(frozen=True)
 class Defence:
-    """Which defence, and its settings."""
+    """What the server believes of clients, and which defence it has."""
 
     name: DefenceName = "none"
     tolerance: float = 3.0  # guard: times the typical distance from a class's centre
     hostile: float = 0.2  # trimmed_mean, krum: share of the clients that may be hostile
+    size_ratio: float | None = None  # no size that a client claims counts as more than so many times the median
+
+    def check_clients(self, clients: int) -> None:
+        """Raise a ValueError where rounds of so many clients are too small for Krum."""
+        hostile = int(self.hostile * clients)
+        if self.name == "krum" and clients < 2 * hostile + 3:
+            raise ValueError(
+                f"robust.defence krum with f = {hostile} hostile clients needs rounds of at least 2f + 3 = "
+                f"{2 * hostile + 3} clients, not {clients}; use guard or median, or more clients a round"
+            )
 
 
 class DefendedServer:

@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from tinyproto.config.algorithms import AlgorithmEntry, resolve_algorithms
 from tinyproto.config.presets import PRESETS
-from tinyproto.config.schema import ConfigModel, FederationSection, WireSection
+from tinyproto.config.schema import ConfigModel, FederationSection, RobustSection, WireSection
 from tinyproto.config.yaml_text import parse_yaml
 from tinyproto.data.images import Images
 from tinyproto.data.partition_kinds import OWN_KEYS
@@ -43,12 +43,12 @@ def completed(resolved: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "wire": WireSection().model_dump(),
         "federation": FederationSection().model_dump(),
+        "robust": RobustSection().model_dump(),
         "keep_models": False,
         **resolved,
-        "train": {"max_left_out": 0.5, **resolved.get("train", {})},
+        "train": {"max_left_out": 0.5, "dropout": 0.0, "late": 0.0, **resolved.get("train", {})},
         "data": {"first_classes": None, **resolved.get("data", {})},
         "prototypes": {"byte_budget": None, **resolved.get("prototypes", {})},
-        "train": {"dropout": 0.0, "late": 0.0, **resolved.get("train", {})},
         "algorithms": [completed_entry(entry) for entry in resolved.get("algorithms", [])],
     }
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from tinyproto.algorithms.defence import Defence, DefenceName
 from tinyproto.core.batching import LastBatch
 from tinyproto.core.cps import MaskKind
 from tinyproto.core.sizes import bytes_of
@@ -289,6 +290,35 @@ class WireSection(Section):
         return WireSettings(self.up, self.down, self.rounding, self.download)
 
 
+class RobustSection(Section):
+    """What the server believes of clients, and what it does about hostile ones: docs/security.md has measurements."""
+
+    defence: DefenceName | Literal["auto"] = Field(
+        "auto",
+        description="guard sets rows aside that lie far from what a class's other holders sent; median and "
+        "trimmed_mean replace rows, coordinate by coordinate; krum keeps the most central clients; all need every "
+        "upload of a round at once, which ends streaming; auto: guard in a real federation, none in a simulation",
+    )
+    tolerance: float = Field(
+        3.0, gt=1, description="guard: how many typical distances a row may lie from its class's centre"
+    )
+    hostile: float = Field(
+        0.2, gt=0, lt=0.5, description="trimmed_mean, krum: share of the clients that may be hostile"
+    )
+    size_ratio: float | None = Field(
+        10.0,
+        ge=1,
+        description="no client's number of samples counts as more than so many times the median client's, whatever "
+        "its hello says: in μ, in weights of averages, in accuracy over all clients; null: as it says",
+    )
+
+    def settings(self, otherwise: DefenceName) -> Defence:
+        """As the engine takes them; `otherwise` is what `auto` comes to."""
+        return Defence(
+            otherwise if self.defence == "auto" else self.defence, self.tolerance, self.hostile, self.size_ratio
+        )
+
+
 class CheckpointSection(Section):
     """How much a killed run loses at the most."""
 
@@ -342,6 +372,7 @@ class ConfigModel(Section):
     train: TrainSection = TrainSection()
     evaluate: EvaluateSection = EvaluateSection()
     wire: WireSection = WireSection()
+    robust: RobustSection = RobustSection()
     checkpoint: CheckpointSection = CheckpointSection()
     federation: FederationSection = FederationSection()
     algorithms: list[Any] = Field(

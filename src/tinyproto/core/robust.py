@@ -24,7 +24,8 @@ def unscaled(values: Tensor, present: Tensor, counts: Tensor) -> Tensor:
 
 def row_lengths(values: Tensor, present: Tensor) -> Tensor:
     """Return ‖row‖ (M, K); zero where no row is present."""
-    return torch.linalg.vector_norm(values, dim=2) * present
+    lengths: Tensor = torch.linalg.vector_norm(values, dim=2)
+    return lengths * present
 
 
 def coordinate_median(values: Tensor, present: Tensor) -> Tensor:

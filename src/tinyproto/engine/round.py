@@ -6,8 +6,10 @@ trains it. One closing exchange after the last round only evaluates.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from tinyproto.algorithms.base import Derived, Round
 from tinyproto.core.messages import Message
@@ -54,6 +56,7 @@ class RoundRecord:
     clients: dict[int, ClientRecord]
     refused: dict[int, str] = field(default_factory=dict)  # why an answer was left out, by client
     server: dict[str, float] = field(default_factory=dict)  # what the algorithm watches of the state after the round
+    distrusted: dict[int, int] = field(default_factory=dict)  # rows, or networks, that a defence set aside, by client
     dropped: tuple[int, ...] = ()  # were sent the round and never answered
     late: tuple[int, ...] = ()  # trained, and were not aggregated
 
@@ -81,12 +84,12 @@ def play_round(
     dropped = server.aggregate(plan.round, answers) if answers.trained else {}
     refused = {**refused, **dropped}
     trained = {client: replies[client] for client in answers.trained if client not in dropped}
-    weights = {client: server.infos[client].train_samples for client in trained}
+    weights = {client: server.believed[client].train_samples for client in trained}
     return RoundRecord(
         round=plan.round.number,
         closing=plan.closing,
         participants=tuple(trained),
-        accuracy={rule: _accuracy(rule, replies) for rule in RULES},
+        accuracy={rule: _accuracy(rule, replies, server.defence.size_ratio) for rule in RULES},
         client_mean={rule: _client_mean(rule, replies) for rule in RULES},
         loss=_mean_loss(trained, weights),
         traffic=_traffic(meter),
@@ -96,6 +99,7 @@ def play_round(
         },
         refused={client: str(error) for client, error in sorted(refused.items())},
         server=dict(server.algorithm.watched(server.state)),
+        distrusted=dict(server.distrusted) if trained else {},
         dropped=tuple(sorted(plan.dropped)),
         late=tuple(sorted(plan.late - refused.keys())),
     )
@@ -123,9 +127,17 @@ def _scores(rule: str, replies: Mapping[int, Message]) -> list[tuple[int, int]]:
     return [(int(metrics.get(name, 0)), int(metrics["test_samples"])) for metrics in scored]
 
 
-def _accuracy(rule: str, replies: Mapping[int, Message]) -> float | None:
+def _accuracy(rule: str, replies: Mapping[int, Message], size_ratio: float | None) -> float | None:
+    """Σ correct / Σ test samples; a client counts for at most `size_ratio` times as many as the median client."""
     scores = _scores(rule, replies)
-    return sum(correct for correct, _ in scores) / sum(samples for _, samples in scores) if scores else None
+    if not scores:
+        return None
+    most = math.inf if size_ratio is None else size_ratio * median(samples for _, samples in scores)
+    believed = [min(samples, most) for _, samples in scores]
+    correct = [
+        own if size == samples else own / samples * size for (own, samples), size in zip(scores, believed, strict=True)
+    ]
+    return sum(correct) / sum(believed)
 
 
 def _client_mean(rule: str, replies: Mapping[int, Message]) -> float | None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tinyproto.algorithms.base import Algorithm, ClientInfo, Derived, Round, Update
+from tinyproto.algorithms.defence import Defence, DefendedServer, defended, sizes_capped
 from tinyproto.algorithms.streaming import Gathered, StreamingSide
 from tinyproto.core.messages import Message
 from tinyproto.core.streams import Streams
@@ -24,6 +25,7 @@ from tinyproto.wire.meter import Cost, Meter, Purpose
 from tinyproto.wire.validate import LONGEST_DOWNLOAD, Expectation, lower
 
 _TRAINING: Purpose = "training"
+NO_DEFENCE = Defence()
 
 
 class Reply(NamedTuple):
@@ -96,10 +98,12 @@ class ServerRuntime:
     """Runs the server side of an algorithm; holds its state and what it knows of the clients."""
 
     def __init__(
-        self, algorithm: Algorithm, trainer: Trainer, streams: Streams, expectation: Expectation, stopwatch: Stopwatch
-    ) -> None:
+        self, algorithm: Algorithm, trainer: Trainer, streams: Streams, expectation: Expectation, stopwatch: Stopwatch,
+        defence: Defence = NO_DEFENCE,
+    ) -> None:  # fmt: skip
         self.algorithm = algorithm
-        self.side = algorithm.server
+        self.defence = defence
+        self.side = defended(algorithm, defence)
         self.trainer = trainer
         self.streams = streams
         self.expectation = expectation
@@ -108,6 +112,7 @@ class ServerRuntime:
         self.evaluates_apart = self.sends_held and algorithm.classifies_by_rows
         self.state: State = self.side.init(streams)
         self.infos: dict[int, ClientInfo] = {}
+        self._believed: tuple[int, Mapping[int, ClientInfo]] = (0, {})  # for so many clients
         self.held: dict[int, Tensor] = {}  # (K,) by client: the classes of its last upload, where that matters
 
     def greet(
@@ -183,10 +188,10 @@ class ServerRuntime:
                 gathered.merge(alone)
             for client, message in kept.items():
                 assert message.rows is not None
-                gathered.add(self.infos[client], message.rows)
+                gathered.add(self.believed[client], message.rows)
             return side.conclude(self.state, gathered)
         heard = [client for client in answers.trained if client not in without]
-        updates = [Update(self.infos[client], answers.messages[client]) for client in heard]
+        updates = [Update(self.believed[client], answers.messages[client]) for client in heard]
         return side.aggregate(self.state, updates, self.trainer, round_, self.streams)
 
     def _suspects(self, answers: Answers) -> list[int]:
@@ -202,9 +207,21 @@ class ServerRuntime:
         message = self.side.broadcast(state, anyone)
         return not_finite(state) or unsendable(message, self.expectation.down, LONGEST_DOWNLOAD)
 
+    @property
+    def believed(self) -> Mapping[int, ClientInfo]:
+        """What clients said of themselves, as far as it is believed."""
+        if self._believed[0] != len(self.infos):
+            self._believed = len(self.infos), sizes_capped(self.infos, self.defence.size_ratio)
+        return self._believed[1]
+
+    @property
+    def distrusted(self) -> Mapping[int, int]:
+        """Rows, or networks, of the last aggregation that the defence set aside, by client."""
+        return self.side.distrusted if isinstance(self.side, DefendedServer) else {}
+
     def derived(self, participants: Iterable[int]) -> Derived:
         """What the algorithm chose by itself in a round with these participants."""
-        return self.algorithm.derived([self.infos[client] for client in participants])
+        return self.algorithm.derived([self.believed[client] for client in participants])
 
     def _ask(
         self, channel: Channel, round_number: int, asked: Mapping[int, Kind], evaluated: Collection[int],
@@ -296,7 +313,7 @@ class ServerRuntime:
 
     def _turns(self, trained: Iterable[int]) -> InTurn | None:
         """Where uploads of this exchange are gathered as they arrive."""
-        clients = [self.infos[client] for client in trained]
+        clients = [self.believed[client] for client in trained]
         return InTurn(clients, self.side.gather()) if clients and isinstance(self.side, StreamingSide) else None
 
 

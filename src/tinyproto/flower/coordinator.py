@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tinyproto.algorithms.base import Round
+from tinyproto.algorithms.defence import Defence
 from tinyproto.config.load import completed, parse_config
 from tinyproto.core.streams import Streams
 from tinyproto.engine.round import first_derived, last_derived, play_round
@@ -22,7 +23,7 @@ from tinyproto.engine.server import ServerRuntime
 from tinyproto.engine.stopwatch import Stopwatch
 from tinyproto.engine.training import make_trainer
 from tinyproto.errors import RunFolderError
-from tinyproto.experiment import resolve_device
+from tinyproto.experiment import check_defence, resolve_device
 from tinyproto.flower.channel import BelowQuorum, FlowerChannel
 from tinyproto.flower.journal import Journal
 from tinyproto.flower.roster import Clock
@@ -83,7 +84,7 @@ class Coordinator:
         self.stopwatch = Stopwatch(pace.clock)
         self.server = ServerRuntime(
             self.agreement.algorithm, make_trainer("eager", torch.device(self.device), model.train.precision),
-            self.streams, self.agreement.expectation, self.stopwatch,
+            self.streams, self.agreement.expectation, self.stopwatch, self._defence(),
         )  # fmt: skip
         self.host = Elsewhere()
         self.channel = FlowerChannel(
@@ -96,6 +97,14 @@ class Coordinator:
             "label": self.config.algorithms[0].label,
             "seed": self.terms.seed,
         }
+
+    def _defence(self) -> Defence:
+        """What is believed of clients who are not ours; `auto` guards where the algorithm can be guarded."""
+        algorithm, robust = self.agreement.algorithm, self.config.model.robust
+        defence = robust.settings(otherwise="none" if algorithm.tensor_parts else "guard")
+        participants = max(1, round(self.config.model.train.participation * self.terms.clients))
+        check_defence(self.config.algorithms[0], algorithm, defence, participants)
+        return defence
 
     def run(self) -> None:
         """All rounds that are left, the closing exchange, and the summary."""

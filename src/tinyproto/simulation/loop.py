@@ -10,12 +10,13 @@ from functools import partial
 import torch
 
 from tinyproto.algorithms.base import Algorithm, Round
+from tinyproto.algorithms.defence import Defence
 from tinyproto.core.streams import Streams
 from tinyproto.data.federation import CountedSamples, FederatedData
 from tinyproto.engine.agreement import expected_frames
 from tinyproto.engine.client import ClientRuntime, LocalTraining, Steps
 from tinyproto.engine.round import RoundPlan, RoundRecord, play_round
-from tinyproto.engine.server import ServerRuntime
+from tinyproto.engine.server import NO_DEFENCE, ServerRuntime
 from tinyproto.engine.stopwatch import Clock, Stopwatch
 from tinyproto.engine.training import Known, Precision, make_trainer
 from tinyproto.errors import LeftOutError
@@ -53,6 +54,7 @@ class SimulationSettings:
     precision: Precision = "float32"
     device: str = "cpu"
     wire: WireSettings = EXACT
+    defence: Defence = NO_DEFENCE
     client_memory: float = UNBOUNDED  # bytes that clients may take before some of them go to disk
 
 
@@ -117,7 +119,7 @@ class Simulation:
         self.peak_memory = PeakMemory(device)
         expectation = expected_frames(algorithm, data.images.num_classes, settings.proto_dim, settings.wire)
         trainer = make_trainer(settings.trainer, device, settings.precision)
-        self.server = ServerRuntime(algorithm, trainer, self.streams, expectation, self.stopwatch)
+        self.server = ServerRuntime(algorithm, trainer, self.streams, expectation, self.stopwatch, settings.defence)
 
     def rounds(self, first: int = 1) -> Iterator[PlayedRound]:
         """Play all rounds from `first` on, and the closing exchange; the hello comes before round 1."""

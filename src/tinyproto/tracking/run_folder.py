@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from io import FileIO
@@ -336,8 +336,9 @@ def record_values(record: RoundRecord) -> dict[str, Any]:
         "traffic": {
             purpose: {way: cost._asdict() for way, cost in ways.items()} for purpose, ways in record.traffic.items()
         },
-        "refused": {str(client): reason for client, reason in record.refused.items()},
+        "refused": _by_text(record.refused),
         **({"server": record.server} if record.server else {}),
+        **({"distrusted": _by_text(record.distrusted)} if record.distrusted else {}),
         **{key: list(found) for key, found in (("dropped", record.dropped), ("late", record.late)) if found},
         "clients": {
             "id": list(record.clients),
@@ -347,6 +348,11 @@ def record_values(record: RoundRecord) -> dict[str, Any]:
             "wire_bytes": {way: [client.wire_bytes[way] for client in clients] for way in WAYS},
         },
     }
+
+
+def _by_text(by_client: Mapping[int, Any]) -> dict[str, Any]:
+    """As JSON takes a mapping."""
+    return {str(client): value for client, value in by_client.items()}
 
 
 def record_from(values: dict[str, Any]) -> RoundRecord:
@@ -372,6 +378,7 @@ def record_from(values: dict[str, Any]) -> RoundRecord:
         clients=clients,
         refused={int(client): reason for client, reason in values["refused"].items()},
         server=values.get("server", {}),
+        distrusted={int(client): rows for client, rows in values.get("distrusted", {}).items()},
         dropped=tuple(values.get("dropped", ())),
         late=tuple(values.get("late", ())),
     )
