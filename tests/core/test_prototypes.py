@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from tinyproto.core.prototypes import ClassSums, Prototypes, class_means, class_sums, nearest
@@ -39,3 +40,41 @@ def test_an_absent_class_is_never_the_answer_even_where_its_zero_row_is_nearest(
 def test_a_tie_goes_to_the_lower_class() -> None:
     prototypes = Prototypes(torch.tensor([[1.0], [-1.0]]), torch.ones(2, dtype=torch.bool))
     assert nearest(torch.zeros(1, 1), prototypes).tolist() == [0]
+
+
+@pytest.mark.parametrize("present", [1.0, 0.6], ids=["all classes", "some classes"])
+@pytest.mark.parametrize("far", [0.0, 1e6, -1e6], ids=["none far", "one far", "one far below"])
+@pytest.mark.parametrize("offset", [0.0, 200.0, -3000.0])
+def test_the_nearest_is_found_despite_a_common_offset_and_a_prototype_far_away(
+    offset: float, far: float, present: float
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    classes, width, samples = 40, 100, 300
+    held = torch.rand(classes, generator=generator) < present
+    held[:2] = True
+    labels = held.nonzero()[:, 0][torch.randint(int(held.sum()), (samples,), generator=generator)]
+    values = 0.1 * torch.randn(classes, width, generator=generator) + offset
+    features = values[labels] + 0.1 * torch.randn(samples, width, generator=generator)
+    values[0] += far
+    prototypes = Prototypes(values * held.unsqueeze(1), held)
+    exact = (features.double().unsqueeze(1) - prototypes.values.double()).square().sum(2)
+    assert torch.equal(nearest(features, prototypes), exact.masked_fill(~held, torch.inf).argmin(1))
+
+
+def test_rows_of_absent_classes_have_no_influence() -> None:
+    generator = torch.Generator().manual_seed(0)
+    values, features = torch.randn(9, 5, generator=generator), torch.randn(50, 5, generator=generator)
+    present = torch.arange(9) % 3 == 0
+    chosen = nearest(features, Prototypes(values, present))
+    for junk in (0.0, 1e30, float("nan")):
+        assert torch.equal(
+            nearest(features, Prototypes(values.masked_fill(~present.unsqueeze(1), junk), present)), chosen
+        )
+
+
+def test_a_sample_is_classified_alike_whatever_the_others_are() -> None:
+    generator = torch.Generator().manual_seed(0)
+    prototypes = Prototypes(torch.randn(9, 5, generator=generator) + 200, torch.ones(9, dtype=torch.bool))
+    features = prototypes.values[:6] + 0.1 * torch.randn(6, 5, generator=generator)
+    features[5] += 1e6
+    assert nearest(features, prototypes)[:5].tolist() == nearest(features[:5], prototypes).tolist() == [0, 1, 2, 3, 4]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 
 import numpy as np
@@ -18,9 +19,10 @@ from tinyproto.core.messages import AtMost, Message
 from tinyproto.core.prototypes import Prototypes, class_means, nearest
 from tinyproto.data.partition import dirichlet_shares
 from tinyproto.errors import WireError
-from tinyproto.wire.codec import METRIC_CODES, decode, encode
-from tinyproto.wire.frame import Header, Kind, pack
+from tinyproto.wire.codec import METRIC_CODES, decode, decode_body, encode
+from tinyproto.wire.frame import Header, Kind, pack, unpack
 from tinyproto.wire.validate import Expectation, open_frame
+from tinyproto.wire.values import FLOAT32, VALUE_TYPES, Coding, ValueType, as_matrix
 
 FLOATS = st.floats(-1e6, 1e6, width=32)
 settings.register_profile("quick", deadline=None, max_examples=60)
@@ -227,10 +229,57 @@ def same(left: Message, right: Message) -> bool:
 
 @given(HEADERS, messages())
 def test_decode_undoes_encode(header: Header, message: Message) -> None:
-    decoded = decode(encode(header, message))
+    frame = encode(header, message)
+    decoded = decode(frame)
     assert decoded.header == header
     assert same(decoded.message, message)
-    assert decoded.wire_bytes == len(encode(header, message))
+    assert decoded.wire_bytes == len(frame)
+    assert encode(decoded.header, decoded.message) == frame
+
+
+def there_and_back(kind: ValueType, values: Tensor, rounding: torch.Generator | None) -> Tensor:
+    matrix = values.reshape(as_matrix(tuple(values.shape)))
+    data = np.frombuffer(kind.encode(matrix.numpy(), rounding), np.uint8)
+    return torch.from_numpy(kind.decode(data, *matrix.shape).copy()).view(values.shape)
+
+
+@pytest.mark.parametrize("kind", list(VALUE_TYPES.values()), ids=lambda kind: kind.name)
+@given(HEADERS, messages(), st.none() | st.integers(0, 3))
+def test_every_frame_that_is_written_is_taken_whatever_its_type_and_rounding(
+    kind: ValueType, header: Header, message: Message, seed: int | None
+) -> None:
+    coding, draws = (
+        (Coding(kind), None)
+        if seed is None
+        else (Coding(kind, torch.Generator().manual_seed(seed)), torch.Generator().manual_seed(seed))
+    )
+    found = decode(encode(header, message, coding)).message
+    assert found.metrics == message.metrics
+    assert (found.rows is None) == (message.rows is None)
+    if found.rows is not None and message.rows is not None:
+        present = message.rows.present
+        assert torch.equal(found.rows.present, present)
+        assert torch.equal(found.rows.values[present], there_and_back(kind, message.rows.values[present], draws))
+    assert list(found.tensors) == sorted(message.tensors)
+    for name, tensor in found.tensors.items():
+        torch.testing.assert_close(
+            tensor, there_and_back(kind, message.tensors[name], draws), rtol=0, atol=0, equal_nan=True
+        )
+
+
+@settings(max_examples=200)
+@given(HEADERS, messages(), st.data())
+def test_a_float32_frame_with_a_byte_changed_is_refused_or_says_something_else(
+    header: Header, message: Message, data: st.DataObject
+) -> None:
+    body = bytearray(unpack(encode(header, message))[1])
+    assume(body)
+    body[data.draw(st.integers(0, len(body) - 1))] ^= data.draw(st.integers(1, 255))
+    frame = pack(header, bytes(body))
+    with suppress(WireError):
+        sections = decode_body(unpack(frame)[1], agreed=FLOAT32)
+        if not any(map(math.isnan, sections.metrics.values())):  # whose bits are not kept
+            assert encode(header, sections.message()) == frame
 
 
 @settings(max_examples=200)

@@ -135,15 +135,17 @@ def read_rows(body: bytes, at: int, rows: dict[int, list[float]], _: dict[str, f
     return at
 
 
-def read_tensors(body: bytes, at: int, *_: object) -> int:
-    if struct.unpack_from("<BH", body, at)[1]:
-        raise ValueError  # this federation exchanges no tensors; a section without any says nothing
-    return at + 3
+def read_tensors(*_: object) -> int:
+    raise ValueError  # this federation exchanges no tensors, and a section without any is left out
 
 
 def read_metrics(body: bytes, at: int, rows: dict[int, list[float]], metrics: dict[str, float]) -> int:
     names = {code: name for name, code in METRIC_CODES.items()}
     count = struct.unpack_from("<BB", body, at)[1]
+    if not count:
+        raise ValueError
+    order = [8, 9, 0, 1, 2, 3, 4, 5, 6, 7]
+    last = (-1, "")
     at += 2
     for _ in range(count):
         tag = body[at]
@@ -156,10 +158,20 @@ def read_metrics(body: bytes, at: int, rows: dict[int, list[float]], metrics: di
                 raise ValueError
             name = body[at + 1 : at + 1 + size].decode()
             at += 1 + size
+            if name in METRIC_CODES:
+                raise ValueError
         if name in metrics or (not name and tag & 0x7F):
             raise ValueError
+        place = (order.index(tag & 0x7F), name)
+        if place <= last:
+            raise ValueError
+        last = place
         layout = "<d" if tag & 0x80 else "<f"
-        (metrics[name],) = struct.unpack_from(layout, body, at)
+        (value,) = struct.unpack_from(layout, body, at)
+        exact = abs(value) < 3e38 and struct.unpack("<f", struct.pack("<f", value)) == (value,)
+        if exact != (layout == "<f"):
+            raise ValueError
+        metrics[name] = value
         at += struct.calcsize(layout)
     return at
 

@@ -84,7 +84,8 @@ def refused(body: bytes, words: str) -> None:
 
 def test_each_malformed_section_is_refused_with_its_field() -> None:
     refused(b"\x09", "section: unknown type 9")
-    refused(struct.pack("<BB", 3, 0) * 2, "repeated or out of order")
+    metric = struct.pack("<BBBf", 3, 1, 1, 1.0)
+    refused(metric * 2, "repeated or out of order")
     refused(struct.pack("<BBHI", 1, 9, 1, 1), "dtype")
     refused(struct.pack("<BBHI", 1, 1, 1, 1) + b"\x02", "beyond the 1 there are")
     refused(struct.pack("<BBHI", 1, 1, 1, 1) + b"\x01", "rows values: needs 4 bytes, 0 are left")

@@ -132,9 +132,13 @@ def test_scales_that_no_sender_writes_are_refused(kind: ValueType) -> None:
     body = bytearray(unpack(encode(HEADER, rows, Coding(kind)))[1])
     scale = slice(9, 11)  # behind the section's head and the bitmap
     for bits, words in (
-        (0xBF80, "rows values: a scale is negative"),
-        (0x7F80, "infinity in the prototype of class 0"),
-        (0x7FC0, "NaN in the prototype of class 0"),
+        (0xBF80, "rows values: scale 0 is -1: it is negative"),
+        (0x7F80, "rows values: scale 0 is inf, without the row of ones that marks diverged training"),
+        (0x7FC0, "rows values: scale 0 is nan, without the row of ones that marks diverged training"),
+        (0x7FC1, "rows values: scale 0 is nan"),
+        (0x0001, "rows values: scale 0 is 9.18355e-41: it is subnormal"),
+        (0x7F00, "rows values: scale 0 is 1.70141e\\+38: it is larger than any"),
+        (0x0000, "rows values: scale 0 is 0, but its row is not all zeros"),
     ):
         body[scale] = struct.pack("<H", bits)
         with pytest.raises(WireError, match=words):

@@ -97,11 +97,18 @@ def class_means(features: Tensor, labels: Tensor, num_classes: int) -> Prototype
 
 
 def nearest(features: Tensor, prototypes: Prototypes) -> Tensor:
-    """Inference, eq. (12): the class whose prototype is nearest in L2, over the classes present.
+    """Inference, eq. (12): the class whose prototype is nearest in L2, over the classes present, of which there is one.
 
     The paper prints this with local prototypes; its tables need the global ones, so the caller chooses.
-    ‖f − c‖² differs from ‖c‖² − 2 f·c by a term that is equal for all classes, so that is what is compared.
+    ‖f − c‖² differs from ‖c‖² − 2 f·c by a term that is equal for all classes, so that is what is compared. Both sides
+    are taken relative to the median prototype: an offset they share would cancel only up to rounding, and a mean would
+    follow a single prototype that is far away. Where prototypes form groups far from each other, compared with their
+    spread, float32 still cannot tell a group's members apart. About 1.4 times the time of the form without a centre
+    (3000 × 500 features, 100 classes, one core), where float64 takes 2.8 and differences 22.
     """
-    values = prototypes.values
-    scores = values.square().sum(1) - 2.0 * (features @ values.T)  # (N, K)
-    return scores.masked_fill(~prototypes.present, torch.inf).argmin(1)
+    classes = prototypes.present.nonzero().squeeze(1)  # (n,); absent rows take no part, not even in the median
+    values = prototypes.values[classes]
+    centre = values.sort(0).values[len(classes) // 2]  # not torch.median, which is not deterministic on a GPU
+    values = values - centre
+    scores = torch.addmm(values.square().sum(1), features - centre, values.T, alpha=-2.0)  # (N, n)
+    return classes[scores.argmin(1)]

@@ -6,13 +6,21 @@ everyone else the `Message` made of them.
 | section | layout |
 |---|---|
 | rows | tag, value type, K as u16, w as u32, bitmap of the classes present, their scales, their values |
-| tensors | tag, count as u16; per tensor, by name: name, value type, number of axes, sizes as u32, scales, values |
+| tensors | tag, count as u16; per tensor, ascending by name: name, value type, axes, sizes as u32, scales, values |
 | metrics | tag, count as u8; per metric: code (0: a name follows), wide bit, the value as f32 or f64 |
+
+Metrics are ordered as a client reports them: the losses (codes 8 and 9), those with a name, ascending, then sizes and
+scores (codes 1 to 7). A metric is an f64 if an f32 would change it, and from 3e38 on, infinities and NaN included.
 
 Value types, and the scales of those that have any, are those of `wire/values.py`; for them a tensor's rows are its
 first axis, and a vector or a scalar is one row. A section says itself which type it has.
 
-Anything a malformed body can get wrong ends in a WireError that names the field; nothing is read past the end.
+A malformed body ends in a WireError that names the field; nothing is read past the end.
+
+A message has one encoding. Bytes that `encode` never writes are refused, even where their meaning is clear: tensors or
+metrics out of order or repeated, an empty section of either, bits of the bitmap beyond the classes, a metric wider or
+narrower than the rule says or spelled out though it has a code, and all that `wire/values.py` lists for values. Rows
+without any class present are no empty section: they differ from a message without rows.
 """
 
 from __future__ import annotations
@@ -40,7 +48,9 @@ _TENSORS_HEAD = struct.Struct("<BH")
 _TENSOR_HEAD = struct.Struct("<BB")
 _METRICS_HEAD = struct.Struct("<BB")
 _WIDE = 0x80
-_METRIC_LAYOUTS = {0: struct.Struct("<f"), _WIDE: struct.Struct("<d")}
+_NARROW = struct.Struct("<f")
+_METRIC_LAYOUTS = {0: _NARROW, _WIDE: struct.Struct("<d")}
+_NARROW_BELOW = 3e38  # metrics; float32 ends a little above
 _MOST_CLASSES = 0xFFFF
 _LARGEST = 1 << 28
 _AS_IT_IS = Coding()
@@ -64,8 +74,13 @@ METRIC_CODES: Mapping[str, int] = {
 }
 """Metrics every frame may carry, one byte each for the name; the order is part of the protocol."""
 
+_FIRST_METRICS = {"cross_entropy": -2, "regulariser": -1}
+_METRIC_PLACES = {name: (_FIRST_METRICS.get(name, code), "") for name, code in METRIC_CODES.items()}
+"""Sort keys of the metrics that have a code; the others have (0, name)."""
+
+_BEFORE_ALL = (-3, "")
 _METRIC_TAGS = {
-    code | width: (name, f"metric {name!r}", layout)
+    code | width: (name, f"metric {name!r}", layout, _METRIC_PLACES[name])
     for name, code in METRIC_CODES.items()
     for width, layout in _METRIC_LAYOUTS.items()
 }
@@ -297,14 +312,19 @@ def _encode_tensors(tensors: Mapping[str, Tensor], coding: Coding) -> bytes:
 
 def _decode_tensors(reader: _Reader, shapes: Shapes | None) -> dict[str, Tensor]:
     _, count = reader.fields(_TENSORS_HEAD, "tensors")
+    if not count:
+        raise WireError("tensors: the section is empty; without tensors it is left out")
     tensors: dict[str, Tensor] = {}
+    last: str | None = None
     for _ in range(count):
         name = reader.text(reader.byte("tensor name"), "tensor name")
         code, axes = reader.fields(_TENSOR_HEAD, f"tensor {name!r}")
         known = reader.value_type(code, f"values of tensor {name!r}")
         shape = reader.fields(struct.Struct(f"<{axes}I"), f"tensor {name!r} shape")
-        if name in tensors:
-            raise WireError(f"tensor {name!r}: appears twice")
+        if last is not None and name <= last:
+            fault = "appears twice" if name in tensors else f"out of order, it follows {last!r}"
+            raise WireError(f"tensor {name!r}: {fault}")
+        last = name
         if shapes is not None:
             shapes.check_tensor(name, shape)
         _check_size(shape, f"tensor {name!r}")
@@ -314,32 +334,55 @@ def _decode_tensors(reader: _Reader, shapes: Shapes | None) -> dict[str, Tensor]
     return tensors
 
 
+def _is_wide(value: float) -> bool:
+    """Return whether a metric travels as f64."""
+    return not abs(value) < _NARROW_BELOW or _NARROW.unpack(_NARROW.pack(value))[0] != value
+
+
+def _metric_place(name: str) -> tuple[int, str]:
+    return _METRIC_PLACES.get(name, (0, name))
+
+
 def _encode_metrics(metrics: Mapping[str, float]) -> bytes:
     pieces = [_METRICS_HEAD.pack(_METRICS, len(metrics))]
-    for name, value in metrics.items():
-        wide = struct.unpack("<f", struct.pack("<f", value))[0] != value if abs(value) < 3e38 else True
+    for name in sorted(metrics, key=_metric_place):
+        value = metrics[name]
+        width = _WIDE if _is_wide(value) else 0
         code = METRIC_CODES.get(name, 0)
-        pieces.append(bytes((code | (_WIDE if wide else 0),)))
+        pieces.append(bytes((code | width,)))
         if code == 0:
             pieces.append(bytes((len(name.encode()),)) + name.encode())
-        pieces.append(struct.pack("<d" if wide else "<f", value))
+        pieces.append(_METRIC_LAYOUTS[width].pack(value))
     return b"".join(pieces)
 
 
 def _decode_metrics(reader: _Reader) -> dict[str, float]:
     _, count = reader.fields(_METRICS_HEAD, "metrics")
+    if not count:
+        raise WireError("metrics: the section is empty; without metrics it is left out")
     metrics: dict[str, float] = {}
+    last = _BEFORE_ALL
     for _ in range(count):
         tag = reader.byte("metric")
         known = _METRIC_TAGS.get(tag)
         if known is not None:
-            name, what, layout = known
+            name, what, layout, place = known
         elif tag & ~_WIDE == 0:
             name = reader.text(reader.byte("metric name"), "metric name")
-            what, layout = f"metric {name!r}", _METRIC_LAYOUTS[tag]
+            what, layout, place = f"metric {name!r}", _METRIC_LAYOUTS[tag], (0, name)
+            if name in METRIC_CODES:
+                raise WireError(f"{what}: spelled out, where code {METRIC_CODES[name]} stands for it")
         else:
             raise WireError(f"metric: unknown code {tag & ~_WIDE}")
-        if name in metrics:
-            raise WireError(f"{what}: appears twice")
-        (metrics[name],) = reader.fields(layout, what)
+        if place <= last:
+            fault = "appears twice" if name in metrics else f"out of order, it follows {next(reversed(metrics))!r}"
+            raise WireError(f"{what}: {fault}")
+        last = place
+        (value,) = reader.fields(layout, what)
+        if layout is _NARROW:
+            if not abs(value) < _NARROW_BELOW:
+                raise WireError(f"{what}: {value:g} as an f32, where only values below {_NARROW_BELOW:g} are narrow")
+        elif not _is_wide(value):
+            raise WireError(f"{what}: {value:g} as an f64, where an f32 holds it exactly")
+        metrics[name] = value
     return metrics

@@ -13,14 +13,29 @@ values: what comes back is what travelled times the scale, which is exact. float
 to 2¹⁴ … 2¹⁵, since rows scaled by count may pass float16's range. The integers' is max / 127 or max / 7, rounded up, so
 that nothing is clipped: at most (1 + 2⁻⁷) of that, and no scale but 0 is below 2⁻¹²⁶. Integers lie in −127 … 127 and in
 −7 … 7; of these two share a byte, the first in its low bits, and an odd number of values in the whole matrix leaves the
-last four bits 0. A row of zeros has scale 0. The bounds of the integers hold up to float32's own rounding, 2⁻¹⁶ of
-a step, and all bounds for magnitudes up to 2¹²⁶, far beyond what `wire/validate.py` lets pass. bfloat16 has no step
-below 2⁻¹³³.
+last four bits 0. A row whose values travel as zeros has scale 0, also one of integers with a `max` below 2⁻¹²⁶ that
+rounds to zeros. The bounds of the integers hold up to float32's own rounding, 2⁻¹⁶ of a step, and all bounds for
+magnitudes up to 2¹²⁶, far beyond what `wire/validate.py` lets pass. Integers and bfloat16 have no step below 2⁻¹²⁶ and
+2⁻¹³³.
 
 Stochastic rounding goes up or down by chance, so that the mean over draws is x: to 2⁻¹⁷ of a step for the integers and
 exactly for the others, but for values of float16 that are below 2⁻²⁸ of `max`, which are rounded to nearest.
 
 A value that is no number, or infinite, makes its whole row so (in bfloat16 itself alone): it never arrives as a number.
+Such a row travels as ones with the scale NaN or infinity; decoding passes it on, and `wire/validate.py` refuses it as
+diverged training.
+
+Decoding refuses scaled rows that no rounding of any float32 row gives. For the integers, rounding the scale up to
+a bfloat16 adds less than 2⁻⁷ of it, so `max` is more than 127 / (1 + 2⁻⁷) > 126 or 7 / (1 + 2⁻⁷) > 6 steps; stochastic
+rounding cuts off less than one. So some integer of the row has magnitude 126 or 127 (6 or 7), and some value of float16
+2¹⁴ … 2¹⁵. Only the smallest scale, 2⁻¹²⁶, may come with less, and only scale 0 with zeros alone. Refused are rows too
+small for their scale, −128 and −8, padding other than 0, and scales that are negative, subnormal, larger than a float32
+row needs or, for float16, no power of two.
+
+Encoding what was decoded again, to nearest, gives the same bytes for float32, for bfloat16 but for NaN, and for scaled
+rows whose largest magnitude is 127, 7 or below 2¹⁵. A row of int8 at 126 would get a smaller scale and one of float16
+at 2¹⁵ a larger one, so their bytes follow from what was sent, not from what arrives. Signs of zeros (of floats) and
+the bits of a NaN (float32, bfloat16) pass as they are.
 """
 
 from __future__ import annotations
@@ -28,7 +43,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -50,6 +65,9 @@ _SMALLEST_SCALE = np.float32(2.0**-126)  # the smallest normal number, so that n
 _MAGNITUDE, _EXPONENT = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
 _INFINITY = 0x7F800000
 _QUIET_NAN = np.uint16(0x7FC0)
+_SMALLEST_BITS = np.uint16(0x0080)  # of the smallest scale, as a bfloat16
+_FRACTION = np.uint16(0x007F)  # of a bfloat16
+_HALF_MAGNITUDE = np.uint16(0x7FFF)  # of a float16
 
 
 @dataclass(frozen=True)
@@ -99,21 +117,21 @@ class ValueType:
         """The values (n, w) of `payload(n, w)` bytes; float32 as a view of them. Raises a WireError."""
         if self is FLOAT32:
             return data.view("<f4").reshape(rows, width)
-        scales, body = self._split(data, rows if width else 0)
         if self is BFLOAT16:
-            return _from_bfloat16(body.view("<u2")).reshape(rows, width)
+            return _from_bfloat16(data.view("<u2")).reshape(rows, width)
+        if data.size == 0:
+            return np.empty((rows, width), np.float32)
+        scales, body = self._split(data, rows)
         if self is FLOAT16:
-            values = body.view("<f2").astype(np.float32).reshape(rows, width)
-        elif self is INT8:
-            values = body.view(np.int8).astype(np.float32).reshape(rows, width)
+            halves = body.copy().view(np.float16)
+            bits = halves.view(np.uint16)
+            _check_rows(self, scales, bits, bits & _HALF_MAGNITUDE)
+            values = torch.from_numpy(halves).float().numpy()  # numpy would convert one number at a time
         else:
-            values = np.take(_NIBBLES, body, mode="clip").view(np.float32)[: rows * width].reshape(rows, width)
-        if width:
-            if len(scales) and int(scales.max()) >> 15:
-                raise WireError("a scale is negative")
-            with np.errstate(invalid="ignore", over="ignore"):  # an infinite scale: for the validator to refuse
-                values *= _from_bfloat16(scales)[:, None]
-        return values
+            integers = body.view(np.int8) if self is INT8 else _from_pairs(body, rows * width)
+            _check_rows(self, scales, integers, np.abs(integers).view(np.uint8))
+            values = integers.astype(np.float32)
+        return _times(values.reshape(rows, width), _from_bfloat16(scales))
 
     def _split(self, data: Bytes, rows: int) -> tuple[NDArray[np.uint16], Bytes]:
         """Scales, one for each row or none, and values."""
@@ -136,6 +154,9 @@ class ValueType:
             _write_float16(scratch, place, draws)
         else:
             _round(scratch, _LARGEST[self.name], draws)
+            tiny = scales == _SMALLEST_BITS
+            if tiny.any():  # a row that rounds to zeros is written as one
+                scales[tiny & ~scratch.any(1)] = 0
             integers = scratch.astype(np.int8).reshape(-1)
             place[:] = integers.view(np.uint8) if self is INT8 else _in_pairs(integers)
 
@@ -153,10 +174,6 @@ _OF_EACH = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 """The table's errors under stochastic rounding, the larger ones: shares of a value's magnitude …"""
 _OF_LARGEST = {"float16": 2.0**-39, **{name: (1 + 2.0**-6) / largest for name, largest in _LARGEST.items()}}
 """… and of the largest in its row."""
-_NIBBLES = np.array(
-    [[(byte & 15 ^ 8) - 8, (byte >> 4 ^ 8) - 8] for byte in range(256)], np.float32
-).view(np.uint64)[:, 0]  # fmt: skip
-"""Both numbers of a byte, as the eight bytes of two float32."""
 
 
 @dataclass(frozen=True)
@@ -232,6 +249,97 @@ def _in_pairs(integers: NDArray[np.int8]) -> Bytes:
         integers = np.append(integers, np.int8(0))
     pairs = integers.view("<u2")
     return ((pairs & 0x0F) | ((pairs >> 4) & 0xF0)).astype(np.uint8)
+
+
+def _from_pairs(data: Bytes, count: int) -> NDArray[np.int8]:
+    """Undo `_in_pairs` for so many integers."""
+    pairs = data.astype("<u2")
+    pairs |= pairs << 4
+    pairs &= 0x0F0F
+    pairs ^= 0x0808  # less 8, below: of four bits, 8 … 15 are −8 … −1
+    integers = pairs.view(np.int8)
+    integers -= 8
+    if count % 2 and integers[-1]:
+        raise WireError("padding: the unused half of the last byte is not 0")
+    return integers[:count]
+
+
+def _times(values: Floats, scales: Floats) -> Floats:
+    """Multiply rows (n, w) by their scales, in place."""
+    if values.size < BLOCK // 2:  # torch takes longer to start and half as long for each row
+        with np.errstate(over="ignore"):  # beyond float32: for the validator to refuse
+            values *= scales[:, None]
+    else:
+        torch.from_numpy(values).mul_(torch.from_numpy(scales).unsqueeze(1))
+    return values
+
+
+class _Limits(NamedTuple):
+    """What a scaled row may hold, as bits of scales and of magnitudes."""
+
+    scale: int  # the largest
+    least: int  # of the row's largest magnitude, unless the scale is the smallest
+    most: int
+    one: int
+
+
+def _limits(largest: int) -> _Limits:
+    scale = _step(np.array([_INFINITY - 1], np.uint32), largest)
+    return _Limits(int(scale.view(np.uint32)[0]) >> 16, largest - 1, largest, 1)
+
+
+_LIMITS = {
+    "float16": _Limits(scale=127 + 113 << 7, least=0x7400, most=0x7800, one=0x3C00),  # 2¹¹³, 2¹⁴, 2¹⁵, 1
+    "int8": _limits(127),
+    "int4": _limits(7),
+}
+
+
+def _check_rows(kind: ValueType, scales: NDArray[np.uint16], written: NDArray[Any], magnitudes: NDArray[Any]) -> None:
+    """Refuse rows that `encode` cannot have written; `written` and `magnitudes` hold all rows, one after the other."""
+    limits, width = _LIMITS[kind.name], len(written) // len(scales)
+    largest = np.maximum.reduceat(magnitudes, np.arange(0, len(magnitudes), width))  # (n,)
+    if (
+        np.maximum.reduce(largest - limits.least) <= limits.most - limits.least  # what is below wraps around
+        and np.maximum.reduce(scales - _SMALLEST_BITS) <= limits.scale - _SMALLEST_BITS
+        and (kind is not FLOAT16 or not np.bitwise_or.reduce(scales) & _FRACTION)
+    ):
+        return
+    known = (scales >= _SMALLEST_BITS) & (scales <= limits.scale) & (largest >= limits.least)
+    known |= (scales == _SMALLEST_BITS) & (largest > 0)
+    known &= largest <= limits.most
+    if kind is FLOAT16:
+        known &= scales & _FRACTION == 0
+    known |= (scales == 0) & (largest == 0)
+    diverged = ((scales == _INFINITY >> 16) | (scales == _QUIET_NAN)).nonzero()[0]
+    known[diverged] = (written.reshape(-1, width)[diverged] == limits.one).all(1)
+    for row in (~known).nonzero()[0][:1].tolist():
+        raise WireError(_fault(kind, row, int(scales[row]), int(largest[row])))
+
+
+def _fault(kind: ValueType, row: int, bits: int, largest: int) -> str:
+    """Say what is wrong with a row that has a scale of these bits and this largest magnitude."""
+    limits, scale = _LIMITS[kind.name], float(_from_bfloat16(np.array([bits], np.uint16))[0])
+    found = float(np.array([largest], np.uint16).view(np.float16)[0]) if kind is FLOAT16 else largest
+    if kind is not FLOAT16 and largest > limits.most:
+        return f"row {row} has the integer −{largest}; {kind.name} ends at −{limits.most}"
+    what = f"scale {row} is {scale:g}"
+    if bits >> 15:
+        return f"{what}: it is negative"
+    if bits >= _INFINITY >> 16:
+        return f"{what}, without the row of ones that marks diverged training"
+    if bits == 0:
+        return f"{what}, but its row is not all zeros"
+    if largest == 0:
+        return f"{what}, but its row is all zeros, which has scale 0"
+    if bits < _SMALLEST_BITS:
+        return f"{what}: it is subnormal"
+    if bits > limits.scale:
+        return f"{what}: it is larger than any that {kind.name} has"
+    if kind is FLOAT16 and bits & _FRACTION:
+        return f"{what}: it is no power of two"
+    due = "2¹⁴ … 2¹⁵" if kind is FLOAT16 else f"{limits.least} or {limits.most}"
+    return f"{what}, but the largest magnitude of its row is {found:g}, not {due}"
 
 
 def _write_float16(values: Floats, place: Bytes, draws: NDArray[np.uint16] | None) -> None:
