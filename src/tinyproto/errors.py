@@ -39,6 +39,10 @@ class CheckpointError(TinyProtoError):
     """A checkpoint is damaged, foreign, or of another run."""
 
 
+class DamagedError(TinyProtoError):
+    """A file differs from what was written, or cannot be read."""
+
+
 class ClientStateError(TinyProtoError):
     """A client's state cannot be put on disk, or read back from there."""
 

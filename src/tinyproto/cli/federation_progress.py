@@ -60,6 +60,9 @@ class FederationProgress(Bars):
     def _silent(self, event: dict[str, Any]) -> None:
         self.output.say(f"{_who(event)} is silent{_when(event)}: {event['reason']}")
 
+    def _damaged(self, event: dict[str, Any]) -> None:
+        self.output.say(event["reason"])
+
     def _again(self, event: dict[str, Any]) -> None:
         self.output.say(event["reason"])
 

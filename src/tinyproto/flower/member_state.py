@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import fcntl
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import safetensors
 import torch
 from torch import Tensor
 
 from tinyproto.algorithms.base import Client
-from tinyproto.errors import one_line
+from tinyproto.errors import DamagedError, one_line
 from tinyproto.flower.refusal import Refusal
 from tinyproto.simulation.clients import parts_of
-from tinyproto.simulation.tensor_files import disk_words, own, save_whole
+from tinyproto.simulation.tensor_files import disk_words, load_sealed, own, save_sealed, sealed_facts
 from tinyproto.tracking.run_folder import write_whole
 from tinyproto.wire.frame import Kind
 
 _ORDER = {Kind.HELLO: 0, Kind.EVALUATE: 1, Kind.TRAIN: 2}  # of what a client is asked in one round
 _REPLY = "reply/"
-_TAG = "tinyproto"
-UNREADABLE = (OSError, safetensors.SafetensorError, KeyError, ValueError)
+UNREADABLE = (DamagedError, KeyError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -87,17 +84,15 @@ class MemberFiles:
         parts: dict[str, dict[str, Tensor]] = {}
         replies: dict[Kind, bytes] = {}
         try:
-            with safetensors.safe_open(self.state, framework="pt") as file:
-                facts = _facts(file)
-                for part in facts["parts"]:
-                    parts[part] = {}
-                for name in file.keys():  # noqa: SIM118
-                    tensor = file.get_tensor(name)
-                    if name.startswith(_REPLY):
-                        replies[Kind[name.removeprefix(_REPLY)]] = tensor.numpy().tobytes()
-                    else:
-                        part, _, key = name.partition("/")
-                        parts[part][key] = tensor.clone()
+            facts, tensors = load_sealed(self.state)
+            for part in facts["parts"]:
+                parts[part] = {}
+            for name, tensor in tensors.items():
+                if name.startswith(_REPLY):
+                    replies[Kind[name.removeprefix(_REPLY)]] = tensor.numpy().tobytes()
+                else:
+                    part, _, key = name.partition("/")
+                    parts[part][key] = tensor
             return Kept(int(facts["round"]), parts, replies)
         except UNREADABLE as error:
             raise self._damaged(error) from error
@@ -107,8 +102,7 @@ class MemberFiles:
         if not self.state.is_file():
             return
         try:
-            with safetensors.safe_open(self.state, framework="pt") as file:
-                had = _facts(file).get("model")
+            had = sealed_facts(self.state).get("model")
         except UNREADABLE as error:
             raise self._damaged(error) from error
         if had is not None and had != model:
@@ -119,9 +113,8 @@ class MemberFiles:
             )
 
     def _damaged(self, error: Exception) -> Refusal:
-        return Refusal(
-            "state", f"{self.state} cannot be read ({one_line(error)}); remove it, and the client starts anew"
-        )
+        what = str(error) if isinstance(error, DamagedError) else f"{self.state} is damaged ({one_line(error)})"
+        return Refusal("state", f"{what}; remove it, and the client starts anew")
 
     def save(self, client: Client, model: str, round_number: int, replies: Mapping[Kind, bytes]) -> None:
         """All that changes of a client and what it replies, or an error and the file is as it was."""
@@ -131,15 +124,9 @@ class MemberFiles:
             tensors[f"{_REPLY}{kind.name}"] = torch.frombuffer(bytearray(frame), dtype=torch.uint8)
         facts = {"client": self.client, "model": model, "round": round_number, "parts": list(parts)}
         try:
-            save_whole(self.state, tensors, {_TAG: json.dumps(facts)})
+            save_sealed(self.state, tensors, facts)
         except (OSError, safetensors.SafetensorError) as error:
             raise _no_room(self.state, error) from error
-
-
-def _facts(file: Any) -> dict[str, Any]:
-    """What a state says of itself."""
-    found: dict[str, Any] = json.loads((file.metadata() or {})[_TAG])
-    return found
 
 
 def _no_room(path: Path, error: Exception) -> Refusal:

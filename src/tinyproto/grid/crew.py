@@ -157,6 +157,9 @@ class _Crew:
         if head["event"] == "started":
             self.observer.started(job.cell, head["done"])
             return
+        if head["event"] == "told":
+            self.observer.told(head["words"])
+            return
         if head["event"] == "derived":
             self.observer.derived(job.cell, head["values"], head["round"])
             return

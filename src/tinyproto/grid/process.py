@@ -75,6 +75,10 @@ class Teller(Silent):
         """From now on a stop is wanted."""
         self._stop = True
 
+    def told(self, words: str) -> None:
+        """Pass a sentence on, such as one about a damaged checkpoint."""
+        self.tell({"event": "told", "words": words})
+
     def started(self, cell: Cell, done: int) -> None:  # noqa: ARG002
         """It begins or goes on."""
         self.tell({"event": "started", "done": done})

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from tinyproto.algorithms.base import Client, ClientInfo
 from tinyproto.engine.stopwatch import Stopwatch
 from tinyproto.errors import ClientStateError, one_line
-from tinyproto.simulation.client_files import ClientFiles, Stored, digest
+from tinyproto.simulation.client_files import ClientFiles, Stored
 from tinyproto.simulation.clients import ClientBuilder, drop_gradients, memory_of, parts_of, put_back
+from tinyproto.simulation.tensor_files import digest
 
 
 @dataclass
