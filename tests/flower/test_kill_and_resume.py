@@ -181,11 +181,13 @@ def killed_after_round_2(federation: Federation, monkeypatch: pytest.MonkeyPatch
     return newest
 
 
+@pytest.mark.parametrize("asked", [False, True], ids=["clients in that round", "clients in the next"])
 def test_a_damaged_checkpoint_is_told_and_the_one_before_leads_to_the_same_bytes(
-    tmp_path: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch, asked: bool
 ) -> None:
     federation = small_federation(tmp_path, values())
-    newest = killed_after_round_2(federation, monkeypatch, asked=False)
+    newest = killed_after_round_2(federation, monkeypatch, asked=asked)
+    Calls(100).watch(federation)  # it must not ask for ever
     federation.play(resume=True)
     assert (federation.run_folder / "rounds.jsonl").read_bytes() == undisturbed[1]
     (told,) = federation.events("damaged")

@@ -116,9 +116,15 @@ def test_it_trains_once_however_often_it_is_asked(tmp_path: Path, monkeypatch: p
     assert fits == ["client 0", "client 1"]
 
 
-def test_a_round_before_its_last_is_refused(played: Direct) -> None:
-    with pytest.raises(Refusal, match="train in round 1, but round 2 is done already") as refusal:
-        Member(played.folders[0], 0).answer(TOKEN, played.frames[1, 0])
+def test_asked_again_for_the_round_before_its_last_it_says_the_same_and_one_before_that_is_refused(
+    tmp_path: Path,
+) -> None:
+    _, channel = play(tmp_path, small_values(clients=2, rounds=3), 3)
+    member, before = Member(channel.folders[0], 0), state_file(channel.folders[0]).read_bytes()
+    assert member.answer(TOKEN, channel.frames[2, 0]) == channel.replies[2, 0]
+    assert state_file(channel.folders[0]).read_bytes() == before
+    with pytest.raises(Refusal, match="train in round 1, but round 3 is done already") as refusal:
+        member.answer(TOKEN, channel.frames[1, 0])
     assert refusal.value.code == "stale"
 
 

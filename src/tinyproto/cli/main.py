@@ -93,8 +93,9 @@ def resume(
 ) -> None:
     """Go on with a run that was interrupted or killed, from its newest checkpoint.
 
-    It ends as it would have ended undisturbed; on a CPU, rounds.jsonl is the same byte for byte. A run that has
-    already ended only shows its table again and remakes report.html.
+    It ends as it would have ended undisturbed; on a CPU, rounds.jsonl is the same byte for byte. A damaged checkpoint
+    is named, and the one before takes its place. A run that has already ended only shows its table again and remakes
+    report.html.
     """
     with ending_at_once("nothing was changed"):
         with importing():
@@ -229,7 +230,7 @@ def reproduce(
     many run at once as the GPU takes. Each record is written when its cell ends, to
     **results/reproduction/CONFIG/ALGORITHM-SEED**.
 
-    After Ctrl-C, --max-minutes or a kill, the same command goes on. Lists are separated by commas.
+    After Ctrl-C, SIGTERM, SIGHUP, --max-minutes or a kill, the same command goes on. Lists are separated by commas.
 
     Examples:
 

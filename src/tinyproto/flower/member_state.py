@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import safetensors
@@ -21,17 +21,31 @@ from tinyproto.tracking.run_folder import write_whole
 from tinyproto.wire.frame import Kind
 
 _ORDER = {Kind.HELLO: 0, Kind.EVALUATE: 1, Kind.TRAIN: 2}  # of what a client is asked in one round
-_REPLY = "reply/"
+_REPLY, _EARLIER = "reply/", "earlier/"
 UNREADABLE = (DamagedError, KeyError, ValueError)
+
+
+Replies = Mapping[Kind, bytes]
+"""What a client replied in one round, by kind of frame."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A client after the last round that it did: its parts, and what it replied in that round to each kind of frame."""
+    """A client after the last round that it did: its parts, and what it replied in that round and in the one before.
+
+    A coordinator whose newest checkpoint is damaged repeats the round before the one that its clients are in.
+    """
 
     round_number: int
     parts: Mapping[str, Mapping[str, Tensor]]
-    replies: Mapping[Kind, bytes]
+    replies: Replies
+    earlier_round: int = 0  # 0: none
+    earlier: Replies = field(default_factory=dict)
+
+    def reply(self, round_number: int, kind: Kind) -> bytes | None:
+        """Return what it replied then; None if that is not kept."""
+        known = {self.earlier_round: self.earlier, self.round_number: self.replies}
+        return known.get(round_number, {}).get(kind)
 
     def is_past(self, round_number: int, kind: Kind) -> bool:
         """Whether a frame asks for what lies before that, or is that."""
@@ -82,18 +96,18 @@ class MemberFiles:
         if not self.state.is_file():
             return None
         parts: dict[str, dict[str, Tensor]] = {}
-        replies: dict[Kind, bytes] = {}
+        replies: dict[str, dict[Kind, bytes]] = {_REPLY: {}, _EARLIER: {}}
         try:
             facts, tensors = load_sealed(self.state)
             for part in facts["parts"]:
                 parts[part] = {}
             for name, tensor in tensors.items():
-                if name.startswith(_REPLY):
-                    replies[Kind[name.removeprefix(_REPLY)]] = tensor.numpy().tobytes()
+                part, slash, key = name.partition("/")
+                if part + slash in replies:
+                    replies[part + slash][Kind[key]] = tensor.numpy().tobytes()
                 else:
-                    part, _, key = name.partition("/")
                     parts[part][key] = tensor
-            return Kept(int(facts["round"]), parts, replies)
+            return Kept(int(facts["round"]), parts, replies[_REPLY], int(facts.get("earlier", 0)), replies[_EARLIER])
         except UNREADABLE as error:
             raise self._damaged(error) from error
 
@@ -116,13 +130,23 @@ class MemberFiles:
         what = str(error) if isinstance(error, DamagedError) else f"{self.state} is damaged ({one_line(error)})"
         return Refusal("state", f"{what}; remove it, and the client starts anew")
 
-    def save(self, client: Client, model: str, round_number: int, replies: Mapping[Kind, bytes]) -> None:
-        """All that changes of a client and what it replies, or an error and the file is as it was."""
+    def save(
+        self, client: Client, model: str, round_number: int, kind: Kind, reply: bytes, before: Kept | None
+    ) -> None:
+        """Write all that changes of a client and what it replied, or raise and leave the file as it was."""
+        replies, earlier_round, earlier = {kind: reply}, 0, dict[Kind, bytes]()
+        if before is not None and before.round_number == round_number:
+            replies = {**before.replies, **replies}
+            earlier_round, earlier = before.earlier_round, dict(before.earlier)
+        elif before is not None:
+            earlier_round, earlier = before.round_number, dict(before.replies)
         parts = parts_of(client)
         tensors = {f"{part}/{key}": own(value) for part, values in parts.items() for key, value in values.items()}
-        for kind, frame in replies.items():
-            tensors[f"{_REPLY}{kind.name}"] = torch.frombuffer(bytearray(frame), dtype=torch.uint8)
-        facts = {"client": self.client, "model": model, "round": round_number, "parts": list(parts)}
+        for prefix, said in ((_REPLY, replies), (_EARLIER, earlier)):
+            for asked, frame in said.items():
+                tensors[f"{prefix}{asked.name}"] = torch.frombuffer(bytearray(frame), dtype=torch.uint8)
+        facts = {"client": self.client, "model": model, "round": round_number, "earlier": earlier_round,
+                 "parts": list(parts)}  # fmt: skip
         try:
             save_sealed(self.state, tensors, facts)
         except (OSError, safetensors.SafetensorError) as error:
