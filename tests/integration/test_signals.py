@@ -17,7 +17,7 @@ name: trial
 partition: {num_clients: 4, alpha: 0.5, min_samples: 20}
 models: [small_cnn_c]
 prototypes: {dim: 10, cps_dim: 2}
-train: {rounds: 15, batch_size: 64}
+train: {rounds: 25, batch_size: 64}
 checkpoint: {every_seconds: 1000}
 algorithms: [fedproto]
 seeds: [0, 1]
@@ -136,6 +136,7 @@ def test_a_signal_to_all_processes_leaves_checkpoints_and_the_same_bytes_after_a
         begun = [path.parent for path in (project / "runs" / "trial" / "cells").glob("*/rounds.jsonl")]
         assert begun
         assert all(list((cell / "checkpoint").iterdir()) for cell in begun)
+        assert not list((project / "runs").rglob("cells/*/summary.json"))  # nobody played on to the end
     again = start("resume", "runs/trial", "-q")
     _, errors = again.communicate(timeout=240)
     assert (again.returncode, errors) == (0, "")

@@ -32,9 +32,10 @@ def open_service(stop: Callable[[], None] | None = None) -> tuple[IO[bytes], IO[
     them were held back (`workers/child.py`), so that none ends a process that is starting.
     """
     for number in PARENTS_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    if stop is not None:
-        signal.signal(signal.SIGTERM, lambda _number, _frame: stop())
+        if stop is not None and number is signal.SIGTERM:  # ignored even for a moment, one held back would be lost
+            signal.signal(number, lambda _number, _frame: stop())
+        else:
+            signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTS_SIGNALS)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
