@@ -15,8 +15,16 @@ def one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
+INTERRUPTED = 130
+"""The exit status after Ctrl-C."""
+
+
 class Interrupted(TinyProtoError):  # noqa: N818
-    """The user stopped it; what is said is where things stand."""
+    """A signal stopped it: where things stand, and the exit status."""
+
+    def __init__(self, words: str, status: int = INTERRUPTED) -> None:
+        super().__init__(words)
+        self.status = status
 
 
 class ConfigError(TinyProtoError):
@@ -41,6 +49,10 @@ class LeftOutError(TinyProtoError):
 
 class CheckpointError(TinyProtoError):
     """A checkpoint is damaged, foreign, or of another run."""
+
+
+class DamagedError(TinyProtoError):
+    """A file differs from what was written, or cannot be read."""
 
 
 class ClientStateError(TinyProtoError):

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tinyproto.cli.interrupt import StopOnInterrupt
+from tinyproto.cli.interrupt import StopOnInterrupt, ending_at_once, importing
+from tinyproto.errors import Interrupted
 
 ASKED = (signal.SIGTERM, signal.SIGHUP)
 
@@ -25,15 +26,71 @@ def handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+class Clock:
+    """Stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, *ASKED], ids=lambda number: number.name)
 def test_the_first_signal_is_noted_and_the_second_ends_it(number: signal.Signals) -> None:
-    before = signal.getsignal(number)
-    with StopOnInterrupt(*ASKED) as stop:
+    before, clock = signal.getsignal(number), Clock()
+    with StopOnInterrupt(*ASKED, clock=clock) as stop:
         os.kill(os.getpid(), number)
         assert stop.wanted
+        clock.now += 1
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
+        assert stop.status == 128 + number
     assert signal.getsignal(number) is before
+
+
+def test_signals_at_one_moment_are_one_request_and_the_status_is_that_of_the_first() -> None:
+    with StopOnInterrupt(*ASKED, clock=Clock()) as stop:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
+            os.kill(os.getpid(), number)
+    assert stop.status == 143
+
+
+def test_the_status_is_that_of_the_signal_that_ended_it() -> None:
+    clock = Clock()
+    with StopOnInterrupt(*ASKED, clock=clock) as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.status == 143
+        clock.now += 1
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert stop.status == 130
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_before_a_run_begins_every_signal_ends_it_at_once(number: signal.Signals, status: int) -> None:
+    before = {asked: signal.getsignal(asked) for asked in ASKED}
+    with pytest.raises(Interrupted, match="nothing yet") as stopped, ending_at_once("nothing yet"):
+        os.kill(os.getpid(), number)
+    assert stopped.value.status == status
+    assert {asked: signal.getsignal(asked) for asked in ASKED} == before
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with ending_at_once("nothing yet"):
+        os.kill(os.getpid(), signal.SIGHUP)
+
+
+def test_a_signal_while_modules_are_imported_waits_for_their_end() -> None:
+    imported = []
+
+    def load() -> None:
+        with ending_at_once("nothing yet"), importing():
+            os.kill(os.getpid(), signal.SIGTERM)
+            imported.append("torch")
+
+    with pytest.raises(Interrupted) as stopped:
+        load()
+    assert imported
+    assert stopped.value.status == 143
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, *ASKED], ids=lambda number: number.name)

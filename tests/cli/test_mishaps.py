@@ -25,7 +25,14 @@ algorithms: [fedproto]
 """
 
 
-def test_control_c_ends_a_run_with_one_sentence_and_keeps_what_was_recorded(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow)],
+    ids=["SIGINT", "SIGTERM", "SIGHUP"],
+)
+def test_a_signal_ends_a_run_with_one_sentence_and_keeps_what_was_recorded(
+    tmp_path: Path, number: signal.Signals, status: int
+) -> None:
     config = tmp_path / "long.yaml"
     config.write_text(CONFIG)
     command = [sys.executable, "-m", "tinyproto.cli.main", "run", str(config), "--runs", str(tmp_path / "runs")]
@@ -34,11 +41,12 @@ def test_control_c_ends_a_run_with_one_sentence_and_keeps_what_was_recorded(tmp_
     deadline = time.monotonic() + 60
     while not (records.exists() and records.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=30)
-    assert process.returncode == 130
+    assert process.returncode == status
     assert errors.strip() == f"tinyproto: interrupted; go on with: tinyproto resume {tmp_path / 'runs' / 'long'}"
     assert records.read_text().startswith('{"algorithm":"fedproto"')
+    assert list((records.parent / "checkpoint").iterdir())
 
 
 @pytest.mark.slow

@@ -162,6 +162,50 @@ def test_killed_around_what_it_writes_it_goes_on_to_the_same_bytes(
     assert_goes_on(federation, undisturbed)
 
 
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-2] ^= 1
+    file.write_bytes(content)
+
+
+def killed_after_round_2(federation: Federation, monkeypatch: pytest.MonkeyPatch, *, asked: bool) -> Path:
+    """Kill it when its second checkpoint is written, or when clients have answered the exchange after it."""
+    if asked:
+        kill_around(monkeypatch, RunFolder, "append_round", closing, True)
+    else:
+        kill_around(monkeypatch, Checkpoints, "save", second_checkpoint, False)
+    with pytest.raises(Killed):
+        federation.play()
+    _, newest = sorted((federation.run_folder / "checkpoint").iterdir())
+    flip(newest)
+    return newest
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["clients in that round", "clients in the next"])
+def test_a_damaged_checkpoint_is_told_and_the_one_before_leads_to_the_same_bytes(
+    tmp_path: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    federation = small_federation(tmp_path, values())
+    newest = killed_after_round_2(federation, monkeypatch, asked=asked)
+    Calls(100).watch(federation)  # it must not ask for ever
+    federation.play(resume=True)
+    assert (federation.run_folder / "rounds.jsonl").read_bytes() == undisturbed[1]
+    (told,) = federation.events("damaged")
+    assert told["round"] == 2
+    assert told["reason"].startswith(f"{newest} is damaged")
+    assert told["reason"].endswith("; resuming from round 2, with the checkpoint before")
+
+
+def test_when_every_checkpoint_is_damaged_a_federation_says_to_start_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation = small_federation(tmp_path, values())
+    killed_after_round_2(federation, monkeypatch, asked=False)
+    flip(min((federation.run_folder / "checkpoint").iterdir()))
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is intact: .*; start another federation$"):
+        federation.play(resume=True)
+
+
 def test_killed_again_and_again_it_gets_there(tmp_path: Path, undisturbed: Undisturbed) -> None:
     federation = small_federation(tmp_path, values())
     for calls in (18, 20, 9, 9, 15):  # in round 1, in round 2 three times, in the closing exchange

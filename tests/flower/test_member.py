@@ -31,6 +31,7 @@ from tinyproto.flower.member_state import MemberFiles
 from tinyproto.flower.own_data import own_data
 from tinyproto.flower.refusal import WORDS, Refusal
 from tinyproto.flower.terms import accepted_terms, agree, new_token, offered_terms
+from tinyproto.simulation.tensor_files import load_sealed, save_whole
 from tinyproto.wire.frame import Header, Kind, pack, unpack
 from tinyproto.wire.meter import Meter
 from tinyproto.wire.validate import open_frame
@@ -115,9 +116,15 @@ def test_it_trains_once_however_often_it_is_asked(tmp_path: Path, monkeypatch: p
     assert fits == ["client 0", "client 1"]
 
 
-def test_a_round_before_its_last_is_refused(played: Direct) -> None:
-    with pytest.raises(Refusal, match="train in round 1, but round 2 is done already") as refusal:
-        Member(played.folders[0], 0).answer(TOKEN, played.frames[1, 0])
+def test_asked_again_for_the_round_before_its_last_it_says_the_same_and_one_before_that_is_refused(
+    tmp_path: Path,
+) -> None:
+    _, channel = play(tmp_path, small_values(clients=2, rounds=3), 3)
+    member, before = Member(channel.folders[0], 0), state_file(channel.folders[0]).read_bytes()
+    assert member.answer(TOKEN, channel.frames[2, 0]) == channel.replies[2, 0]
+    assert state_file(channel.folders[0]).read_bytes() == before
+    with pytest.raises(Refusal, match="train in round 1, but round 3 is done already") as refusal:
+        member.answer(TOKEN, channel.frames[1, 0])
     assert refusal.value.code == "stale"
 
 
@@ -153,6 +160,28 @@ def test_a_damaged_state_is_refused_and_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="remove it, and the client starts anew") as refusal:
         Member(channel.folders[0], 0).answer(TOKEN, channel.frames[1, 0])
     assert refusal.value.code == "state"
+
+
+@pytest.mark.parametrize("place", [0.0, 0.2, 0.5, 1.0])
+def test_a_state_with_a_flipped_bit_is_refused(tmp_path: Path, place: float) -> None:
+    _, channel = play(tmp_path, small_values(clients=2, rounds=1), 1)
+    file = state_file(channel.folders[0])
+    content = bytearray(file.read_bytes())
+    content[int(place * (len(content) - 1))] ^= 4
+    file.write_bytes(content)
+    with pytest.raises(Refusal, match=f"{file} is damaged .*; remove it, and the client starts anew") as refusal:
+        Member(channel.folders[0], 0).answer(TOKEN, channel.frames[1, 0])
+    assert refusal.value.code == "state"
+
+
+def test_a_state_that_an_earlier_release_wrote_without_a_digest_is_read(tmp_path: Path) -> None:
+    _, channel = play(tmp_path, small_values(clients=2, rounds=1), 1)
+    file = state_file(channel.folders[0])
+    facts, tensors = load_sealed(file)
+    del facts["tensors"]
+    save_whole(file, tensors, {"tinyproto": json.dumps(facts)})
+    member = Member(channel.folders[0], 0)
+    assert member.answer(TOKEN, channel.frames[1, 0]) == tensors["reply/TRAIN"].numpy().tobytes()
 
 
 def test_another_network_than_the_one_that_is_kept_is_refused_at_the_hello_already(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -24,6 +25,7 @@ from tinyproto.report.runs import read_run
 from tinyproto.reproduce.records import finished_cells
 from tinyproto.simulation.checkpoint import SCHEMA_VERSION, load_newest
 from tinyproto.simulation.loop import PlayedRound
+from tinyproto.simulation.tensor_files import load_sealed, save_sealed
 from tinyproto.tracking.run_folder import RunFolder
 
 CONFIG = """\
@@ -240,27 +242,27 @@ def newest(folder: Path) -> Path:
     return max((under_way(folder) / "checkpoint").iterdir())
 
 
-def test_a_truncated_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_checkpoint_is_refused_and_its_cell_can_start_again(tmp_path: Path, undisturbed: Path) -> None:
     folder = stopped(tmp_path)
     file = newest(folder)
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(CellsFailed, match=rf"{file.name} is damaged"):
+    with pytest.raises(CellsFailed, match=rf"{file.name} is damaged.*; delete {file.parent} to start again from round"):
         grid.resume(experiment(tmp_path), folder)
+    shutil.rmtree(file.parent)
+    assert_same(grid.resume(experiment(tmp_path), folder), undisturbed)
 
 
 def test_a_foreign_checkpoint_is_refused(tmp_path: Path) -> None:
     folder = stopped(tmp_path)
     safetensors.torch.save_file({"weights": torch.zeros(1)}, newest(folder))
-    with pytest.raises(CellsFailed, match="is not a checkpoint of tinyproto"):
+    with pytest.raises(CellsFailed, match="is damaged, or not a file of tinyproto"):
         grid.resume(experiment(tmp_path), folder)
 
 
 def rewritten(file: Path, **changes: Any) -> None:
     """A checkpoint with other facts."""
-    with safetensors.safe_open(file, framework="pt") as opened:
-        facts = {**json.loads(opened.metadata()["tinyproto"]), **changes}
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    safetensors.torch.save_file(tensors, file, metadata={"tinyproto": json.dumps(facts)})
+    facts, tensors = load_sealed(file)
+    save_sealed(file, tensors, {**facts, **changes})
 
 
 def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
@@ -286,7 +288,7 @@ def test_a_client_state_that_is_gone_is_named_before_anything_is_trained(tmp_pat
     state = min((under_way(folder) / "clients").iterdir())
     state.unlink()
     before = (under_way(folder) / "rounds.jsonl").read_bytes()
-    with pytest.raises(CellsFailed, match=f"{state.name} is not there"):
+    with pytest.raises(CellsFailed, match=f"{state.name}, the state of client .*, is missing"):
         grid.resume(experiment(tmp_path), folder)
     assert (under_way(folder) / "rounds.jsonl").read_bytes() == before
 

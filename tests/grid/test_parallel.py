@@ -263,11 +263,12 @@ def test_a_run_killed_in_the_middle_resumes_to_the_same_bytes(tmp_path: Path, vi
     else:
         process.send_signal(signal.SIGINT)
         if victim == "two interrupts":
-            time.sleep(0.1)
+            time.sleep(0.3)
             process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     wait_for(lambda: all(map(gone, own)))
-    if process.returncode == 130:
+    assert process.returncode in {"parent": (-9,), "child": (0, 2), "terminate": (0, 143)}.get(victim, (0, 130))
+    if process.returncode in (130, 143):
         assert errors.strip() == "tinyproto: interrupted; go on with: tinyproto resume runs/trial"
     if victim == "child" and process.returncode:
         assert process.returncode == 2

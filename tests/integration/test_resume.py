@@ -77,5 +77,6 @@ def test_a_first_interrupt_checkpoints_and_a_second_ends_at_once(tmp_path: Path)
     while records.stat().st_size <= before:
         time.sleep(0.05)
     again.send_signal(signal.SIGINT)
+    time.sleep(0.3)
     again.send_signal(signal.SIGINT)
     assert again.wait(timeout=30) == 130

@@ -445,7 +445,15 @@ def longer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "moment"),
-    [("kill", 1), ("kill", 12), ("kill", 40), ("interrupt", 12), ("two interrupts", 12), ("minutes", 0)],
+    [
+        ("kill", 1),
+        ("kill", 12),
+        ("kill", 40),
+        ("interrupt", 12),
+        ("terminate", 12),
+        ("two interrupts", 12),
+        ("minutes", 0),
+    ],
 )
 def test_cut_off_in_the_middle_it_goes_on_to_the_same_bytes(
     tmp_path: Path, longer: dict[str, bytes], how: str, moment: int
@@ -454,13 +462,13 @@ def test_cut_off_in_the_middle_it_goes_on_to_the_same_bytes(
     process = reproduce(tmp_path, *part, *(("--max-minutes", "0.06") if how == "minutes" else ()))
     if how != "minutes":
         wait_for(lambda: rounds_played(tmp_path) >= moment)
-        process.kill() if how == "kill" else process.send_signal(signal.SIGINT)
+        process.send_signal({"kill": signal.SIGKILL, "terminate": signal.SIGTERM}.get(how, signal.SIGINT))
         if how == "two interrupts":
-            time.sleep(0.1)
+            time.sleep(0.3)
             process.send_signal(signal.SIGINT)
     status, output, errors = ended(process)
-    assert status == {"kill": -9, "minutes": 0}.get(how, 130)
-    if how == "interrupt":
+    assert status == {"kill": -9, "minutes": 0, "terminate": 143}.get(how, 130)
+    if how in ("interrupt", "terminate"):
         assert errors.startswith("tinyproto: interrupted; 3 cells, ")
         assert errors.endswith("; the same command goes on\n")
     if how == "minutes":

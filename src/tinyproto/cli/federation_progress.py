@@ -64,6 +64,9 @@ class FederationProgress(Bars):
         dropped = counted(event["connections"], "connection")
         self.output.say(f"dropped {dropped} that did not complete TLS, the last from {event['last_from']}")
 
+    def _damaged(self, event: dict[str, Any]) -> None:
+        self.output.say(event["reason"])
+
     def _again(self, event: dict[str, Any]) -> None:
         self.output.say(event["reason"])
 

@@ -14,11 +14,11 @@ from tinyproto.cli.arguments import positive
 from tinyproto.cli.bench import bench
 from tinyproto.cli.data import data
 from tinyproto.cli.encoding import PLAIN, is_output_broken
+from tinyproto.cli.interrupt import ending_at_once, importing
 from tinyproto.cli.options import ConfigFile, Json, Overrides, Quiet, Verbose
 from tinyproto.errors import ConfigError, Interrupted, TinyProtoError
 
 USER_ERROR = 2
-INTERRUPTED = 130
 
 app = typer.Typer(
     name="tinyproto",
@@ -77,13 +77,11 @@ def run(
     - tinyproto run configs/quickstart.yaml name=three 'seeds=[0,1,2]'
     - tinyproto run configs/quickstart.yaml name=kept keep_models=true
     """
-    from tinyproto.cli.run import run_config
-    from tinyproto.cli.terminal import Output
-
-    try:
+    with ending_at_once("nothing was recorded yet"):
+        with importing():
+            from tinyproto.cli.run import run_config
+            from tinyproto.cli.terminal import Output
         run_config(config, overrides or [], runs, overwrite, Output(json=json, quiet=quiet, verbose=verbose))
-    except KeyboardInterrupt:
-        raise Interrupted("nothing was recorded yet") from None
 
 
 @app.command()
@@ -95,16 +93,15 @@ def resume(
 ) -> None:
     """Go on with a run that was interrupted or killed, from its newest checkpoint.
 
-    It ends as it would have ended undisturbed; on a CPU, rounds.jsonl is the same byte for byte. A run that has
-    already ended only shows its table again and remakes report.html.
+    It ends as it would have ended undisturbed; on a CPU, rounds.jsonl is the same byte for byte. A damaged checkpoint
+    is named, and the one before takes its place. A run that has already ended only shows its table again and remakes
+    report.html.
     """
-    from tinyproto.cli.run import resume_run
-    from tinyproto.cli.terminal import Output
-
-    try:
+    with ending_at_once("nothing was changed"):
+        with importing():
+            from tinyproto.cli.run import resume_run
+            from tinyproto.cli.terminal import Output
         resume_run(folder, Output(json=json, quiet=quiet, verbose=verbose))
-    except KeyboardInterrupt:
-        raise Interrupted("nothing was changed") from None
 
 
 @app.command()
@@ -233,7 +230,7 @@ def reproduce(
     many run at once as the GPU takes. Each record is written when its cell ends, to
     **results/reproduction/CONFIG/ALGORITHM-SEED**.
 
-    After Ctrl-C, --max-minutes or a kill, the same command goes on. Lists are separated by commas.
+    After Ctrl-C, SIGTERM, SIGHUP, --max-minutes or a kill, the same command goes on. Lists are separated by commas.
 
     Examples:
 
@@ -244,29 +241,27 @@ def reproduce(
     - tinyproto reproduce table3 --configs table3_alpha05
     - tinyproto reproduce --adopt runs/table1_cifar100
     """
-    from tinyproto.cli.reproduce import Asked, adopt_runs, list_cells, list_experiments, reproduce_target
-    from tinyproto.cli.terminal import Output
-
-    output = Output(json=json, quiet=quiet, verbose=verbose)
     if adopt and (target is not None or list_):
         raise ConfigError(
             "--adopt makes records of run folders, whatever they are part of; leave out TARGET and --list"
         )
-    if adopt:
-        adopt_runs(adopt, results, output)
-    elif target is None and list_:
-        list_experiments(output)
-    elif target is None:
+    if target is None and not adopt and not list_:
         raise ConfigError("name a TARGET, such as table1; tinyproto reproduce --list names them all")
-    else:
-        asked = Asked.parse(target, dataset, configs, algorithms, seeds, rounds, preset, data_root, overrides)
-        try:
+    with ending_at_once("nothing was changed"):
+        with importing():
+            from tinyproto.cli.reproduce import Asked, adopt_runs, list_cells, list_experiments, reproduce_target
+            from tinyproto.cli.terminal import Output
+        output = Output(json=json, quiet=quiet, verbose=verbose)
+        if adopt:
+            adopt_runs(adopt, results, output)
+        elif target is None:
+            list_experiments(output)
+        else:
+            asked = Asked.parse(target, dataset, configs, algorithms, seeds, rounds, preset, data_root, overrides)
             if list_:
                 list_cells(asked, results, runs, output)
             else:
                 reproduce_target(asked, results, runs, max_minutes, output)
-        except KeyboardInterrupt:
-            raise Interrupted("nothing was changed") from None
 
 
 @app.command()
@@ -455,7 +450,7 @@ def main() -> None:
             sys.stdout.flush()
     except Interrupted as stopped:
         print(f"tinyproto: interrupted; {stopped}", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        sys.exit(stopped.status)
     except TinyProtoError as error:
         print(f"tinyproto: error: {error}", file=sys.stderr)
         sys.exit(USER_ERROR)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tinyproto.cli.interrupt import StopOnInterrupt
+from tinyproto.cli.interrupt import ENDING, StopOnInterrupt
 from tinyproto.cli.progress import Expected, Progress
 from tinyproto.cli.table import comparison_table
 from tinyproto.cli.terminal import Output, plain_table
@@ -76,7 +76,7 @@ def _seed(text: str) -> int:
 
 
 class UntilTimeIsUp:
-    """Wants a stop after a Ctrl-C, or so many minutes after it was made."""
+    """Wants a stop after a Ctrl-C or another signal to end, or so many minutes after it was made."""
 
     def __init__(
         self, interrupt: StopOnInterrupt, minutes: float | None, clock: Callable[[], float] = time.monotonic
@@ -100,14 +100,14 @@ def reproduce_target(asked: Asked, results: Path, runs: Path, minutes: float | N
         return
     standing = reproduction.standing()
     output.say(f"{asked.target}: {_counts(standing)}")
-    with StopOnInterrupt() as interrupt:
+    with StopOnInterrupt(*ENDING) as interrupt:
         try:
             outcome = _play(reproduction, standing, UntilTimeIsUp(interrupt, minutes), output)
         except KeyboardInterrupt:
-            raise Interrupted(AGAIN) from None
+            raise Interrupted(AGAIN, interrupt.status) from None
     standing = reproduction.standing()
     if interrupt.wanted and any(one.state != "done" for one in standing):
-        raise Interrupted(f"{_counts(standing)}; {AGAIN}")
+        raise Interrupted(f"{_counts(standing)}; {AGAIN}", interrupt.status)
     _conclude(asked, standing, outcome, results, output)
 
 

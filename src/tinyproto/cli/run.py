@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tinyproto import grid
-from tinyproto.cli.interrupt import StopOnInterrupt
+from tinyproto.cli.interrupt import ENDING, StopOnInterrupt
 from tinyproto.cli.loading import LoadingBar
 from tinyproto.cli.progress import Expected, Progress
 from tinyproto.cli.report import write_report
@@ -50,17 +50,18 @@ def _watch(experiment: Experiment, folder: Path, output: Output, play: Callable[
     config = experiment.config
     _announce(output, experiment)
     failure: CellsFailed | None = None
-    with StopOnInterrupt() as stop:
+    with StopOnInterrupt(*ENDING) as stop:
         expected = Expected(config.model.train.rounds, config.model.evaluate.rule)
         progress = Progress(output, [expected] * len(experiment.cells), stop)
         try:
-            with progress:
-                play(progress)
+            try:
+                with progress:
+                    play(progress)
+            except CellsFailed as failed:
+                failure = failed
+            conclude(output, config, folder, failure)
         except KeyboardInterrupt:
-            raise Interrupted(f"go on with: tinyproto resume {folder}") from None
-        except CellsFailed as failed:
-            failure = failed
-    conclude(output, config, folder, failure)
+            raise Interrupted(f"go on with: tinyproto resume {folder}", stop.status) from None
     if failure is not None:
         raise failure
 

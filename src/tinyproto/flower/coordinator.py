@@ -29,7 +29,7 @@ from tinyproto.flower.journal import Journal
 from tinyproto.flower.roster import Clock
 from tinyproto.flower.serve_file import ServeFile
 from tinyproto.flower.terms import agree, offered_terms
-from tinyproto.simulation.checkpoint import load_newest, restore
+from tinyproto.simulation.checkpoint import load_newest, restore, set_aside
 from tinyproto.simulation.client_files import Stored
 from tinyproto.simulation.loop import PlayedRound
 from tinyproto.simulation.memory import PeakMemory
@@ -132,13 +132,16 @@ class Coordinator:
         self._finish(played)
 
     def _begin(self) -> list[PlayedRound]:
-        """Put state and files where the newest checkpoint was taken; the rounds played until then."""
+        """Put state and files where the newest intact checkpoint was taken; return the rounds played until then."""
         folder = self.folder
-        checkpoint = load_newest(folder.checkpoints, folder.clients)
+        checkpoint = load_newest(folder.checkpoints, folder.clients, remedy="start another federation")
         if checkpoint is not None and not self.resume:
             raise RunFolderError(f"{folder.path} holds a federation that is under way; --resume goes on with it")
         if checkpoint is not None:
             check_same_config(completed(checkpoint.position.config), completed(self._begun_with))
+            with folder.writing("checkpoint"):
+                for words in set_aside(checkpoint):
+                    self.journal.tell("damaged", reason=words, round=checkpoint.position.next_round)
         if not folder.size("config.yaml"):
             folder.write_config(self.config.resolved())
         if not folder.size("environment.json"):

@@ -82,8 +82,8 @@ class Member:
     def answer(self, federation: str, frame: bytes) -> bytes:
         """The reply to a frame of a federation whose terms were accepted.
 
-        Asked again for what it did in its last round, the client returns the same bytes and does nothing; what lies
-        before that is refused. The state on disk changes after a round is done, or not at all.
+        Asked again for either of the last two rounds it did, the client returns the same bytes and does nothing; what
+        lies before that is refused. The state on disk changes after a round is done, or not at all.
         """
         if not federation.isalnum():
             raise Refusal("unknown", f"{federation!r} is no federation's token")
@@ -113,9 +113,7 @@ class Member:
         )  # fmt: skip
         reply = runtime.handle({self.client: frame})[self.client]
         if asked.kind is not Kind.HELLO:
-            same_round = kept is not None and kept.round_number == asked.round_number
-            earlier = kept.replies if kept is not None and same_round else {}
-            files.save(own[self.client], self.join.model, asked.round_number, {**earlier, asked.kind: reply})
+            files.save(own[self.client], self.join.model, asked.round_number, asked.kind, reply, kept)
         return reply
 
     def _files(self, federation: str) -> MemberFiles:
@@ -123,8 +121,9 @@ class Member:
 
 
 def _said_before(kept: Kept, round_number: int, kind: Kind) -> bytes:
-    if round_number == kept.round_number and kind in kept.replies:
-        return kept.replies[kind]
+    reply = kept.reply(round_number, kind)
+    if reply is not None:
+        return reply
     raise Refusal(
         "stale", f"asked to {kind.name.lower()} in round {round_number}, but round {kept.round_number} is done already"
     )

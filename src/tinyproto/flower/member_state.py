@@ -3,38 +3,49 @@
 from __future__ import annotations
 
 import fcntl
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import safetensors
 import torch
 from torch import Tensor
 
 from tinyproto.algorithms.base import Client
-from tinyproto.errors import one_line
+from tinyproto.errors import DamagedError, one_line
 from tinyproto.flower.refusal import Refusal
 from tinyproto.simulation.clients import parts_of
-from tinyproto.simulation.tensor_files import disk_words, own, save_whole
+from tinyproto.simulation.tensor_files import disk_words, load_sealed, own, save_sealed, sealed_facts
 from tinyproto.tracking.run_folder import write_whole
 from tinyproto.wire.frame import Kind
 
 _ORDER = {Kind.HELLO: 0, Kind.EVALUATE: 1, Kind.TRAIN: 2}  # of what a client is asked in one round
-_REPLY = "reply/"
-_TAG = "tinyproto"
-UNREADABLE = (OSError, safetensors.SafetensorError, KeyError, ValueError)
+_REPLY, _EARLIER = "reply/", "earlier/"
+UNREADABLE = (DamagedError, KeyError, ValueError)
+
+
+Replies = Mapping[Kind, bytes]
+"""What a client replied in one round, by kind of frame."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A client after the last round that it did: its parts, and what it replied in that round to each kind of frame."""
+    """A client after the last round that it did: its parts, and what it replied in that round and in the one before.
+
+    A coordinator whose newest checkpoint is damaged repeats the round before the one that its clients are in.
+    """
 
     round_number: int
     parts: Mapping[str, Mapping[str, Tensor]]
-    replies: Mapping[Kind, bytes]
+    replies: Replies
+    earlier_round: int = 0  # 0: none
+    earlier: Replies = field(default_factory=dict)
+
+    def reply(self, round_number: int, kind: Kind) -> bytes | None:
+        """Return what it replied then; None if that is not kept."""
+        known = {self.earlier_round: self.earlier, self.round_number: self.replies}
+        return known.get(round_number, {}).get(kind)
 
     def is_past(self, round_number: int, kind: Kind) -> bool:
         """Whether a frame asks for what lies before that, or is that."""
@@ -85,20 +96,18 @@ class MemberFiles:
         if not self.state.is_file():
             return None
         parts: dict[str, dict[str, Tensor]] = {}
-        replies: dict[Kind, bytes] = {}
+        replies: dict[str, dict[Kind, bytes]] = {_REPLY: {}, _EARLIER: {}}
         try:
-            with safetensors.safe_open(self.state, framework="pt") as file:
-                facts = _facts(file)
-                for part in facts["parts"]:
-                    parts[part] = {}
-                for name in file.keys():  # noqa: SIM118
-                    tensor = file.get_tensor(name)
-                    if name.startswith(_REPLY):
-                        replies[Kind[name.removeprefix(_REPLY)]] = tensor.numpy().tobytes()
-                    else:
-                        part, _, key = name.partition("/")
-                        parts[part][key] = tensor.clone()
-            return Kept(int(facts["round"]), parts, replies)
+            facts, tensors = load_sealed(self.state)
+            for part in facts["parts"]:
+                parts[part] = {}
+            for name, tensor in tensors.items():
+                part, slash, key = name.partition("/")
+                if part + slash in replies:
+                    replies[part + slash][Kind[key]] = tensor.numpy().tobytes()
+                else:
+                    parts[part][key] = tensor
+            return Kept(int(facts["round"]), parts, replies[_REPLY], int(facts.get("earlier", 0)), replies[_EARLIER])
         except UNREADABLE as error:
             raise self._damaged(error) from error
 
@@ -107,8 +116,7 @@ class MemberFiles:
         if not self.state.is_file():
             return
         try:
-            with safetensors.safe_open(self.state, framework="pt") as file:
-                had = _facts(file).get("model")
+            had = sealed_facts(self.state).get("model")
         except UNREADABLE as error:
             raise self._damaged(error) from error
         if had is not None and had != model:
@@ -119,27 +127,30 @@ class MemberFiles:
             )
 
     def _damaged(self, error: Exception) -> Refusal:
-        return Refusal(
-            "state", f"{self.state} cannot be read ({one_line(error)}); remove it, and the client starts anew"
-        )
+        what = str(error) if isinstance(error, DamagedError) else f"{self.state} is damaged ({one_line(error)})"
+        return Refusal("state", f"{what}; remove it, and the client starts anew")
 
-    def save(self, client: Client, model: str, round_number: int, replies: Mapping[Kind, bytes]) -> None:
-        """All that changes of a client and what it replies, or an error and the file is as it was."""
+    def save(
+        self, client: Client, model: str, round_number: int, kind: Kind, reply: bytes, before: Kept | None
+    ) -> None:
+        """Write all that changes of a client and what it replied, or raise and leave the file as it was."""
+        replies, earlier_round, earlier = {kind: reply}, 0, dict[Kind, bytes]()
+        if before is not None and before.round_number == round_number:
+            replies = {**before.replies, **replies}
+            earlier_round, earlier = before.earlier_round, dict(before.earlier)
+        elif before is not None:
+            earlier_round, earlier = before.round_number, dict(before.replies)
         parts = parts_of(client)
         tensors = {f"{part}/{key}": own(value) for part, values in parts.items() for key, value in values.items()}
-        for kind, frame in replies.items():
-            tensors[f"{_REPLY}{kind.name}"] = torch.frombuffer(bytearray(frame), dtype=torch.uint8)
-        facts = {"client": self.client, "model": model, "round": round_number, "parts": list(parts)}
+        for prefix, said in ((_REPLY, replies), (_EARLIER, earlier)):
+            for asked, frame in said.items():
+                tensors[f"{prefix}{asked.name}"] = torch.frombuffer(bytearray(frame), dtype=torch.uint8)
+        facts = {"client": self.client, "model": model, "round": round_number, "earlier": earlier_round,
+                 "parts": list(parts)}  # fmt: skip
         try:
-            save_whole(self.state, tensors, {_TAG: json.dumps(facts)})
+            save_sealed(self.state, tensors, facts)
         except (OSError, safetensors.SafetensorError) as error:
             raise _no_room(self.state, error) from error
-
-
-def _facts(file: Any) -> dict[str, Any]:
-    """What a state says of itself."""
-    found: dict[str, Any] = json.loads((file.metadata() or {})[_TAG])
-    return found
 
 
 def _no_room(path: Path, error: Exception) -> Refusal:

@@ -20,7 +20,7 @@ from tinyproto.grid.failures import Failures, cells_failed
 from tinyproto.grid.ledger import Ledger
 from tinyproto.grid.observer import Observer, Silent
 from tinyproto.grid.parallel import play_at_once
-from tinyproto.simulation.checkpoint import Position, load_newest
+from tinyproto.simulation.checkpoint import Checkpoint, Position, load_newest, set_aside
 from tinyproto.tracking.checkpoints import check_same_config
 from tinyproto.tracking.lock import alone_in
 from tinyproto.tracking.run_folder import RunFolder, how_to_go_on
@@ -54,20 +54,36 @@ def resume(experiment: Experiment, path: Path, *, observer: Observer | None = No
 def _resume(experiment: Experiment, folder: RunFolder, observer: Observer) -> Path:
     """With the folder to itself."""
     now = experiment.config.resolved()
-    checkpoint = load_newest(folder.checkpoints, folder.clients)
-    if checkpoint is None:
-        results = folder.read_results()
-        if len(results) == len(experiment.cells):
+    results = folder.read_results()
+    is_finished = len(results) == len(experiment.cells)
+    try:
+        checkpoint = _newest(folder, has_results=bool(results))
+    except CheckpointError:
+        if is_finished:
             return folder.path
-        if results:
-            raise CheckpointError(f"{folder.path} holds results but no checkpoint to go on from; start another run")
+        raise
+    if is_finished and checkpoint is not None and checkpoint.passed_over:
+        return folder.path
     position = Position.beginning(now) if checkpoint is None else checkpoint.position
     check_same_config(completed(position.config), completed(now))
+    with folder.writing("checkpoint"):
+        for words in [] if checkpoint is None else set_aside(checkpoint):
+            observer.told(words)
     if position.next_round > 1:
         raise CheckpointError(
             f"{folder.path} was begun by a tinyproto that kept no cells/ folder; finish it with that one"
         )
     return _play(experiment, folder, position, observer)
+
+
+def _newest(folder: RunFolder, *, has_results: bool) -> Checkpoint | None:
+    """Load the run's newest intact checkpoint; without one, only a run with no finished cell can begin again."""
+    if not has_results:
+        return load_newest(folder.checkpoints, folder.clients)
+    checkpoint = load_newest(folder.checkpoints, folder.clients, remedy="start another run")
+    if checkpoint is None:
+        raise CheckpointError(f"{folder.path} holds results but no checkpoint to go on from; start another run")
+    return checkpoint
 
 
 def _play(experiment: Experiment, folder: RunFolder, start: Position, observer: Observer) -> Path:

@@ -14,7 +14,7 @@ from tinyproto.config.load import completed
 from tinyproto.engine.round import first_derived
 from tinyproto.experiment import Cell, Experiment
 from tinyproto.grid.observer import Observer
-from tinyproto.simulation.checkpoint import Position, load_newest, restore
+from tinyproto.simulation.checkpoint import Position, load_newest, restore, set_aside
 from tinyproto.simulation.clients import grouped
 from tinyproto.simulation.loop import PlayedRound, Simulation
 from tinyproto.simulation.loopback import ClientHost
@@ -59,7 +59,9 @@ def _play(
 ) -> dict[str, Any]:  # fmt: skip
     config, identity = experiment.config, experiment.identity(cell)
     simulation = experiment.simulation(cell, host)
-    played = _go_back_to_checkpoint(simulation, folder, config.resolved(), identity)
+    played = _go_back_to_checkpoint(
+        simulation, folder, config.resolved(), identity, lambda words: observer.told(f"{cell.title}: {words}")
+    )
     observer.started(cell, len(played))
     first = len(played) + 1
     for round_ in simulation.rounds(first):
@@ -78,12 +80,16 @@ def _play(
 
 
 def _go_back_to_checkpoint(
-    simulation: Simulation, folder: RunFolder, config: dict[str, Any], identity: dict[str, Any]
-) -> list[PlayedRound]:
-    """Put simulation and files where the newest checkpoint was taken; the rounds played until then."""
+    simulation: Simulation, folder: RunFolder, config: dict[str, Any], identity: dict[str, Any],
+    tell: Callable[[str], None],
+) -> list[PlayedRound]:  # fmt: skip
+    """Put simulation and files where the newest intact checkpoint was taken; return the rounds played until then."""
     checkpoint = load_newest(folder.checkpoints, folder.clients)
     position = Position.beginning(config) if checkpoint is None else checkpoint.position
     check_same_config(completed(position.config), completed(config))
+    with folder.writing("checkpoint"):
+        for words in [] if checkpoint is None else set_aside(checkpoint):
+            tell(words)
     folder.cut("rounds.jsonl", position.rounds_bytes)
     folder.cut("timings.jsonl", position.timings_bytes)
     if checkpoint is None:

@@ -157,6 +157,9 @@ class _Crew:
         if head["event"] == "started":
             self.observer.started(job.cell, head["done"])
             return
+        if head["event"] == "told":
+            self.observer.told(head["words"])
+            return
         if head["event"] == "derived":
             self.observer.derived(job.cell, head["values"], head["round"])
             return
@@ -175,6 +178,8 @@ class _Crew:
             self.foreman.failed(job, reason, again=head["kind"] != "diverged")
         elif head["event"] == "failed":
             self._out_of_memory(job, head["error"], together)
+        elif not self.stopping:  # by a signal that was not ours
+            self.waiting.appendleft(job)
 
     def _out_of_memory(self, job: Job, error: str, together: int) -> None:
         """Beside others, it goes on with fewer; alone, there is nothing to be done."""
@@ -192,7 +197,5 @@ class _Crew:
         """It ended without a word."""
         end = child.end()
         self._dismiss(child)
-        if self.stopping and end.status == -signal.SIGTERM:  # asked to stop before it had begun
-            return
         scarce = ", as happens where memory runs out" if end.status == -signal.SIGKILL else ""
         self.foreman.failed(job, f"its process {end.words}{scarce}{end.last_words}")

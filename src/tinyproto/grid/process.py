@@ -5,7 +5,6 @@ Asked to stop (SIGTERM), it finishes its round and leaves a checkpoint.
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,8 +27,7 @@ from tinyproto.workers.service import failure, open_service
 def main() -> None:
     """Play the cell that is asked for."""
     teller = Teller()
-    signal.signal(signal.SIGTERM, lambda _number, _frame: teller.stop())
-    requests, teller.answers = open_service()
+    requests, teller.answers = open_service(teller.stop)
     request = receive(requests)
     if request is None:
         return
@@ -54,6 +52,8 @@ def _play(request: Parcel, teller: Teller) -> None:
         folder.make()
         folder.write_config(experiment.config.resolved())
         describe(experiment, folder, at_once)
+    if teller.stop_wanted():  # before anything has begun
+        raise KeyboardInterrupt
     result = play_cell(experiment, cell, folder, teller, experiment.host)
     teller.finished(cell, result)
 
@@ -74,6 +74,10 @@ class Teller(Silent):
     def stop(self) -> None:
         """From now on a stop is wanted."""
         self._stop = True
+
+    def told(self, words: str) -> None:
+        """Pass a sentence on, such as one about a damaged checkpoint."""
+        self.tell({"event": "told", "words": words})
 
     def started(self, cell: Cell, done: int) -> None:  # noqa: ARG002
         """It begins or goes on."""

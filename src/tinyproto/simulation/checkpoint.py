@@ -1,31 +1,33 @@
 """Checkpoints: where a run stands after a whole round, in one safetensors file that is there whole or not at all.
 
 It holds the server's state and says in which files the clients' states lie. Those files are written before it and never
-changed; a client that has not changed since the checkpoint before is not written again.
+changed; a client that has not changed since the checkpoint before is not written again. Digests cover all of it: a
+damaged checkpoint, or one that needs a damaged file of a client, is passed over for the one before.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-import safetensors
 import torch
 from torch import Tensor
 
 from tinyproto.algorithms.base import ClientInfo
 from tinyproto.engine.server import ServerRuntime
-from tinyproto.errors import CheckpointError
-from tinyproto.simulation.client_files import Stored, stored_from
-from tinyproto.simulation.tensor_files import own, save_whole
+from tinyproto.errors import CheckpointError, ClientStateError, DamagedError, one_line
+from tinyproto.simulation.client_files import ClientFiles, Stored, stored_from
+from tinyproto.simulation.tensor_files import is_sealed, load_sealed, own, save_sealed, sealed_facts
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+UNSEALED_VERSION = 2
+"""Is read, too: the same without digests, so only damage that leaves no whole file is found in one."""
+
 KEPT = 2
 _SUFFIX = ".safetensors"
-_TAG = "tinyproto"
+_DAMAGED = ".damaged"
 
 
 class Keeper(Protocol):
@@ -69,6 +71,18 @@ class Position:
         """Where every run starts, and where one goes back to that was ended before its first checkpoint."""
         return cls(0, 1, 0, 0, config)
 
+    @property
+    def words(self) -> str:
+        """Say from where a run resumes."""
+        return f"after cell {self.cell}" if self.cell else f"from round {self.next_round}"
+
+
+class Damage(NamedTuple):
+    """A checkpoint that cannot be resumed from, and why."""
+
+    checkpoint: Path
+    reason: str  # names the damaged file, which may be a client's
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -79,6 +93,7 @@ class Checkpoint:
     infos: Mapping[int, ClientInfo]
     held: Mapping[int, Sequence[int]]  # classes of a client's last upload, where that matters
     clients: Mapping[int, Stored]  # those that ever changed
+    passed_over: Sequence[Damage] = ()  # newer ones, the newest first
 
 
 def save(folder: Path, position: Position, simulation: UnderWay | None) -> None:
@@ -97,23 +112,39 @@ def save(folder: Path, position: Position, simulation: UnderWay | None) -> None:
         "held": {client: classes.nonzero()[:, 0].tolist() for client, classes in held.items()},
         "clients": clients,
     }
-    save_whole(target, {name: own(tensor) for name, tensor in server.items()}, {_TAG: json.dumps(facts)})
+    save_sealed(target, {name: own(tensor) for name, tensor in server.items()}, facts)
     keep_newest(folder, KEPT)
 
 
 def keep_newest(folder: Path, count: int) -> None:
-    """Drop all but so many checkpoints."""
-    for old in _files(folder)[:-count]:
-        old.unlink()
+    """Remove all checkpoints older than the newest `count` intact ones; damaged ones do not count."""
+    intact = 0
+    for path in reversed(_files(folder)):
+        if intact == count:
+            for old in (path, path.with_suffix(_DAMAGED)):
+                old.unlink(missing_ok=True)
+        else:
+            intact += _is_intact(path)
+
+
+def _is_intact(path: Path) -> bool:
+    try:
+        load_sealed(path)
+    except DamagedError:
+        return False
+    return True
 
 
 def sweep(folder: Path, clients: Path) -> None:
-    """Remove what no checkpoint speaks of from the folder of clients' states, and the folder where nothing is left."""
+    """Remove client states that no checkpoint needs, and the folder if none is left.
+
+    Nothing is removed while a checkpoint does not tell what it needs; resuming sets such a one aside.
+    """
     if not clients.is_dir():
         return
     try:
         kept = [stored_from(_facts(path)["clients"]) for path in _files(folder)]
-    except CheckpointError:  # who knows what it speaks of
+    except (CheckpointError, DamagedError, LookupError):
         return
     needed = {place.file for stored in kept for places in stored.values() for place in places.values()}
     for path in clients.iterdir():
@@ -123,42 +154,65 @@ def sweep(folder: Path, clients: Path) -> None:
         clients.rmdir()
 
 
-def load_newest(folder: Path, clients: Path) -> Checkpoint | None:
-    """The newest checkpoint, whose clients' states are all there; None where a run was ended before its first."""
-    files = _files(folder)
-    if not files:
+def load_newest(folder: Path, clients: Path, remedy: str = "") -> Checkpoint | None:
+    """Load the newest checkpoint that is intact, with the client states it needs; None if none was ever written.
+
+    Raise CheckpointError if every one is damaged. `remedy` then says what to do, if deleting the folder is not it.
+    """
+    damages: list[Damage] = []
+    for path in reversed(_files(folder)):
+        try:
+            return _load(path, clients, damages)
+        except (DamagedError, ClientStateError) as error:
+            damages.append(Damage(path, str(error)))
+        except (LookupError, TypeError, ValueError) as error:  # of facts without a seal
+            damages.append(Damage(path, f"{path} is damaged ({one_line(error)})"))
+    if not damages:
         return None
-    newest = files[-1]
-    facts = _facts(newest)
-    with safetensors.safe_open(newest, framework="pt") as file:
-        server = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    remedy = remedy or f"delete {folder} to start again from round 1"
+    reasons = list(dict.fromkeys(damage.reason for damage in damages))
+    if len(damages) > 1 and len(reasons) == 1:  # a client's file, which each of them needs
+        raise CheckpointError(
+            f"{reasons[0]}, and every checkpoint in {folder} needs that file, so none is left to resume from; {remedy}"
+        )
+    raise CheckpointError(f"no checkpoint in {folder} is intact: {'; '.join(reasons)}; {remedy}")
+
+
+def _load(path: Path, clients: Path, passed_over: Sequence[Damage]) -> Checkpoint:
+    facts = _facts(path)
+    _, server = load_sealed(path)
     infos = {info["id"]: ClientInfo(**info) for info in facts["infos"]}
-    stored = stored_from(facts["clients"])
-    for name in {place.file for places in stored.values() for place in places.values()}:
-        if not (clients / name).is_file():
-            raise CheckpointError(
-                f"{clients / name} is not there, which {newest} needs; remove the latter to go on from the one before"
-            )
     held = {int(client): classes for client, classes in facts.get("held", {}).items()}
-    return Checkpoint(Position(**facts["position"]), server, infos, held, stored)
+    stored = stored_from(facts["clients"])
+    files = ClientFiles(clients)
+    for client, parts in stored.items():  # now, while there is one to fall back to
+        files.get(client, parts)
+    return Checkpoint(Position(**facts["position"]), server, infos, held, stored, tuple(passed_over))
+
+
+def set_aside(checkpoint: Checkpoint) -> list[str]:
+    """Rename the checkpoints that were passed over, so that none counts any more; return a sentence on each."""
+    told = []
+    for damage in checkpoint.passed_over:
+        damage.checkpoint.rename(damage.checkpoint.with_suffix(_DAMAGED))
+        told.append(f"{damage.reason}; resuming {checkpoint.position.words}, with the checkpoint before")
+    return told
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    """What a checkpoint says beside its tensors."""
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            tag = (file.metadata() or {}).get(_TAG)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise CheckpointError(f"{path} is damaged ({error}); remove it to go on from the one before") from error
-    if tag is None:
-        raise CheckpointError(f"{path} is not a checkpoint of tinyproto; remove it to go on from the one before")
-    facts: dict[str, Any] = json.loads(tag)
-    if facts["schema_version"] != SCHEMA_VERSION:
-        which = "newer" if facts["schema_version"] > SCHEMA_VERSION else "older"
+    """Return what a checkpoint says beside its tensors."""
+    facts = sealed_facts(path)
+    version = facts.get("schema_version")
+    if not isinstance(version, int):
+        raise DamagedError(f"{path} is damaged, or not a checkpoint of tinyproto (it has no schema version)")
+    if version not in (SCHEMA_VERSION, UNSEALED_VERSION):
+        which = "newer" if version > SCHEMA_VERSION else "older"
         raise CheckpointError(
-            f"{path} has schema version {facts['schema_version']}, this tinyproto knows {SCHEMA_VERSION}; "
+            f"{path} has schema version {version}, this tinyproto knows {SCHEMA_VERSION}; "
             f"resume with the {which} release that wrote it"
         )
+    if version == SCHEMA_VERSION and not is_sealed(facts):
+        raise DamagedError(f"{path} is damaged (it has no digest)")
     return facts
 
 

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import safetensors
-import torch
 from torch import Tensor
 
 from tinyproto.errors import ClientStateError, one_line
-from tinyproto.simulation.tensor_files import disk_words, own, save_whole
+from tinyproto.simulation.tensor_files import digest, disk_words, own, save_whole
 
 Tensors = Mapping[str, Tensor]
 SUFFIX = ".safetensors"
@@ -33,15 +32,6 @@ Stored = dict[str, Place]
 def stored_from(values: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[int, Stored]:
     """Where clients' states lie, from what JSON made of it."""
     return {int(client): {part: Place(*place) for part, place in parts.items()} for client, parts in values.items()}
-
-
-def digest(tensors: Tensors) -> str:
-    """Equal for equal tensors of equal names, and else different."""
-    sha = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
-        sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return sha.hexdigest()[:32]
 
 
 class ClientFiles:
@@ -94,14 +84,20 @@ class ClientFiles:
                     for full_name in file.keys():  # noqa: SIM118
                         part, _, key = full_name.partition("/")
                         if part in stored and stored[part].file == name:
-                            parts[part][key] = file.get_tensor(full_name).clone()
+                            parts[part][key] = file.get_tensor(full_name)
                 self.bytes_read += path.stat().st_size
+            except FileNotFoundError as error:
+                raise ClientStateError(f"{path}, the state of client {client}, is missing") from error
             except (OSError, safetensors.SafetensorError) as error:
-                raise ClientStateError(f"cannot read the state of client {client}: {one_line(error)}") from error
+                raise ClientStateError(
+                    f"{path}, the state of client {client}, is damaged ({one_line(error)})"
+                ) from error
         for part, place in stored.items():
             if digest(parts[part]) != place.digest:
-                raise ClientStateError(f"{self.folder / place.file} is damaged: it is not what was written")
-        return parts
+                raise ClientStateError(
+                    f"{self.folder / place.file}, the state of client {client}, is damaged: it is not what was written"
+                )
+        return {part: {key: tensor.clone() for key, tensor in tensors.items()} for part, tensors in parts.items()}
 
     def forget(self, names: Collection[str]) -> None:
         """Remove files that are out of date, except those that a checkpoint may speak of."""

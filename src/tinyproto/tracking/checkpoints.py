@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tinyproto.errors import CheckpointError
-from tinyproto.simulation.checkpoint import Position, UnderWay, keep_newest, save, sweep
+from tinyproto.simulation.checkpoint import Position, UnderWay, save, sweep
 from tinyproto.tracking.differences import differences
 from tinyproto.tracking.run_folder import RunFolder
 
@@ -53,12 +53,6 @@ class Checkpoints:
     def sweep(self) -> None:
         """Remove the states of clients that no checkpoint speaks of, such as those that a killed run left behind."""
         sweep(self._folder.checkpoints, self._folder.clients)
-
-    def finish(self) -> None:
-        """The run is over: one checkpoint says so, and no client's state is needed any more."""
-        with self._folder.writing("checkpoint"):
-            keep_newest(self._folder.checkpoints, 1)
-            self.sweep()
 
 
 def check_same_config(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tinyproto.workers.pipe import Parcel, receive, send
-from tinyproto.workers.service import PARENT
+from tinyproto.workers.service import PARENT, PARENTS_SIGNALS
 
 
 class End(NamedTuple):
@@ -29,14 +29,18 @@ class Child:
         self, module: str, descriptors: Sequence[int] = (), variables: Mapping[str, str] | None = None
     ) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env={**os.environ, "OMP_NUM_THREADS": "1", PARENT: str(os.getpid()), **(variables or {})},
-            pass_fds=descriptors,
-        )
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, PARENTS_SIGNALS)  # inherited, until it can answer them
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env={**os.environ, "OMP_NUM_THREADS": "1", PARENT: str(os.getpid()), **(variables or {})},
+                pass_fds=descriptors,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def ask(self, parcel: Parcel) -> bool:
         """Send a request; whether anybody was there to take it."""

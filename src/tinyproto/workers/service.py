@@ -9,6 +9,7 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import IO
 
 import torch
@@ -18,12 +19,24 @@ from tinyproto.errors import LeftOutError, TinyProtoError, one_line
 PARENT = "TINYPROTO_PARENT"
 """The variable that tells a process of ours whose it is."""
 
+PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""A terminal, or whoever ends a whole process group, sends these to all of it; the parent answers them for all."""
+
 _PR_SET_PDEATHSIG = 1
 
 
-def open_service() -> tuple[IO[bytes], IO[bytes]]:
-    """Where requests come from and where answers go, with one thread and without Ctrl-C, which is the parent's."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def open_service(stop: Callable[[], None] | None = None) -> tuple[IO[bytes], IO[bytes]]:
+    """Return where requests come from and where answers go, with one thread and deaf to the parent's signals.
+
+    Only a service that can stop in good order hears SIGTERM, by which its parent asks it to `stop`. Until here all of
+    them were held back (`workers/child.py`), so that none ends a process that is starting.
+    """
+    for number in PARENTS_SIGNALS:
+        if stop is not None and number is signal.SIGTERM:  # ignored even for a moment, one held back would be lost
+            signal.signal(number, lambda _number, _frame: stop())
+        else:
+            signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTS_SIGNALS)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.environ.get(PARENT) != str(os.getppid()):  # it ended while this process was starting
