@@ -64,6 +64,7 @@ def test_the_example_of_the_documentation_works() -> None:
         rounds=2, seed=0,
     )  # fmt: skip
     assert set(result.accuracy["best"]) == {"head", "global", "local"}
+    assert (result.left_out, result.summary["left_out"]) == ({}, 0)
     assert result.bytes_per_round["payload"]["up"] > 0
     assert result.clients[3].model(torch.zeros(2, 1, 8, 8)).logits.shape == (2, 10)
 

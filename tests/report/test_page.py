@@ -169,8 +169,8 @@ def test_old_runs_are_shown_with_a_word_on_what_they_lack(tmp_path: Path) -> Non
 def test_an_unfinished_run_says_how_much_is_missing_and_how_to_go_on(tmp_path: Path) -> None:
     page = report(tmp_path, Made(seeds=(0, 1), done=3)).html
     assert (
-        f"made is not finished: 1 cell of its grid is not in this report. Go on with: tinyproto resume {tmp_path}"
-        in page
+        "made is not finished: 1 cell of its grid is not in this report. "
+        f"Interrupted cells resume with: tinyproto resume {tmp_path}" in page
     )
     assert "Not all have the same seeds: Local 0, 1; FedProto 0." in page
 
@@ -178,7 +178,7 @@ def test_an_unfinished_run_says_how_much_is_missing_and_how_to_go_on(tmp_path: P
 def test_of_a_federation_that_is_not_finished_it_names_the_verb_that_goes_on(tmp_path: Path) -> None:
     run = Made(seeds=(0, 1), done=3).write(tmp_path / "run")
     (run / "serve.json").write_text("{}")
-    assert f"Go on with: tinyproto serve {run} --resume" in make_report(read_runs([run])).html
+    assert f"Interrupted cells resume with: tinyproto serve {run} --resume" in make_report(read_runs([run])).html
 
 
 def test_settings_stand_side_by_side_with_their_names_and_what_differs(tmp_path: Path) -> None:

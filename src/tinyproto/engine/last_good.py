@@ -1,7 +1,7 @@
 """The last good state of clients: a copy before training, put back for a client whose training diverged.
 
-The copies stay from round to round, so that a round pays for two copies of the weights and for no memory: 20 networks
-of the paper take about 5 ms on one H200.
+The memory for copies stays from round to round, and a round copies the weights twice. A copy of tensors as large and
+as many as those of 20 networks of the paper takes about 2 ms on an H200; cloning each tensor would take 55 ms.
 """
 
 from __future__ import annotations
