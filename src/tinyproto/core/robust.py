@@ -49,24 +49,43 @@ def trimmed_mean(values: Tensor, present: Tensor, share: float) -> Tensor:
 
 
 def trusted(values: Tensor, present: Tensor, tolerance: float) -> Tensor:
-    """Return which rows (M, K) lie within `tolerance` typical distances of their class's centre.
+    """Return which rows (M, K) to trust, by what a class's other holders sent.
+
+    A client with most of its rows far off, each counted by how many hold the class, is distrusted whole: its rows of
+    classes that few others hold would pass otherwise. The others are then judged again without it.
+    """
+    near = near_centre(values, present, tolerance)
+    holders = present.sum(0) * (present.sum(0) >= 3)  # (K,): how many votes a class is worth
+    against, votes = ((present & ~near) * holders).sum(1), (present * holders).sum(1)  # (M,)
+    honest = present & (2 * against <= votes).unsqueeze(1)
+    return near_centre(values, honest, tolerance)
+
+
+def near_centre(values: Tensor, present: Tensor, tolerance: float) -> Tensor:
+    """Return which rows (M, K) lie within `tolerance` typical distances of their class's centre, and on its side.
 
     The centre is the coordinate-wise median over a class's holders. The typical distance is the median over the class,
-    or over all rows where that is larger. Where fewer than three hold a class there is no majority to ask: there a row
-    is only held to `tolerance` times the median length of all rows.
+    or over all rows where that is larger. Rows no farther off than the centre is long are near in any case: where most
+    clients have converged, the typical distance says nothing of the others. A row is on the other side if it points away from the mean direction of the
+    class's rows. Where fewer than three hold a class there is no majority to ask: there a row is only held to
+    `tolerance` times the median length of all rows.
     """
     if not bool(present.any()):
         return present
     lengths = row_lengths(values, present)
-    trusted_ = present & (lengths <= tolerance * lengths[present].median())
+    near = present & (lengths <= tolerance * lengths[present].median())
     several = present.sum(0) >= 3  # (K,)
     judged = present & several
     if not bool(judged.any()):
-        return trusted_
-    distances = torch.linalg.vector_norm(values - coordinate_median(values, present), dim=2)  # (M, K)
+        return near
+    centre = coordinate_median(values, present)  # (K, w)
+    distances = torch.linalg.vector_norm(values - centre, dim=2)  # (M, K)
     typical = distances.masked_fill(~judged, torch.nan).nanmedian(0).values.nan_to_num()
     typical = typical.clamp_min(float(distances[judged].median()))
-    return torch.where(several, present & (distances <= tolerance * typical), trusted_)
+    limit = torch.maximum(tolerance * typical, torch.linalg.vector_norm(centre, dim=1))  # (K,)
+    directions = values * (present / lengths.clamp_min(_TINY)).unsqueeze(2)
+    aside = (directions * directions.sum(0)).sum(2) < 0  # (M, K)
+    return torch.where(several, present & (distances <= limit) & ~aside, near)
 
 
 def krum_order(values: Tensor, present: Tensor, hostile: int) -> Tensor:
