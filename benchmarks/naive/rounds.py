@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -132,10 +133,13 @@ class NaiveFederation:
         write_message(self.place / "server.pt", rows)
 
     def _merged(self, uploads: Sequence[Rows]) -> Rows:
+        weighed = self._scales and self.hyper.aggregation == "weighed"
         summed = self._scales and self.hyper.aggregation == "sum"
         rows = merge(uploads, summed)
         last = read_message(self.place / "server.pt", self.device)
-        if self._scales:
+        if weighed:
+            rows = self._weighed(uploads, rows)
+        elif self._scales:
             classes, samples = self._sizes()
             derived = (
                 scaling.derived_sum_scale(self.num_classes, samples)
@@ -145,10 +149,22 @@ class NaiveFederation:
             rows = scaled(rows, self._given_or(derived))
         return {**last, **rows}
 
+    def _weighed(self, uploads: Sequence[Rows], means: Rows) -> Rows:
+        """Divide a class's mean row by the mean length of the rows, times the median client's mean prototype length."""
+        typical = statistics.median(
+            sum(float(row.norm()) for row in upload.values()) / sum(client.class_counts)
+            for upload, client in zip(uploads, self.clients, strict=True)
+        )
+        lengths = {
+            label: statistics.fmean(float(upload[label].norm()) for upload in uploads if label in upload)
+            for label in means
+        }
+        return {label: row * (typical / lengths[label]) for label, row in means.items()}
+
     def _trained(self, uploads: Sequence[Rows]) -> Rows:
         if self._scales:
             factor = self._given_or(scaling.derived_trainable_scale(*self._sizes()))
-            uploads = [scaled(upload, factor) for upload in uploads]
+            uploads = [self._short(scaled(upload, factor)) for upload in uploads]
         uploads = [{label: self._whole(label, row) for label, row in upload.items()} for upload in uploads]
         for upload in uploads:
             for label in upload:
@@ -164,7 +180,23 @@ class NaiveFederation:
         with torch.no_grad():
             learned = self.network(list(range(self.num_classes)))
         rows = {label: learned[label].clone() for label in range(self.num_classes) if self.offered[label]}
-        return {label: row if self.masks is None else row[self.masks[label]].clone() for label, row in rows.items()}
+        return self._short(
+            {label: row if self.masks is None else row[self.masks[label]].clone() for label, row in rows.items()}
+        )
+
+    def _short(self, rows: Rows) -> Rows:
+        """Rows no longer than TinyProto-FT allows."""
+        if not self._scales or self.hyper.max_length is None:
+            return rows
+        most = self.hyper.max_length
+        if most == "auto":
+            width = self.dim if self.masks is None else int(self.masks[0].sum())
+            most = scaling.longest_prototype(self.dim, width, self.hyper.proto_weight)
+        lengths = {label: float(row.double().norm()) for label, row in rows.items()}
+        return {
+            label: (row.double() * (most / lengths[label])).float() if lengths[label] > most else row
+            for label, row in rows.items()
+        }
 
     def _sizes(self) -> tuple[int, int]:
         counts = [count for client in self.clients for count in client.class_counts]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from support import (
     update,
 )
 from tinyproto.algorithms import fedproto, fedtgp
-from tinyproto.algorithms.base import Algorithm, ClientInfo, Round
+from tinyproto.algorithms.base import Algorithm, ClientInfo, Round, Update
 from tinyproto.algorithms.tinyproto import (
     FP_SPEC,
     FT_SPEC,
@@ -29,6 +30,8 @@ from tinyproto.algorithms.tinyproto import (
 from tinyproto.algorithms.transform import Upload
 from tinyproto.core.messages import Message
 from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.scaling import longest_prototype
+from tinyproto.core.task import State
 from tinyproto.engine.training import EagerTrainer
 
 S = 3
@@ -68,12 +71,17 @@ def rows_of(value: float, held: list[int]) -> Prototypes:
 UPDATES = [update(rows_of(6.0, [0, 1]), 0, samples=30, classes=3), update(rows_of(2.0, [1]), 1, samples=10, classes=1)]
 
 
+LENGTH = (2 * 6.0 * S**0.5 / 30 + 2.0 * S**0.5 / 10) / 2
+"""Median over both clients of Σ_j ‖n_ij ĉ_ij‖ / n_i."""
+
+
 @pytest.mark.parametrize(
     ("changes", "class_0", "class_1"),
     [
-        ({}, 6.0 * 0.9 * NUM_CLASSES / 40, 8.0 * 0.9 * NUM_CLASSES / 40),  # sum rule, μ = 0.9 K / Σ n_i
+        ({}, *2 * (LENGTH / S**0.5,)),  # weighed: both rows point one way and become as long as the median client's
+        ({"aggregation": "sum"}, 6.0 * 0.9 * NUM_CLASSES / 40, 8.0 * 0.9 * NUM_CLASSES / 40),  # μ = 0.9 K / Σ n_i
         ({"aggregation": "mean"}, 6.0 * 0.9 * 4 / 40, 4.0 * 0.9 * 4 / 40),  # mean rule, μ = 0.9 Σ K_i / Σ n_i
-        ({"global_scale": 0.5}, 3.0, 4.0),
+        ({"global_scale": 0.5, "aggregation": "sum"}, 3.0, 4.0),
         ({"global_scale": 0.5, "aggregation": "mean"}, 3.0, 2.0),
         ({"scaling": "none"}, 6.0, 4.0),  # eq. (9) on compressed rows
         ({"scaling": "none", "global_scale": 0.5}, 6.0, 4.0),
@@ -100,7 +108,7 @@ def test_ft_normalises_each_upload_on_the_server(changes: dict[str, Any], factor
     assert normalised[1].values[1].tolist() == pytest.approx([2.0 * factor] * S)
 
 
-@pytest.mark.parametrize("changes", [{}, {"aggregation": "mean"}])
+@pytest.mark.parametrize("changes", [{"aggregation": "sum"}, {"aggregation": "mean"}])
 def test_fp_tells_the_scale_that_it_merges_with(changes: dict[str, Any]) -> None:
     hyper = replace(TinyProtoFPHyper(cps_dim=S), **changes)
     algorithm = FP_SPEC.build(hyper, FEDERATION)
@@ -113,6 +121,66 @@ def test_fp_tells_the_scale_that_it_merges_with(changes: dict[str, Any]) -> None
     ]
     assert torch.equal(states[0]["values"], states[1]["values"])
     assert given.derived([INFO]) == {}
+
+
+def test_a_weighed_sum_has_no_scale_to_tell_or_to_give() -> None:
+    assert FP_SPEC.build(TinyProtoFPHyper(cps_dim=S), FEDERATION).derived([INFO]) == {}
+    with pytest.raises(ValueError, match="set aggregation: sum"):
+        TinyProtoFPHyper(cps_dim=S, global_scale=0.5)
+
+
+def weighed_state(sent: Sequence[Update], state: State | None = None) -> State:
+    server = FP_SPEC.build(TinyProtoFPHyper(cps_dim=S), FEDERATION).server
+    return server.aggregate(state or server.init(STREAMS), sent, EagerTrainer(), ROUND, STREAMS)
+
+
+def test_a_class_that_few_of_its_holders_sent_is_as_long_as_one_that_all_sent() -> None:
+    # client 0 alone sends class 0, of which it has few samples; all clients send class 1
+    few = Prototypes(
+        torch.tensor([[1.0] * S, [9.0] * S, [0.0] * S, [0.0] * S]), torch.tensor([True, True, False, False])
+    )
+    many = rows_of(30.0, [1])
+    state = weighed_state([update(few, 0, samples=10, classes=2), update(many, 1, samples=30, classes=1)])
+    lengths = state["values"].norm(dim=1)
+    torch.testing.assert_close(lengths[0], lengths[1])
+
+
+def test_who_does_not_take_part_keeps_its_share_of_the_sums() -> None:
+    left, right = torch.eye(S)[0], torch.eye(S)[1]  # two clients that point elsewhere
+
+    def sent(client: int, direction: torch.Tensor) -> Update:
+        values = torch.zeros(NUM_CLASSES, S)
+        values[0] = 10 * direction
+        return update(Prototypes(values, torch.tensor([True, False, False, False])), client, samples=10, classes=1)
+
+    both = weighed_state([sent(0, left), sent(1, right)])
+    torch.testing.assert_close(both["values"][0], (left + right) / 2)
+    again = weighed_state([sent(0, left)], both)  # half of the clients: half of the sums is replaced
+    torch.testing.assert_close(again["values"][0], (1.5 * left + 0.5 * right) / 2)
+    torch.testing.assert_close(weighed_state([sent(0, left), sent(1, right)], again)["values"], both["values"])
+
+
+def test_a_false_number_of_samples_moves_a_weighed_sum_by_a_median_alone() -> None:
+    clients = [(client, rows_of(6.0 + client, [0, 1])) for client in range(5)]
+    honest = weighed_state([update(rows, client, samples=10, classes=2) for client, rows in clients])
+    lied = weighed_state(
+        [update(rows, client, samples=2**31 - 1 if client == 4 else 10, classes=2) for client, rows in clients]
+    )
+    assert float(lied["values"].norm()) == pytest.approx(float(honest["values"].norm()), rel=0.15)
+
+
+def test_ft_shortens_uploads_and_prototypes_to_the_longest_that_its_weight_allows() -> None:
+    hyper = TinyProtoFTHyper(cps_dim=S, server_epochs=2)
+    limit = longest_prototype(FEDERATION.proto_dim, S, hyper.proto_weight)
+    sent = [update(rows_of(1e6, [0, 1]), client, samples=10, classes=2) for client in (0, 1)]
+    state: State | None = None
+    for built in (FT_SPEC.build(hyper, FEDERATION), FT_SPEC.build(replace(hyper, max_length=0.25), FEDERATION)):
+        most = limit if state is None else 0.25
+        state = built.server.aggregate(built.server.init(STREAMS), sent, EagerTrainer(), ROUND, STREAMS)
+        assert float(state["values"].norm(dim=1).max()) <= most * (1 + 1e-6)
+        assert float(state["margin"]) <= 2 * most
+        assert built.watched(state)["longest_prototype"] <= most * (1 + 1e-6)
+        assert built.watched(state)["margin"] == float(state["margin"])
 
 
 def test_ft_tells_the_scale_that_it_fits_with() -> None:

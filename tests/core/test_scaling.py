@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from tinyproto.core.aggregate import count_scaled_sum
+from tinyproto.core.losses import mse_regulariser
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.scaling import (
     derived_mean_scale,
     derived_sum_scale,
     derived_trainable_scale,
+    longest_prototype,
     scale,
     scale_by_count,
+    shorten,
 )
 
 
@@ -47,6 +52,30 @@ def test_the_sum_rule_with_its_derived_scale_is_nine_tenths_of_the_weighted_mean
     merged = scale(count_scaled_sum(uploads), derived_sum_scale(2, 20))
     weighted = torch.tensor([[(6 * 1 + 4 * 2) / 10], [(2 * 5 + 8 * 10) / 10]])
     torch.testing.assert_close(merged.values, 0.9 * weighted)
+
+
+def test_a_row_is_shortened_to_the_limit_and_others_keep_their_bits() -> None:
+    rows = Prototypes(torch.tensor([[3.0, 4.0], [0.6, 0.8], [0.0, 0.0]]), torch.tensor([True, True, False]))
+    short = shorten(rows, 2.0)
+    torch.testing.assert_close(short.values[0], torch.tensor([1.2, 1.6]))
+    assert torch.equal(short.values[1:], rows.values[1:])
+    assert torch.equal(shorten(rows, math.inf).values, rows.values)
+
+
+def test_at_the_longest_prototype_the_pull_on_a_feature_of_zero_is_two_in_each_owned_dimension() -> None:
+    dim, width, weight = 50, 10, 10.0
+    length = longest_prototype(dim, width, weight)
+    target = torch.zeros(1, dim)
+    target[0, :width] = length / math.sqrt(width)
+    feature = torch.zeros(1, dim, requires_grad=True)
+    prototypes = Prototypes(target, torch.tensor([True]))
+    (weight * mse_regulariser(feature, torch.tensor([0]), prototypes)).backward()  # type: ignore[no-untyped-call]
+    assert feature.grad is not None
+    torch.testing.assert_close(feature.grad[0, :width], torch.full((width,), -2.0))
+
+
+def test_without_a_pull_any_length_will_do() -> None:
+    assert longest_prototype(50, 10, 0.0) == math.inf
 
 
 def test_a_federation_without_samples_has_a_finite_scale() -> None:

@@ -42,7 +42,7 @@ from tinyproto.wire.codec import rows_frame_bytes
 from tinyproto.wire.values import VALUE_TYPES
 
 Scaling = Literal["count", "none"]
-Aggregation = Literal["sum", "mean"]
+Aggregation = Literal["weighed", "sum", "mean"]
 GlobalScale = float | Literal["auto"]
 MaxLength = float | Literal["auto"] | None
 
@@ -78,11 +78,17 @@ class SparseHyper:
 class TinyProtoFPHyper(SparseHyper, FedProtoHyper):
     """FedProto's, CPS's and scaling's, and how scaled uploads are merged."""
 
-    aggregation: Annotated[Aggregation, "of count-scaled uploads: the sum, or the mean over a class's holders"] = "sum"
+    aggregation: Annotated[
+        Aggregation,
+        "of count-scaled uploads: `weighed` divides a class's sum by who sent it, over the rounds, without μ; `sum` "
+        "and `mean` over a class's holders multiply by one μ for all classes",
+    ] = "weighed"
 
     def __post_init__(self) -> None:
         FedProtoHyper.__post_init__(self)
         SparseHyper.__post_init__(self)
+        if self.aggregation == "weighed" and self.global_scale != "auto" and self.scaling == "count":
+            raise ValueError("global_scale has no effect with aggregation: weighed; set aggregation: sum with it")
 
 
 @dataclass(frozen=True)
@@ -130,7 +136,7 @@ class ScaleAndSparsify:
     @property
     def weighed(self) -> bool:
         """Whether a class's sum is weighed by who sent it, rather than multiplied by one μ."""
-        return (self.scaling, self.aggregation, self.global_scale) == ("count", "sum", "auto")
+        return self.scaling == "count" and self.aggregation == "weighed"
 
     def conclude(self, gathered: Gathered) -> Prototypes:
         """The same, of uploads folded in as they arrived."""
@@ -157,7 +163,11 @@ class ScaleAndSparsify:
 
     def merging_scale(self, classes: int, samples: int) -> float:
         """μ where uploads are merged, given Σ K_i and Σ n_i of who sent them."""
-        return scaling.derived_mean_scale(classes, samples) if self.global_scale == "auto" else self.global_scale
+        if self.global_scale != "auto":
+            return self.global_scale
+        if self.aggregation == "sum":
+            return scaling.derived_sum_scale(self.num_classes, samples)
+        return scaling.derived_mean_scale(classes, samples)
 
     def fitting_scale(self, classes: int, samples: int) -> float:
         """μ where the server fits to the uploads, given the same."""
@@ -237,7 +247,7 @@ def _derived(
 
 
 class WeighedServer(StreamingServer):
-    """TinyProto-FP with μ `auto`: a class's sum is weighed by who sent it.
+    """TinyProto-FP with `aggregation: weighed`: a class's sum is weighed by who sent it.
 
     With all clients and balanced classes one μ serves all classes, as in the paper. With some of the clients it does
     not: who takes part decides how many samples of a class are in its sum. n_i enters only through the median client's

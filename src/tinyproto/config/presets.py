@@ -53,7 +53,7 @@ PRESETS: Mapping[str, Preset] = {
             "proto_weight": 10.0,
             "distance": "mse",
             "prototype_source": "fresh",
-            "aggregation": "sum",
+            "aggregation": "weighed",
             "offered_classes": "uploaded",
             "global_scale": "auto",
             "max_length": "auto",

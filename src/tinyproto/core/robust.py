@@ -66,9 +66,9 @@ def near_centre(values: Tensor, present: Tensor, tolerance: float) -> Tensor:
 
     The centre is the coordinate-wise median over a class's holders. The typical distance is the median over the class,
     or over all rows where that is larger. Rows no farther off than the centre is long are near in any case: where most
-    clients have converged, the typical distance says nothing of the others. A row is on the other side if it points away from the mean direction of the
-    class's rows. Where fewer than three hold a class there is no majority to ask: there a row is only held to
-    `tolerance` times the median length of all rows.
+    clients have converged, the typical distance says nothing of the others. A row is on the other side if it points
+    away from the mean direction of the class's rows. Where fewer than three hold a class there is no majority to ask:
+    there a row is only held to `tolerance` times the median length of all rows.
     """
     if not bool(present.any()):
         return present

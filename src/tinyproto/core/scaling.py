@@ -42,6 +42,11 @@ def shorten(prototypes: Prototypes, length: float) -> Prototypes:
     return Prototypes(torch.where(lengths > length, shorter, prototypes.values), prototypes.present)
 
 
+def derived_sum_scale(num_classes: int, samples: int) -> float:
+    """μ for the sum rule, 0.9 · K / Σ n_i, given Σ n_i: the sum becomes 0.9 times the mean of balanced classes."""
+    return SUM_RULE_SHRINK * num_classes / max(samples, 1)
+
+
 def derived_mean_scale(classes_held: int, samples: int) -> float:
     """μ for the mean rule, eq. (10): 0.9 over the mean n_ij, which is Σ n_i / Σ K_i, both given."""
     return SUM_RULE_SHRINK * classes_held / max(samples, 1)

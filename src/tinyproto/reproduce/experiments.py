@@ -285,8 +285,8 @@ def _auto() -> Iterator[PaperConfig]:
     )  # fmt: skip
     for dataset, printed in (("cifar100", 1.5e-3), ("cifar10", 1.5e-4)):
         constants = [printed, printed / 2, printed * 2]
-        searched: Algorithms = [_derived("tinyproto_fp")]
-        searched += [_variant("tinyproto_fp", f"{mu:g}", global_scale=mu) for mu in constants]
+        searched: Algorithms = [{**_derived("tinyproto_fp"), "aggregation": "sum"}]
+        searched += [_variant("tinyproto_fp", f"{mu:g}", global_scale=mu, aggregation="sum") for mu in constants]
         yield _config(
             "auto", f"auto_sound_{dataset}", f"μ from the hello against constants on {dataset}, preset sound.",
             dataset, searched, preset="sound", **short,

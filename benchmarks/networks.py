@@ -1,0 +1,153 @@
+"""TinyProto-FT at its defaults on networks that are not ours: one command makes the table.
+
+    python -m benchmarks.networks --seeds 0 1 2 --processes 2
+
+trains nine ordinary networks (`benchmarks/ordinary.py`) on the digits and on a folder of images, with TinyProto-FT and
+with Local, and writes results/networks: a line per training, and the table that docs/networks.md shows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from benchmarks.ordinary import NETWORKS, write_patterns
+from tinyproto.config.load import parse_config
+from tinyproto.errors import TinyProtoError
+from tinyproto.experiment import Experiment
+from tinyproto.simulation.loop import PlayedRound
+from tinyproto.tracking.environment import environment
+
+ROOT = Path(__file__).parents[1]
+METHODS = ("local", "tinyproto_ft")
+DATASETS = ("digits", "patterns")
+MIXED = ("plain_cnn", "small_cnn_a")
+"""A network without normalisation beside one of ours, in one federation."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training."""
+
+    dataset: str
+    network: str
+    method: str
+    seed: int
+    rounds: int = 100
+
+
+def config_of(case: Case, folder: Path) -> dict[str, Any]:
+    """Everything that is not named has its default."""
+    entries = MIXED if case.network == "mixed" else (case.network,)
+    models = [f"benchmarks.ordinary:{name}" if name in NETWORKS else name for name in entries]
+    common = {"name": "networks", "models": models, "algorithms": [case.method], "seeds": [case.seed]}
+    train = {"rounds": case.rounds, "batch_size": 16, "workers": 1}
+    if case.dataset == "digits":
+        partition = {"num_clients": 20, "alpha": 0.1, "min_samples": 20}
+        return {**common, "train": train, "partition": partition, "prototypes": {"dim": 100, "cps_dim": 10}}
+    data = {"name": "image_folder", "root": str(folder), "cache": str(folder.with_name("cache"))}
+    partition = {"num_clients": 4, "alpha": 0.5}
+    return {**common, "data": data, "train": train, "partition": partition, "prototypes": {"dim": 50, "cps_dim": 10}}
+
+
+def train(case: Case) -> dict[str, Any]:
+    """Train one case; return its accuracy by each rule, clients left out and lengths, or why it ended."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "patterns"
+        if case.dataset == "patterns":
+            write_patterns(folder)
+        experiment = Experiment(parse_config(config_of(case, folder)))
+        (cell,) = experiment.cells
+        simulation = experiment.simulation(cell, experiment.loopback(cell))
+        played: list[PlayedRound] = []
+        try:
+            played.extend(simulation.rounds())
+        except TinyProtoError as error:
+            return {**asdict(case), "ended": str(error)}
+        summary = experiment.summarise(cell, simulation, played)
+    return {
+        **asdict(case),
+        "accuracy": summary["accuracy"]["last10"],
+        "left_out": summary["left_out"],
+        "server": played[-1].record.server,
+    }
+
+
+def table(results: Sequence[Mapping[str, Any]]) -> str:
+    """Accuracy in %, mean over seeds: Local by its better rule, TinyProto-FT by each, and the gap, as Markdown."""
+    lines = [
+        "| data | network | Local: head | Local: nearest local | FT: head | FT: nearest global | FT: nearest local "
+        "| FT global − Local's better | left out |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for dataset in DATASETS:
+        for network in (*NETWORKS, "mixed"):
+            found = {method: _of(results, dataset, network, method) for method in METHODS}
+            if not all(found.values()):
+                continue
+            local, ours = found["local"], found["tinyproto_ft"]
+            better = max(_mean(local, "head"), _mean(local, "local"))
+            cells = [_mean(local, "head"), _mean(local, "local")]
+            cells += [_mean(ours, rule) for rule in ("head", "global", "local")]
+            out = "ended" if any("ended" in result for result in ours) else sum(result["left_out"] for result in ours)
+            gap = _mean(ours, "global") - better
+            numbers = " | ".join(f"{value:.1f}" for value in cells)
+            lines.append(f"| {dataset} | `{network}` | {numbers} | {gap:+.1f} | {out} |")
+    return "\n".join(lines) + "\n"
+
+
+def _of(results: Sequence[Mapping[str, Any]], dataset: str, network: str, method: str) -> list[Mapping[str, Any]]:
+    key = (dataset, network, method)
+    return [result for result in results if (result["dataset"], result["network"], result["method"]) == key]
+
+
+def _mean(results: Sequence[Mapping[str, Any]], rule: str) -> float:
+    return 100 * fmean((result.get("accuracy", {}).get(rule) or 0.0) for result in results)
+
+
+def main() -> None:
+    """Train all cases, and write the records and the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--out", type=Path, default=ROOT / "results/networks")
+    asked = parser.parse_args()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    file = asked.out / "cells.jsonl"
+    done = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+    known = {tuple(result[name] for name in Case.__dataclass_fields__) for result in done}
+    wanted = [
+        Case(dataset, network, method, seed, asked.rounds)
+        for seed in asked.seeds
+        for dataset in reversed(DATASETS)
+        for network in (*NETWORKS, "mixed")
+        for method in METHODS
+        if not (dataset == "digits" and network == "mixed")
+    ]
+    left = [case for case in wanted if tuple(asdict(case).values()) not in known]
+    (asked.out / "environment.json").write_text(json.dumps(environment("cpu", asked.processes), indent=2) + "\n")
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(asked.processes) as pool, file.open("a") as cells:
+        for number, result in enumerate(pool.imap_unordered(train, left), start=1):
+            cells.write(json.dumps(result) + "\n")
+            cells.flush()
+            done.append(result)
+            print(f"{number} of {len(left)}", end="\r", flush=True)
+    (asked.out / "table.md").write_text(table(done))
+    print(table(done))
+
+
+if __name__ == "__main__":
+    main()
