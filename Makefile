@@ -2,9 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 FLOWER := .venv-flower/bin
+LOWEST := .venv-lowest/bin
 COVERED := core algorithms wire engine
 
-.PHONY: run test test-all test-flower test-flower-all docs format clean
+.PHONY: run test test-all test-flower test-flower-all test-lowest docs format clean
 
 run: .venv/.core
 	$(BIN)/tinyproto run configs/quickstart.yaml --overwrite
@@ -28,6 +29,13 @@ test-flower-all: .venv-flower/.all
 	$(FLOWER)/mypy
 	$(FLOWER)/pytest -n 2 -m flower
 
+# The oldest releases that pyproject.toml allows, torch aside: what starts, runs and passes the quick tests with them.
+test-lowest: .venv-lowest/.dev
+	$(LOWEST)/python -m pip check
+	$(LOWEST)/tinyproto --help
+	$(LOWEST)/tinyproto run configs/quickstart.yaml train.rounds=2 --runs .venv-lowest/runs --overwrite
+	$(LOWEST)/pytest -n 2
+
 docs: .venv/.dev
 	$(BIN)/python -X utf8 -m tinyproto.config.reference > docs/configuration.md.new
 	mv docs/configuration.md.new docs/configuration.md
@@ -41,7 +49,7 @@ format: .venv/.dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-flower .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf .venv .venv-flower .venv-lowest .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 
 .venv/.pip:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tinyproto needs Python 3.11 or newer; try make PYTHON=python3.11 ...")'
@@ -68,4 +76,13 @@ clean:
 
 .venv-flower/.all: .venv-flower/.dev
 	$(FLOWER)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,flower,flower-simulation]"
+	@touch $@
+
+.venv-lowest/.dev: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "the lower bounds are those of Python 3.11; try make PYTHON=python3.11 test-lowest")'
+	@echo "Setting up .venv-lowest (about a minute, once)"
+	$(PYTHON) -m venv --clear .venv-lowest
+	$(LOWEST)/python -m pip install --quiet --disable-pip-version-check "pip>=25.1"
+	$(LOWEST)/python tests/support_lowest.py > .venv-lowest/lowest.txt
+	$(LOWEST)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --constraint .venv-lowest/lowest.txt --editable . pytest pytest-cov pytest-xdist hypothesis
 	@touch $@

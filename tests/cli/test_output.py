@@ -70,7 +70,7 @@ def test_help_of_run_names_its_arguments_and_gives_examples_that_work(tmp_path: 
     done = command("run", "--help", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert all(word in done.stdout for word in ("--overwrite", "--runs", "KEY=VALUE"))
-    assert "tinyproto run configs/quickstart.yaml name=three 'seeds=[0,1,2]'" in done.stdout
+    assert "tinyproto run quickstart name=three 'seeds=[0,1,2]'" in done.stdout
     assert "'algorithms=[local,fedproto]'" in done.stdout
 
 

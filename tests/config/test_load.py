@@ -11,7 +11,7 @@ import yaml
 from torch import nn
 
 from tinyproto.config import Config, load_config, parse_config
-from tinyproto.config.load import SMALLEST
+from tinyproto.config.load import BUILT_IN, SMALLEST
 from tinyproto.data import from_arrays
 from tinyproto.errors import ConfigError, DataError
 
@@ -97,9 +97,30 @@ def test_an_override_that_is_not_yaml_is_refused_by_name(base: Path) -> None:
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "nothing.yaml") == f"no config file at {tmp_path / 'nothing.yaml'}; {SMALLEST}"
+    missing = tmp_path / "nothing.yaml"
+    remedy = f"name a built-in one (quickstart, federation) or write it: {SMALLEST}"
+    assert refusal(missing) == f"no config file at {missing}; {remedy}"
     (tmp_path / "smallest.yaml").write_text("\n".join(re.findall(r"`(.*?)`", SMALLEST)))
     assert [entry.label for entry in load_config(tmp_path / "smallest.yaml").algorithms] == ["local", "tinyproto_ft"]
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_built_in_config_is_found_by_its_name_from_any_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).mkdir()  # a folder that happens to be called so
+    in_the_repository = Path(__file__).parents[2] / "configs" / f"{name}.yaml"
+    assert load_config(Path(name)).resolved() == load_config(in_the_repository).resolved()
+    assert load_config(Path(name), ["train.rounds=2"]).model.train.rounds == 2
+
+
+def test_a_file_takes_precedence_over_the_built_in_config_of_its_name(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(base.parent)
+    base.rename(base.parent / "quickstart")
+    assert load_config(Path("quickstart")).model.name == "trial"
 
 
 def test_a_folder_or_a_binary_file_is_refused_by_name(tmp_path: Path) -> None:

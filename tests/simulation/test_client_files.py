@@ -16,7 +16,7 @@ import torch
 
 from tinyproto.errors import ClientStateError
 from tinyproto.simulation.client_files import ClientFiles
-from tinyproto.simulation.tensor_files import digest
+from tinyproto.simulation.tensor_files import digest, disk_words
 
 PARTS = {"model": {"w": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(3)}, "received": {}}
 DIGESTS = {part: digest(tensors) for part, tensors in PARTS.items()}
@@ -100,6 +100,17 @@ prototypes: {dim: 10, cps_dim: 2}
 train: {rounds: 100000, client_memory: 1B}
 algorithms: [fedproto]
 """
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        'IoError(Os { code: 28, kind: StorageFull, message: "No space left on device" })',  # safetensors before 0.6
+        "I/O error: No space left on device (os error 28)",
+    ],
+)
+def test_of_a_full_disk_only_the_system_s_words_are_told(words: str) -> None:
+    assert disk_words(Exception(f"Error while serializing: {words}")) == "No space left on device"
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])

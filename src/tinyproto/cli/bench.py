@@ -58,7 +58,7 @@ def round(
 
     Examples:
 
-    - tinyproto bench round configs/quickstart.yaml 'algorithms=[tinyproto_ft]'
+    - tinyproto bench round quickstart 'algorithms=[tinyproto_ft]'
     - tinyproto bench round --trainers 'eager,eager*2' --rounds 3 --json
     """
     from tinyproto.cli.bench_round import bench_round

@@ -59,8 +59,8 @@ def split(
 
     Examples:
 
-    - tinyproto data split configs/quickstart.yaml
-    - tinyproto data split configs/quickstart.yaml partition.alpha=1 partition.num_clients=5 --json
+    - tinyproto data split quickstart
+    - tinyproto data split quickstart partition.alpha=1 partition.num_clients=5 --json
     """
     from tinyproto.cli.split import show_split
     from tinyproto.cli.terminal import Output

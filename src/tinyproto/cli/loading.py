@@ -34,7 +34,7 @@ class LoadingBar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.tasks:
+        if self.tasks and not self.bars.disable:
             self.bars.stop()
 
     def __call__(self, what: str, done: int, total: int) -> None:

@@ -48,7 +48,7 @@ def root(
 ) -> None:
     """Federated learning where every client keeps its own network and only tiny class prototypes travel.
 
-    Start with **tinyproto run CONFIG**: configs/quickstart.yaml of the repository, or a file of two lines,
+    Start with **tinyproto run quickstart**, a built-in config. Your own starts with two lines,
     **models: [small_cnn_a]** and **algorithms: [local, tinyproto_ft]**.
     """
 
@@ -72,10 +72,10 @@ def run(
 
     Examples:
 
-    - tinyproto run configs/quickstart.yaml
-    - tinyproto run configs/quickstart.yaml name=short train.rounds=10 'algorithms=[local,fedproto]'
-    - tinyproto run configs/quickstart.yaml name=three 'seeds=[0,1,2]'
-    - tinyproto run configs/quickstart.yaml name=kept keep_models=true
+    - tinyproto run quickstart
+    - tinyproto run quickstart name=short train.rounds=10 'algorithms=[local,fedproto]'
+    - tinyproto run quickstart name=three 'seeds=[0,1,2]'
+    - tinyproto run quickstart name=kept keep_models=true
     """
     with ending_at_once("nothing was recorded yet"):
         with importing():
@@ -268,7 +268,11 @@ def reproduce(
 def serve(
     config: Annotated[
         Path | None,
-        typer.Argument(metavar="CONFIG", help="A config file, or with --resume a run folder.", show_default=False),
+        typer.Argument(
+            metavar="CONFIG",
+            help="A config file, the built-in federation, or with --resume a run folder.",
+            show_default=False,
+        ),
     ] = None,
     overrides: Overrides = None,
     keys: Annotated[
@@ -341,7 +345,7 @@ def serve(
         init_keys(init, clients, host or [], output)
         return
     if config is None:
-        raise ConfigError("name a CONFIG, such as configs/federation.yaml, or make keys with --init")
+        raise ConfigError("name a CONFIG, such as the built-in federation, or make keys with --init")
     if overwrite and resume:
         raise ConfigError("--resume goes on with what is there, --overwrite replaces it; leave out one of them")
     from tinyproto.cli.serve import Asked, serve_config
@@ -410,7 +414,7 @@ def join(
     Examples:
 
     - tinyproto join --server coordinator.example.org:8443 --client-id 0 --data images --model small_cnn_a
-    - tinyproto join --server localhost:8443 --client-id 1 --share configs/federation.yaml --model small_cnn_b
+    - tinyproto join --server localhost:8443 --client-id 1 --share federation --model small_cnn_b
     """
     from tinyproto.flower.extra import require_flower
 

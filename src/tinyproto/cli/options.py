@@ -8,7 +8,10 @@ from typing import Annotated
 import typer
 
 ConfigFile = Annotated[
-    Path, typer.Argument(metavar="CONFIG", help="A config file, such as configs/quickstart.yaml.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="CONFIG", help="A config file, or the name of a built-in one, such as quickstart.", show_default=False
+    ),
 ]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Config keys to set, dotted.", show_default=False)

@@ -75,7 +75,8 @@ class Bars:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.bars.stop()
+        if not self.bars.disable:  # older releases of rich end bars that were never shown with an empty line
+            self.bars.stop()
 
 
 class Progress(Bars):

@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+import tinyproto
 from tinyproto.config.algorithms import AlgorithmEntry, resolve_algorithms
 from tinyproto.config.presets import PRESETS
 from tinyproto.config.schema import ConfigModel, FederationSection, RobustSection, WireSection
@@ -67,18 +68,32 @@ SMALLEST = "the smallest has two lines, `models: [small_cnn_a]` and `algorithms:
 """For who has no config yet; docs/configuration.md says the same."""
 
 
+BUILT_IN = ("quickstart", "federation")
+"""Configs that come with the package: configs/NAME.yaml of a checkout, and in a wheel beside this code."""
+
+
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a config file and apply `dotted.key=value` overrides."""
+    """Read a config file, or the built-in config of that name, and apply `dotted.key=value` overrides."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = _file(path).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"no config file at {path}; {SMALLEST}") from None
+        remedy = f"name a built-in one ({', '.join(BUILT_IN)}) or write it: {SMALLEST}"
+        raise ConfigError(f"no config file at {path}; {remedy}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the config file {path}: {error}") from error
     values = _yaml(text, str(path))
     if not isinstance(values, dict):
         raise ConfigError(f"{path} is not a config: it has to hold keys and values, such as `name: my_run`")
     return parse_config(overridden(values, overrides), source=str(path))
+
+
+def _file(path: Path) -> Path:
+    """Return the file of a built-in config if the path is just its name and no file is there; else the path."""
+    if str(path) not in BUILT_IN or path.is_file():
+        return path
+    package = Path(tinyproto.__file__).parent
+    in_wheel = package / "configs" / f"{path}.yaml"
+    return in_wheel if in_wheel.is_file() else package.parents[1] / "configs" / f"{path}.yaml"
 
 
 def overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

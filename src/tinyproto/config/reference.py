@@ -105,8 +105,13 @@ def _type(field: Schema, definitions: Schema) -> str:
     words = _WORDS.get(kind, kind)
     if field.get("items"):
         words += f" of {_type(field['items'], definitions)}"
-    bounds = ", ".join(form.format(field[name]) for name, form in _BOUNDS.items() if name in field)
+    bounds = ", ".join(form.format(_short(field[name])) for name, form in _BOUNDS.items() if name in field)
     return f"{words}{', ' if kind == 'array' else ' '}{bounds}" if bounds else words
+
+
+def _short(bound: float) -> float:
+    """Return 1 for 1.0: pydantic 2.7 writes the bounds of a number so, later ones as the schema gives them."""
+    return int(bound) if bound == int(bound) else bound
 
 
 def _default(key: str, field: Schema, section: Schema) -> str:

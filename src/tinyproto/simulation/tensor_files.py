@@ -103,6 +103,9 @@ def _digest_of(text: str) -> str:
 def disk_words(error: Exception) -> str:
     """What the system said was wrong with the disk, without what the library that wrote puts around it."""
     words = getattr(error, "strerror", None) or str(error)
+    quoted = re.search(r'IoError\(Os \{.* message: "(.*)" \}\)$', words)  # safetensors before 0.6
+    if quoted:
+        return quoted[1]
     return re.sub(r"^Error while serializing: (?:I/O error: )?|\s*\(os error \d+\)$", "", words)
 
 

@@ -1,0 +1,98 @@
+"""The wheel runs outside the repository: it is built, unpacked elsewhere and used from an empty folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+
+from support_cli import environment
+from tinyproto.config.load import BUILT_IN
+
+ROOT = Path(__file__).parents[2]
+CANNOT_BUILD = ("No module named pip", "No matching distribution found for hatchling")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel installed; its dependencies are those of this environment."""
+    folder = tmp_path_factory.mktemp("wheel")
+    built = pip("wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT))
+    if built.returncode and any(words in built.stdout for words in CANNOT_BUILD):
+        pytest.skip("building the wheel needs pip and, from a package index, hatchling")
+    assert built.returncode == 0, built.stdout
+    (wheel,) = folder.glob("*.whl")
+    installed = pip("install", "--no-deps", "--target", str(folder / "site"), str(wheel))
+    assert installed.returncode == 0, installed.stdout
+    return folder / "site"
+
+
+def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pip", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        check=False,
+    )  # fmt: skip
+
+
+def python(site: Path, cwd: Path, *arguments: str) -> str:
+    """What Python prints in a folder where `tinyproto` is the wheel's."""
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, env=environment(PYTHONPATH=os.fspath(site)), capture_output=True,
+        encoding="utf-8", check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def tinyproto(site: Path, cwd: Path, *arguments: str) -> str:
+    return python(site, cwd, "-m", "tinyproto", *arguments)
+
+
+def test_it_has_its_types_its_page_and_the_built_in_configs_as_in_the_repository(site: Path) -> None:
+    package = site / "tinyproto"
+    assert (package / "py.typed").is_file()
+    assert (package / "report" / "page.css").is_file()
+    for name in BUILT_IN:
+        config = Path("configs") / f"{name}.yaml"
+        assert (package / config).read_bytes() == (ROOT / config).read_bytes()
+
+
+def test_its_version_is_that_of_its_metadata(site: Path, tmp_path: Path) -> None:
+    (metadata,) = site.glob("tinyproto-*.dist-info")
+    assert tinyproto(site, tmp_path, "--version") == f"tinyproto {distribution('tinyproto').version}\n"
+    assert metadata.name == f"tinyproto-{distribution('tinyproto').version}.dist-info"
+
+
+def test_it_is_the_wheel_that_is_used_and_no_commit_is_claimed(site: Path, tmp_path: Path) -> None:
+    where = python(site, tmp_path, "-c", "import tinyproto; print(tinyproto.__file__)")
+    assert Path(where.strip()).is_relative_to(site)
+    assert "commit" not in json.loads(tinyproto(site, tmp_path, "doctor", "--json"))["tinyproto"]
+
+
+def test_a_new_user_runs_the_quickstart_and_reports_it_from_an_empty_folder(site: Path, tmp_path: Path) -> None:
+    assert "tinyproto run quickstart" in tinyproto(site, tmp_path, "--help")
+    assert "small_cnn_a" in tinyproto(site, tmp_path, "models")
+    quick = ("train.rounds=2", "partition.num_clients=4", "algorithms=[local,tinyproto_ft]")
+    told = json.loads(tinyproto(site, tmp_path, "run", "quickstart", *quick, "--json"))
+    assert told["run"] == str(Path("runs") / "quickstart")
+    assert "TinyProto-FT" in (tmp_path / "runs" / "quickstart" / "report.html").read_text(encoding="utf-8")
+    tinyproto(site, tmp_path, "run", "runs/quickstart/config.yaml", "name=again")  # the file to start one's own from
+    tinyproto(site, tmp_path, "report", "runs", "--out", "both.html")
+    assert (tmp_path / "both.html").is_file()
+
+
+def test_python_simulates_from_an_empty_folder(site: Path, tmp_path: Path) -> None:
+    script = "import tinyproto as tp; print(tp.simulate(algorithm='fedproto', num_clients=4, rounds=2, seed=0))"
+    assert "Result(fedproto, 2 rounds, 4 clients" in python(site, tmp_path, "-c", script)
+
+
+def test_what_needs_the_repository_says_so_in_a_sentence(site: Path, tmp_path: Path) -> None:
+    told = tinyproto(site, tmp_path, "bench", "round", "quickstart", "partition.num_clients=4", "--rounds", "1")
+    assert "The naive baseline is in a checkout's benchmarks/ only" in told
