@@ -62,7 +62,7 @@ def test_a_row_is_shortened_to_the_limit_and_others_keep_their_bits() -> None:
     assert torch.equal(shorten(rows, math.inf).values, rows.values)
 
 
-def test_at_the_longest_prototype_the_pull_on_a_feature_of_zero_is_two_in_each_owned_dimension() -> None:
+def test_at_the_longest_prototype_the_pull_on_a_feature_of_zero_is_one_in_each_owned_dimension() -> None:
     dim, width, weight = 50, 10, 10.0
     length = longest_prototype(dim, width, weight)
     target = torch.zeros(1, dim)
@@ -71,7 +71,7 @@ def test_at_the_longest_prototype_the_pull_on_a_feature_of_zero_is_two_in_each_o
     prototypes = Prototypes(target, torch.tensor([True]))
     (weight * mse_regulariser(feature, torch.tensor([0]), prototypes)).backward()  # type: ignore[no-untyped-call]
     assert feature.grad is not None
-    torch.testing.assert_close(feature.grad[0, :width], torch.full((width,), -2.0))
+    torch.testing.assert_close(feature.grad[0, :width], torch.full((width,), -1.0))
 
 
 def test_without_a_pull_any_length_will_do() -> None:

@@ -96,7 +96,7 @@ class TinyProtoFTHyper(SparseHyper, FedTGPHyper):
     """FedTGP's, CPS's and scaling's, and how long a prototype may become."""
 
     max_length: Annotated[
-        MaxLength, "R, above 0: uploads and global prototypes are shortened to it; `auto`: d·√s / λ; `null`: never"
+        MaxLength, "R, above 0: uploads and global prototypes are shortened to it; `auto`: d·√s / 2λ; `null`: never"
     ] = "auto"
 
     def __post_init__(self) -> None:

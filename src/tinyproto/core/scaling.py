@@ -27,12 +27,12 @@ def scale(prototypes: Prototypes, factor: float) -> Prototypes:
 
 
 def longest_prototype(dim: int, width: int, proto_weight: float) -> float:
-    """Return R = d·√s / λ, the length at which the pull on a feature of zero is 2 in each of the s dimensions.
+    """Return R = d·√s / 2λ, the length at which the pull on a feature of zero is 1 in each of the s dimensions.
 
-    The gradient of λ·MSE towards a prototype of a in each owned dimension is 2λa/d there, and a row of R has a = d/λ.
+    The gradient of λ·MSE towards a prototype of a in each owned dimension is 2λa/d there, and a row of R has a = d/2λ.
     Without a pull (λ = 0) features do not follow prototypes, and any length will do.
     """
-    return dim * math.sqrt(width) / proto_weight if proto_weight else math.inf
+    return dim * math.sqrt(width) / (2 * proto_weight) if proto_weight else math.inf
 
 
 def shorten(prototypes: Prototypes, length: float) -> Prototypes:
