@@ -16,6 +16,7 @@ from tinyproto.algorithms.base import Round
 from tinyproto.core.messages import Message
 from tinyproto.core.prototypes import Prototypes, class_means
 from tinyproto.data.federation import FederatedData
+from tinyproto.engine import round as round_module
 from tinyproto.engine.agreement import expected_frames
 from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.intake import check_scores
@@ -390,3 +391,11 @@ def test_a_frame_is_made_when_it_is_read_and_counts_once(quarters: FederatedData
     at_once, parts = simulation(quarters, build("tinyproto_ft")), simulation(quarters, build("tinyproto_ft"))
     parts.host = InParts(parts.loopback.clients, parts.loopback.shelf)
     assert [repr(played.record) for played in at_once.rounds()] == [repr(played.record) for played in parts.rounds()]
+
+
+def test_a_claimed_test_set_counts_for_at_most_a_multiple_of_the_median() -> None:
+    honest = {client: Message(metrics={"test_samples": 10.0, "correct_head": 9.0}) for client in range(4)}
+    boast = Message(metrics={"test_samples": 2.0**30, "correct_head": 0.0})
+    assert round_module._accuracy("head", honest, 10.0) == 0.9
+    assert round_module._accuracy("head", {**honest, 4: boast}, 10.0) == pytest.approx(36 / 140)
+    assert round_module._accuracy("head", {**honest, 4: boast}, None) == pytest.approx(0.0, abs=1e-6)
