@@ -35,6 +35,7 @@ def values_for(name: str, **more: Any) -> dict[str, Any]:
         "prototypes": {"dim": 20, "cps_dim": 3},
         "train": {"rounds": ROUNDS, "batch_size": 32, "device": "cpu"},
         "algorithms": [{"name": name, **hyper}],
+        "robust": {"defence": "none" if name == "fedkd" else "guard"},  # `auto` is guard here and none in a simulation
         **more,
     }
 

@@ -410,7 +410,9 @@ def test_bytes_at_the_socket_are_counted_by_client_and_round(tmp_path: Path) -> 
 
 
 def test_a_coordinator_says_what_was_derived_and_keeps_that_of_the_last_round(tmp_path: Path) -> None:
-    federation = small_federation(tmp_path)
+    federation = small_federation(
+        tmp_path, {**small_values(), "algorithms": [{"name": "tinyproto_fp", "aggregation": "sum"}]}
+    )
     federation.grid.changes[NODE + 2] = in_round(1, silent)
     coordinator = federation.play()
     classes, samples = 4, [info.counted_samples for info in coordinator.server.infos.values()]
