@@ -30,7 +30,8 @@ from tinyproto.tracking.environment import environment
 
 ROOT = Path(__file__).parents[1]
 METHODS = ("local", "tinyproto_ft")
-DATASETS = ("digits", "patterns")
+ROUNDS = {"digits": 50, "patterns": 100}
+DATASETS = tuple(ROUNDS)
 MIXED = ("plain_cnn", "small_cnn_a")
 """A network without normalisation beside one of ours, in one federation."""
 
@@ -43,7 +44,7 @@ class Case:
     network: str
     method: str
     seed: int
-    rounds: int = 100
+    rounds: int
 
 
 def config_of(case: Case, folder: Path) -> dict[str, Any]:
@@ -120,7 +121,6 @@ def main() -> None:
     """Train all cases, and write the records and the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=ROOT / "results/networks")
     asked = parser.parse_args()
@@ -129,7 +129,7 @@ def main() -> None:
     done = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
     known = {tuple(result[name] for name in Case.__dataclass_fields__) for result in done}
     wanted = [
-        Case(dataset, network, method, seed, asked.rounds)
+        Case(dataset, network, method, seed, ROUNDS[dataset])
         for seed in asked.seeds
         for dataset in reversed(DATASETS)
         for network in (*NETWORKS, "mixed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from flwr.proto.node_pb2 import NodeInfo
 
 from support import same_tensors
 from support_flower import NODE, InProcessGrid, doubled, frame_of, framed, in_round, silent, small_federation
+from support_members import small_values
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.task import State
 from tinyproto.flower.coordinator import Coordinator
@@ -265,3 +267,22 @@ def test_a_way_that_is_blocked_for_a_moment_is_tried_again(tmp_path: Path) -> No
     federation.play()
     assert not blocked
     assert [record["refused"] for record in federation.records()] == [{}] * len(federation.records())
+
+
+def test_the_guard_of_a_federation_sets_an_inflated_upload_aside_and_says_so(tmp_path: Path) -> None:
+    federation = small_federation(tmp_path, {**small_values("fedproto", clients=4), "models": ["small_cnn_a"]})
+    coordinator = federation.coordinator()
+    expected = expectation_of(coordinator)
+
+    def inflated(asked: Message, reply: Message) -> Iterable[tuple[float, Message]]:
+        decoded = open_frame(frame_of(reply), expected, BAD, ROUND, (Kind.UPDATE,))
+        assert decoded.message.rows is not None
+        rows = decoded.message.rows._replace(values=1e3 * decoded.message.rows.values)
+        frame = encode(decoded.header, replace(decoded.message, rows=rows))
+        return [(0.0, framed(asked, {"frame": frame}))]
+
+    federation.grid.changes[NODE + BAD] = in_round(ROUND, inflated)
+    coordinator.run()
+    aside = federation.records()[ROUND - 1]["distrusted"]
+    assert aside.keys() == {str(BAD)}
+    assert federation.events("concluded")[ROUND - 1]["distrusted"] == aside

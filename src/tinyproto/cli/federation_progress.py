@@ -86,6 +86,8 @@ class FederationProgress(Bars):
             self.bars.update(self._bar, completed=event["round"])
         self._state(self._doing)
         who = "" if closing else f"{counted(len(event['participants']), 'client')}{without}, "
+        if distrusted := event.get("distrusted"):
+            who += f"uploads set aside in part or whole: {', '.join(distrusted)}, "
         self.output.say(f"{name}: {who}{event['seconds']:.1f} s{f', {reached}' if reached else ''}")
 
     def _derived(self, event: dict[str, Any]) -> None:

@@ -224,6 +224,7 @@ class Coordinator:
             "concluded", round=record.round, closing=record.closing or None, participants=list(record.participants),
             accuracy=record.accuracy, seconds=played.seconds["total"], ignored=dict(self.channel.ignored) or None,
             refused={str(client): reason for client, reason in record.refused.items()} or None,
+            distrusted={str(client): rows for client, rows in record.distrusted.items()} or None,
         )  # fmt: skip
 
     def _finish(self, played: list[PlayedRound]) -> None:
