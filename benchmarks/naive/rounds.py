@@ -159,7 +159,7 @@ class NaiveFederation:
             label: statistics.fmean(float(upload[label].norm()) for upload in uploads if label in upload)
             for label in means
         }
-        return {label: row * (typical / lengths[label]) for label, row in means.items()}
+        return {label: row * (typical / lengths[label] if lengths[label] else 0.0) for label, row in means.items()}
 
     def _trained(self, uploads: Sequence[Rows]) -> Rows:
         if self._scales:

@@ -145,6 +145,14 @@ def test_a_class_that_few_of_its_holders_sent_is_as_long_as_one_that_all_sent() 
     torch.testing.assert_close(lengths[0], lengths[1])
 
 
+def test_a_class_whose_rows_are_all_zero_has_a_row_of_zeros() -> None:
+    rows = rows_of(6.0, [0, 1])
+    rows.values[1] = 0.0
+    state = weighed_state([update(rows, 0, samples=10, classes=2)])
+    assert state["present"].tolist() == [True, True, False, False]
+    assert not state["values"][1].any()
+
+
 def test_who_does_not_take_part_keeps_its_share_of_the_sums() -> None:
     left, right = torch.eye(S)[0], torch.eye(S)[1]  # two clients that point elsewhere
 

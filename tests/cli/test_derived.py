@@ -15,7 +15,7 @@ from tinyproto.experiment import Experiment
 from tinyproto.wire.values import WireSettings
 
 BUDGET = "{name: tinyproto_ft, label: budget, server_epochs: 2, byte_budget: 400B, wire: {up: int8, down: int8}}"
-GIVEN = "{name: tinyproto_fp, label: given, cps_dim: 4, global_scale: 0.01}"
+GIVEN = "{name: tinyproto_fp, label: given, cps_dim: 4, aggregation: sum, global_scale: 0.01}"
 SHORT = (f"algorithms=[{BUDGET}, {GIVEN}]", "seeds=[0]", "train.participation=0.6", "models=[small_cnn_c]")
 
 

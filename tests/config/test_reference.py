@@ -78,7 +78,8 @@ def test_types_bounds_defaults_and_presets_are_told() -> None:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_hyper_parameters_are_those_that_a_config_gets(name: str, preset: str) -> None:
     known = {field.name for field in fields(ALGORITHMS[name].hyper)}
-    given: dict[str, object] = {"name": name} | ({"global_scale": 1.0} if "global_scale" in known else {})
+    asked = "global_scale" in known and preset != "sound"  # where it has no default on these data
+    given: dict[str, object] = {"name": name} | ({"global_scale": 1.0} if asked else {})
     config = parse_config({"preset": preset, "models": ["small_cnn_a"], "algorithms": [given]})
     told = rows(f"### `{name}`") if known else {}
     for key, value in asdict(config.algorithms[0].hyper).items():

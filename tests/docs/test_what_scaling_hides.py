@@ -165,7 +165,7 @@ def small(algorithm: dict[str, Any], rounds: int = 2, **changes: Any) -> Experim
 
 
 def test_the_tap_sees_what_clients_uploaded_and_changes_nothing() -> None:
-    experiment = small({"name": "tinyproto_fp"})
+    experiment = small({"name": "tinyproto_fp", "aggregation": "sum"})
     (cell,) = experiment.cells
     host = example.Tapped(experiment.loopback(cell))
     simulation = experiment.simulation(cell, host)

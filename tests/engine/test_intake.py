@@ -54,7 +54,7 @@ def test_gathering_gives_the_records_and_the_state_of_all_at_once_to_the_bit(
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"aggregation": "mean"}, {"global_scale": 0.5}, {"scaling": "none"}],
+    [{}, {"aggregation": "mean"}, {"aggregation": "sum"}, {"scaling": "none"}],
     ids=lambda changes: str(changes),
 )
 def test_every_rule_of_tinyproto_concludes_as_it_aggregates(changes: dict[str, Any]) -> None:

@@ -149,7 +149,7 @@ def test_factors_whose_product_no_client_would_accept_are_dropped(quarters: Fede
 
 
 def test_where_no_upload_is_to_blame_the_state_of_the_round_before_stays(quarters: FederatedData) -> None:
-    played = federation(quarters, "tinyproto_fp", global_scale=1e12)
+    played = federation(quarters, "tinyproto_fp", aggregation="sum", global_scale=1e12)
     before = {name: value.clone() for name, value in played.server.state.items()}
     record = rounds_of(played, lambda message: message, set())[0]
     assert record.participants == ()
@@ -158,7 +158,7 @@ def test_where_no_upload_is_to_blame_the_state_of_the_round_before_stays(quarter
     with pytest.raises(
         LeftOutError, match=r"left out all clients: .*lower algorithms.proto_weight, then algorithms.gl"
     ):
-        list(federation(quarters, "tinyproto_fp", global_scale=1e12).rounds())
+        list(federation(quarters, "tinyproto_fp", aggregation="sum", global_scale=1e12).rounds())
 
 
 @pytest.mark.parametrize("name", ["fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft", "feddistill"])

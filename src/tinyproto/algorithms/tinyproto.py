@@ -143,7 +143,8 @@ class ScaleAndSparsify:
         if self.scaling == "none":
             return simple_mean(gathered.sums)
         if self.weighed:
-            return weighed_mean(gathered.sums.sums, gathered.sums.lengths, median(gathered.mean_lengths))
+            sums = gathered.sums
+            return weighed_mean(sums.sums, sums.lengths, median(gathered.mean_lengths), sums.holders > 0)
         merge = count_scaled_sum if self.aggregation == "sum" else count_scaled_mean
         return scaling.scale(
             merge(gathered.sums), self.merging_scale(gathered.counted_classes, gathered.counted_samples)
@@ -279,7 +280,8 @@ class WeighedServer(StreamingServer):
         if not gathered.uploads:
             return state
         running = RunningSums(state["sums"], state["lengths"], state["seen"]).after(gathered.sums, gathered.clients)
-        rows = weighed_mean(running.sums, running.lengths, median(gathered.mean_lengths))
+        present = state["present"] | (gathered.sums.holders > 0)
+        rows = weighed_mean(running.sums, running.lengths, median(gathered.mean_lengths), present)
         return {**rows._asdict(), "sums": running.sums, "lengths": running.lengths, "seen": running.seen}
 
 

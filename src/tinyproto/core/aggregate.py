@@ -142,15 +142,14 @@ def count_scaled_sum(scaled: Uploads) -> Prototypes:
     return _folded(scaled).sum()
 
 
-def weighed_mean(sums: Tensor, lengths: Tensor, typical: float) -> Prototypes:
-    """Return ℓ · Σ_i n_ij ĉ_ij / Σ_i ‖n_ij ĉ_ij‖, (K, w) over (K,), of the classes that anyone sent.
+def weighed_mean(sums: Tensor, lengths: Tensor, typical: float, present: Tensor) -> Prototypes:
+    """Return ℓ · Σ_i n_ij ĉ_ij / Σ_i ‖n_ij ĉ_ij‖, (K, w) over (K,), of the classes present.
 
     Where all prototypes of a class have the length ℓ, Σ_i ‖n_ij ĉ_ij‖ = ℓ Σ_i n_ij over who sent it, so this is their
-    mean weighted by n_ij, and no n_ij is needed. It is never longer than ℓ.
+    mean weighted by n_ij, and no n_ij is needed. It is never longer than ℓ, and zero where all rows are zero.
     """
-    present = lengths > 0
-    means = sums * (typical / torch.where(present, lengths, torch.ones_like(lengths))).unsqueeze(1)
-    return Prototypes(means.float() * present.unsqueeze(1), present)
+    factors = torch.where(lengths > 0, typical / lengths, torch.zeros_like(lengths))
+    return Prototypes((sums * factors.unsqueeze(1)).float() * present.unsqueeze(1), present)
 
 
 def keep_last(new: Prototypes, last: Prototypes) -> Prototypes:
