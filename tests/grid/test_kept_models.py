@@ -212,7 +212,9 @@ def test_a_full_disk_is_an_error_that_names_the_file_and_the_run_can_be_resumed(
 
 
 def test_networks_of_cells_beyond_a_failed_one_are_there(tmp_path: Path) -> None:
-    asked = experiment(tmp_path, "algorithms=[{name: fedproto, proto_weight: 1.0e9}, lg_fedavg]")
+    asked = experiment(
+        tmp_path, "algorithms=[{name: fedproto, proto_weight: 1.0e9}, lg_fedavg]", "train.max_left_out=0.0"
+    )
     for play in (partial(grid.run, asked, tmp_path / "runs"), partial(grid.resume, asked, tmp_path / "runs" / "trial")):
         with pytest.raises(CellsFailed, match="1 cell failed"):
             play()
