@@ -4,7 +4,7 @@ BIN := .venv/bin
 FLOWER := .venv-flower/bin
 COVERED := core algorithms wire engine
 
-.PHONY: run test test-all test-flower test-flower-all docs format clean
+.PHONY: run test test-all test-flower test-flower-all soak docs format clean
 
 run: .venv/.core
 	$(BIN)/tinyproto run configs/quickstart.yaml --overwrite
@@ -27,6 +27,10 @@ test-flower: .venv-flower/.dev
 test-flower-all: .venv-flower/.all
 	$(FLOWER)/mypy
 	$(FLOWER)/pytest -n 2 -m flower
+
+# Under 15 minutes on 2 cores; docs/reliability.md has the figures of the last one.
+soak: .venv/.core
+	$(BIN)/python -m benchmarks.soak
 
 docs: .venv/.dev
 	$(BIN)/python -X utf8 -m tinyproto.config.reference > docs/configuration.md.new

@@ -31,7 +31,7 @@ from tinyproto.errors import WireError
 from tinyproto.wire.codec import METRIC_CODES, Decoded, encode
 from tinyproto.wire.frame import HEADER_BYTES, Header, Kind
 from tinyproto.wire.validate import ABSURD_METRIC, LONGEST_DOWNLOAD, LONGEST_UPLOAD, Expectation, open_frame
-from tinyproto.wire.values import BY_CODE, FLOAT16, INT4, INT8, VALUE_TYPES, Coding, ValueType, WireSettings, as_matrix
+from tinyproto.wire.values import BY_CODE, FLOAT16, INT8, VALUE_TYPES, Coding, ValueType, WireSettings, as_matrix
 
 FRAMES = 1_000_000
 AT_ONCE = 2
@@ -61,7 +61,14 @@ class Good(NamedTuple):
 def good_frames() -> list[Good]:
     """Build frames of all kinds, contents, value types and roundings."""
     names = list(VALUE_TYPES)
-    shapes = {"bias": (3,), "gain": (), "low": (4, 6), "low.u": (4, AtMost(3)), "low.v": (AtMost(3), 6), "net": (2, 3, 2)}
+    shapes = {
+        "bias": (3,),
+        "gain": (),
+        "low": (4, 6),
+        "low.u": (4, AtMost(3)),
+        "low.v": (AtMost(3), 6),
+        "net": (2, 3, 2),
+    }
     draws = torch.Generator().manual_seed(0)
     found = []
     for rounding in ("nearest", "stochastic"):

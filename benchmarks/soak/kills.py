@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import subprocess
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.soak import Line, Verdict
-from benchmarks.soak.runs import LONGEST, differing, finish, kill, reference, start, write_config
+from benchmarks.soak.runs import LONGEST, differing, finish, kill, reference, scratch, start, write_config
 from tinyproto.errors import DamagedError
 from tinyproto.simulation.tensor_files import sealed_facts
 
@@ -134,9 +133,8 @@ class Chain:
 
 def soak(seed: int, kills: int = KILLS, rounds: int = ROUNDS) -> Verdict:
     """Run the part: so many kills with one process, and as many with two workers."""
-    line = Line("kills")
-    with tempfile.TemporaryDirectory(prefix="tinyproto-soak-") as name:
-        folder = Path(name)
+    line, verdict = Line("kills"), Verdict()
+    with scratch(verdict) as folder:
         expected = reference(folder / "alone", rounds=rounds, seed=seed)
         chains = [Chain(folder / f"workers-{workers}", workers, seed, expected, rounds) for workers in WORKERS]
 
@@ -145,11 +143,12 @@ def soak(seed: int, kills: int = KILLS, rounds: int = ROUNDS) -> Verdict:
 
         with ThreadPoolExecutor(len(chains)) as threads:
             done = list(threads.map(lambda chain: chain.play(kills, told), chains))
+        verdict.failures += [failure for chain in done for failure in chain.failures]
     line.end()
     places = sum((chain.places for chain in done), Counter[str]())
-    figures = {
+    verdict.figures = {
         "kills": {chain.name: chain.places.total() for chain in done},
         "runs that ended": sum(chain.completed for chain in done),
         "by place": dict(places.most_common()),
     }
-    return Verdict(figures, [failure for chain in done for failure in chain.failures])
+    return verdict

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.soak import Line, Verdict
-from benchmarks.soak.runs import LONGEST, differing, finish, kill, reference, start, write_config
+from benchmarks.soak.runs import LONGEST, differing, finish, kill, reference, scratch, start, write_config
 
 TIMES = 4
 ROUNDS = 20
@@ -21,8 +20,7 @@ def soak(seed: int, times: int = TIMES, rounds: int = ROUNDS) -> Verdict:
     """Run the part."""
     line, verdict, draws = Line("resumes"), Verdict(), random.Random(seed)
     refused = 0
-    with tempfile.TemporaryDirectory(prefix="tinyproto-soak-") as name:
-        folder = Path(name)
+    with scratch(verdict) as folder:
         expected = reference(folder / "alone", rounds=rounds, seed=seed)
         for number in range(1, times + 1):
             line.show(f"{number} of {times}")

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from benchmarks.soak import Verdict
 
 CONFIG = """\
 name: trial
@@ -20,6 +26,19 @@ seeds: [{seed}]
 """
 COMPARED = ("rounds.jsonl", "prototypes.safetensors")
 LONGEST = 300.0  # seconds for any run; beyond, it hangs
+
+
+@contextmanager
+def scratch(verdict: Verdict) -> Iterator[Path]:
+    """Make a folder for a part's runs; after failures it stays, and the verdict names it."""
+    folder = Path(tempfile.mkdtemp(prefix="tinyproto-soak-"))
+    try:
+        yield folder
+    finally:
+        if verdict.failures:
+            verdict.failures.append(f"the runs are kept in {folder}")
+        else:
+            shutil.rmtree(folder)
 
 
 def write_config(folder: Path, *, rounds: int, workers: int, seed: int) -> None:
