@@ -1,4 +1,4 @@
-"""A full disk while a run writes: one sentence and exit status 2, and with space again a resume ends as one undisturbed.
+"""A full disk while a run writes: one sentence and exit status 2; with space again, a resume ends as if undisturbed.
 
 The run folder lies on a small disk in memory, which takes the right to mount. It is too small from the start, or it is
 filled after a random record and kept full. Without that right, a limit on the size of files takes its place.

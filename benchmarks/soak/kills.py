@@ -97,14 +97,14 @@ class Chain:
     def _survives(self, process: subprocess.Popen[str]) -> bool:
         """Wait for a random moment; return True if the process ended before."""
         kind = self.draws.choices(("start", "opening", "record"), (1, 2, 5))[0]
-        began, opened, seen = time.monotonic(), self._opened(), state(self.run)
+        began, opened, recorded = time.monotonic(), self._opened(), self._recorded()
         longest = {"start": FROM_START, "opening": FROM_OPENING, "record": FROM_RECORD}[kind]
         delay = self.draws.uniform(0, longest)
         while process.poll() is None and time.monotonic() - began < LONGEST:
             if (
                 kind == "start"
                 or (kind == "opening" and self._opened() != opened)
-                or (kind == "record" and self._opened() != opened and state(self.run) != seen)
+                or (kind == "record" and self._recorded() > recorded)
             ):
                 break
             time.sleep(0.01)
@@ -120,6 +120,16 @@ class Chain:
             return self.lock.stat().st_mtime_ns
         except FileNotFoundError:
             return 0
+
+    def _recorded(self) -> int:
+        """Return how many bytes of records the run has."""
+        sizes = 0
+        for file in (self.run / "rounds.jsonl", *self.run.glob("cells/*/rounds.jsonl")):
+            try:
+                sizes += file.stat().st_size
+            except FileNotFoundError:  # not there yet, or moved to the run's own
+                continue
+        return sizes
 
     def _check_end(self, process: subprocess.Popen[str]) -> None:
         status, said = finish(process)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import tinyproto
 from benchmarks.soak import Verdict
 
 CONFIG = """\
@@ -50,8 +51,9 @@ def write_config(folder: Path, *, rounds: int, workers: int, seed: int) -> None:
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """Start `tinyproto` with these arguments in a folder, as the leader of a process group."""
     command = [sys.executable, "-m", "tinyproto", *arguments]
+    same = {**os.environ, "PYTHONPATH": str(Path(tinyproto.__file__).parents[1])}  # the package that is imported here
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    return subprocess.Popen(command, cwd=folder, env=same, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:

@@ -30,7 +30,7 @@ a bfloat16 adds less than 2⁻⁷ of it, so `max` is more than 127 / (1 + 2⁻�
 rounding cuts off less than one. So some integer of the row has magnitude 126 or 127 (6 or 7), and some value of float16
 2¹⁴ … 2¹⁵. Only the smallest scale, 2⁻¹²⁶, may come with less, and only scale 0 with zeros alone. Refused are rows too
 small for their scale, −128 and −8, padding other than 0, scales that are negative, subnormal, larger than a float32 row
-needs or, for float16, no power of two, and values of float16 that its smallest scale brings between two float32 numbers.
+needs or, for float16, no power of two, and values of float16 that 2⁻¹²⁶ brings between two float32 numbers.
 
 Encoding what was decoded again, to nearest, gives the same bytes for float32, for bfloat16 but for NaN, and for scaled
 rows whose largest magnitude is 127, 7 or below 2¹⁵. A row of int8 at 126 would get a smaller scale and one of float16
@@ -323,7 +323,8 @@ def _check_rows(kind: ValueType, scales: NDArray[np.uint16], written: NDArray[An
 
 def _between(magnitudes: NDArray[np.uint16]) -> NDArray[np.bool_]:
     """Find the values of float16 that 2⁻¹²⁶ brings between two float32 numbers: odd multiples of 2⁻²⁴ below 2⁻¹³."""
-    return (magnitudes < _HALF_LIMIT) & (magnitudes & 1 == 1)
+    between: NDArray[np.bool_] = (magnitudes < _HALF_LIMIT) & (magnitudes & 1 == 1)
+    return between
 
 
 def _fault(kind: ValueType, row: int, bits: int, largest: int) -> str:
