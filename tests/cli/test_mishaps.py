@@ -113,22 +113,36 @@ def test_going_on_with_a_finished_run_without_its_summary_does_not_tell_to_go_on
     )
 
 
-def test_a_full_disk_ends_a_run_with_one_sentence_and_whole_lines(tmp_path: Path) -> None:
-    config = tmp_path / "long.yaml"
-    config.write_text(CONFIG)
-    command = [sys.executable, "-m", "tinyproto.cli.main", "run", str(config), "--runs", str(tmp_path / "runs")]
+def with_files_of(most: int, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command with files of at most so many bytes, as on a disk that is nearly full."""
 
     def limit() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
-    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit, timeout=60, check=False)
+    command = [sys.executable, "-m", "tinyproto.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, preexec_fn=limit, timeout=60, check=False, cwd=cwd)
+
+
+def test_a_full_disk_ends_a_run_with_one_sentence_and_whole_lines(tmp_path: Path) -> None:
+    (tmp_path / "long.yaml").write_text(CONFIG)
+    done = with_files_of(5000, "run", "long.yaml", cwd=tmp_path)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "tinyproto: error: 1 cell failed (FedProto, seed 0: cannot write" in done.stderr
     lines = (tmp_path / "runs" / "long" / "cells" / "001-fedproto-0" / "rounds.jsonl").read_text()
     assert lines.endswith("}\n")
     assert 0 < len(lines) <= 5000
+
+
+def test_a_report_that_cannot_be_written_does_not_hide_which_cells_failed(tmp_path: Path) -> None:
+    (tmp_path / "long.yaml").write_text(CONFIG)
+    asked = ["train.rounds=2", "seeds=[0]", "train.max_left_out=0"]
+    algorithms = "algorithms=[local, {name: fedproto, proto_weight: 1.0e9}]"
+    done = with_files_of(20_000, "run", "long.yaml", algorithms, *asked, cwd=tmp_path)
+    assert done.returncode == 2
+    assert not (tmp_path / "runs" / "long" / "report.html").exists()
+    assert done.stderr.splitlines()[-1].startswith("tinyproto: error: 1 cell failed (FedProto, seed 0: round 2 left")
 
 
 def test_training_that_diverges_ends_with_a_sentence_that_names_client_and_remedy(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -19,8 +20,9 @@ from support_cli import tree
 from support_grid import StopsAfter, assert_same, make_experiment
 from tinyproto import grid
 from tinyproto.config import Config, load_config
+from tinyproto.engine.round import ClientRecord
 from tinyproto.errors import CellsFailed, CheckpointError, RunFolderError
-from tinyproto.experiment import Experiment
+from tinyproto.experiment import Cell, Experiment
 from tinyproto.report.runs import read_run
 from tinyproto.reproduce.records import finished_cells
 from tinyproto.simulation.checkpoint import SCHEMA_VERSION, load_newest
@@ -56,6 +58,31 @@ def test_a_stopped_run_resumes_to_the_same_end(tmp_path: Path, undisturbed: Path
         grid.run(experiment(tmp_path), tmp_path / "runs", observer=StopsAfter(rounds))
     folder = grid.resume(experiment(tmp_path), tmp_path / "runs" / "trial")
     assert_same(folder, undisturbed)
+
+
+class HoldsClients(StopsAfter):
+    """Counts the records of clients of earlier rounds that are still in memory."""
+
+    def __init__(self, rounds: int) -> None:
+        super().__init__(rounds)
+        self.seen: list[weakref.ref[ClientRecord]] = []
+        self.alive: list[int] = []
+
+    def played(self, cell: Cell, played: PlayedRound) -> None:
+        self.alive.append(sum(found() is not None for found in self.seen))
+        super().played(cell, played)
+        self.seen += [weakref.ref(client) for client in played.record.clients.values()]
+
+
+def test_a_run_and_a_resumed_one_keep_no_clients_of_earlier_rounds_in_memory(tmp_path: Path) -> None:
+    first, second = HoldsClients(5), HoldsClients(1000)
+    one = ("train.rounds=8", "algorithms=[fedproto]", "seeds=[0]")
+    with pytest.raises(KeyboardInterrupt):
+        grid.run(experiment(tmp_path, *one), tmp_path / "runs", observer=first)
+    grid.resume(experiment(tmp_path, *one), tmp_path / "runs" / "trial", observer=second)
+    assert len(first.seen) > 5
+    assert len(second.seen) > 3
+    assert max(first.alive + second.alive) <= 3  # those of the round before
 
 
 def test_a_run_begun_before_there_were_types_and_budgets_goes_on(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -31,6 +32,14 @@ def test_the_commit_is_told_and_a_change_anywhere_in_the_package_marked(checkout
     assert source_commit() == commit
     (checkout / "core" / "cps.py").write_text("changed = True\n")
     assert source_commit() == f"{commit}-modified"
+
+
+def test_asking_for_the_commit_writes_nothing_that_a_kill_could_leave_in_the_checkout(checkout: Path) -> None:
+    index = checkout.parent.parent / ".git" / "index"
+    os.utime(checkout / "core" / "cps.py", (1, 1))  # git would write down the new time, under index.lock
+    before = index.stat().st_mtime_ns
+    source_commit()
+    assert index.stat().st_mtime_ns == before
 
 
 def test_a_package_outside_a_checkout_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,19 @@ def test_values_of_float16_beyond_its_row_are_refused() -> None:
         refused(mutated, "rows values: scale 0 is .*, but the largest magnitude of its row is")
 
 
+def test_a_value_of_float16_that_no_float32_has_is_refused() -> None:
+    small = 2.0**-128  # the scale is the smallest, 2⁻¹²⁶; with 2⁻²⁴ it gives 2⁻¹⁵⁰, and float32 ends at 2⁻¹⁴⁹
+    for values, place in ((row(small, small), VALUES + 2), (row(2.0**-112, small), VALUES + 2), (row(small), VALUES)):
+        for bits, passes in ((0x0001, False), (0x8007, False), (0x0401, False), (0x0002, True), (0x0802, True)):
+            mutated = body(values, FLOAT16)
+            struct.pack_into("<H", mutated, place, bits)
+            if passes:
+                decoded = decode(pack(HEADER, bytes(mutated))).message
+                assert body(decoded, FLOAT16) == mutated
+            else:
+                refused(mutated, "rows values: scale 0 is .*: it brings a value of its row between two float32 numbers")
+
+
 def test_a_diverged_row_has_one_form() -> None:
     for kind in (FLOAT16, INT8, INT4):
         for value in (float("nan"), float("inf")):

@@ -59,7 +59,11 @@ def _watch(experiment: Experiment, folder: Path, output: Output, play: Callable[
                     play(progress)
             except CellsFailed as failed:
                 failure = failed
-            conclude(output, config, folder, failure)
+            try:
+                conclude(output, config, folder, failure)
+            except RunFolderError:  # such as the same full disk
+                if failure is None:
+                    raise
         except KeyboardInterrupt:
             raise Interrupted(f"go on with: tinyproto resume {folder}", stop.status) from None
     if failure is not None:

@@ -122,7 +122,7 @@ class Coordinator:
         for number in range(first, total + 2):
             round_ = self._play(Round(number, total), hellos)
             hellos = Meter()
-            played.append(round_)
+            played.append(round_.for_summary())
             self.folder.append_round(self.identity, round_)
             if not round_.record.closing:
                 checkpoints.save(0, number + 1, self)
@@ -152,7 +152,7 @@ class Coordinator:
         if checkpoint is None:
             return []
         restore(self, checkpoint)
-        return folder.read_rounds(self.identity)
+        return [round_.for_summary() for round_ in folder.read_rounds(self.identity)]
 
     @property
     def _begun_with(self) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def _play(
     first = len(played) + 1
     for round_ in simulation.rounds(first):
         folder.append_round(identity, round_)
-        played.append(round_)
+        played.append(round_.for_summary())
         if derived := first_derived(simulation.server, round_.record, first):
             observer.derived(cell, derived, first)
         observer.played(cell, round_)
@@ -95,7 +95,7 @@ def _go_back_to_checkpoint(
     if checkpoint is None:
         return []
     restore(simulation, checkpoint)
-    return folder.read_rounds(identity)
+    return [round_.for_summary() for round_ in folder.read_rounds(identity)]
 
 
 def _mark(checkpoints: Checkpoints, next_round: int, simulation: Simulation, *, stop: bool) -> None:

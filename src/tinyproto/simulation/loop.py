@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -67,6 +67,11 @@ class PlayedRound:
     notes: tuple[str, ...] = ()  # on how it was executed
     steps: Steps | None = None  # of the clients, where their host knows
     sockets: Mapping[int, Mapping[Direction, int]] | None = None  # bytes on the network by client, where there is one
+
+    def for_summary(self) -> PlayedRound:
+        """Return what a summary reads of it; without the clients, a run of many rounds keeps far less in memory."""
+        record = replace(self.record, clients={}, loss={}, server={})
+        return PlayedRound(record, self.seconds, sockets=self.sockets)
 
 
 def make_loopback(

@@ -67,7 +67,12 @@ def source_commit() -> str | None:
     def git(*arguments: str) -> str | None:
         try:
             done = subprocess.run(
-                ("git", *arguments), cwd=package, capture_output=True, text=True, timeout=5, check=True
+                ("git", "--no-optional-locks", *arguments),
+                cwd=package,
+                capture_output=True,
+                text=True,
+                timeout=5,
+                check=True,
             )
         except (OSError, subprocess.SubprocessError):
             return None

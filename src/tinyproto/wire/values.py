@@ -29,8 +29,8 @@ Decoding refuses scaled rows that no rounding of any float32 row gives. For the 
 a bfloat16 adds less than 2⁻⁷ of it, so `max` is more than 127 / (1 + 2⁻⁷) > 126 or 7 / (1 + 2⁻⁷) > 6 steps; stochastic
 rounding cuts off less than one. So some integer of the row has magnitude 126 or 127 (6 or 7), and some value of float16
 2¹⁴ … 2¹⁵. Only the smallest scale, 2⁻¹²⁶, may come with less, and only scale 0 with zeros alone. Refused are rows too
-small for their scale, −128 and −8, padding other than 0, and scales that are negative, subnormal, larger than a float32
-row needs or, for float16, no power of two.
+small for their scale, −128 and −8, padding other than 0, scales that are negative, subnormal, larger than a float32 row
+needs or, for float16, no power of two, and values of float16 that 2⁻¹²⁶ brings between two float32 numbers.
 
 Encoding what was decoded again, to nearest, gives the same bytes for float32, for bfloat16 but for NaN, and for scaled
 rows whose largest magnitude is 127, 7 or below 2¹⁵. A row of int8 at 126 would get a smaller scale and one of float16
@@ -66,8 +66,10 @@ _MAGNITUDE, _EXPONENT = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
 _INFINITY = 0x7F800000
 _QUIET_NAN = np.uint16(0x7FC0)
 _SMALLEST_BITS = np.uint16(0x0080)  # of the smallest scale, as a bfloat16
+_POWER_AFTER = np.uint16(0x0100)  # the next power of two
 _FRACTION = np.uint16(0x007F)  # of a bfloat16
 _HALF_MAGNITUDE = np.uint16(0x7FFF)  # of a float16
+_HALF_LIMIT = np.uint16(0x0800)  # 2⁻¹³, as a float16
 
 
 @dataclass(frozen=True)
@@ -277,6 +279,7 @@ def _times(values: Floats, scales: Floats) -> Floats:
 class _Limits(NamedTuple):
     """What a scaled row may hold, as bits of scales and of magnitudes."""
 
+    smallest: np.uint16  # scale of which every value has a product in float32
     scale: int  # the largest
     least: int  # of the row's largest magnitude, unless the scale is the smallest
     most: int
@@ -285,11 +288,11 @@ class _Limits(NamedTuple):
 
 def _limits(largest: int) -> _Limits:
     scale = _step(np.array([_INFINITY - 1], np.uint32), largest)
-    return _Limits(int(scale.view(np.uint32)[0]) >> 16, largest - 1, largest, 1)
+    return _Limits(_SMALLEST_BITS, int(scale.view(np.uint32)[0]) >> 16, largest - 1, largest, 1)
 
 
 _LIMITS = {
-    "float16": _Limits(scale=127 + 113 << 7, least=0x7400, most=0x7800, one=0x3C00),  # 2¹¹³, 2¹⁴, 2¹⁵, 1
+    "float16": _Limits(_POWER_AFTER, scale=127 + 113 << 7, least=0x7400, most=0x7800, one=0x3C00),  # 2¹¹³, 2¹⁴, 2¹⁵, 1
     "int8": _limits(127),
     "int4": _limits(7),
 }
@@ -301,7 +304,7 @@ def _check_rows(kind: ValueType, scales: NDArray[np.uint16], written: NDArray[An
     largest = np.maximum.reduceat(magnitudes, np.arange(0, len(magnitudes), width))  # (n,)
     if (
         np.maximum.reduce(largest - limits.least) <= limits.most - limits.least  # what is below wraps around
-        and np.maximum.reduce(scales - _SMALLEST_BITS) <= limits.scale - _SMALLEST_BITS
+        and np.maximum.reduce(scales - limits.smallest) <= limits.scale - limits.smallest
         and (kind is not FLOAT16 or not np.bitwise_or.reduce(scales) & _FRACTION)
     ):
         return
@@ -310,11 +313,18 @@ def _check_rows(kind: ValueType, scales: NDArray[np.uint16], written: NDArray[An
     known &= largest <= limits.most
     if kind is FLOAT16:
         known &= scales & _FRACTION == 0
+        known &= (scales != _SMALLEST_BITS) | ~_between(magnitudes).reshape(-1, width).any(1)
     known |= (scales == 0) & (largest == 0)
     diverged = ((scales == _INFINITY >> 16) | (scales == _QUIET_NAN)).nonzero()[0]
     known[diverged] = (written.reshape(-1, width)[diverged] == limits.one).all(1)
     for row in (~known).nonzero()[0][:1].tolist():
         raise WireError(_fault(kind, row, int(scales[row]), int(largest[row])))
+
+
+def _between(magnitudes: NDArray[np.uint16]) -> NDArray[np.bool_]:
+    """Find the values of float16 that 2⁻¹²⁶ brings between two float32 numbers: odd multiples of 2⁻²⁴ below 2⁻¹³."""
+    between: NDArray[np.bool_] = (magnitudes < _HALF_LIMIT) & (magnitudes & 1 == 1)
+    return between
 
 
 def _fault(kind: ValueType, row: int, bits: int, largest: int) -> str:
@@ -338,6 +348,8 @@ def _fault(kind: ValueType, row: int, bits: int, largest: int) -> str:
         return f"{what}: it is larger than any that {kind.name} has"
     if kind is FLOAT16 and bits & _FRACTION:
         return f"{what}: it is no power of two"
+    if kind is FLOAT16 and bits == _SMALLEST_BITS and largest <= limits.most:
+        return f"{what}: it brings a value of its row between two float32 numbers"
     due = "2¹⁴ … 2¹⁵" if kind is FLOAT16 else f"{limits.least} or {limits.most}"
     return f"{what}, but the largest magnitude of its row is {found:g}, not {due}"
 
