@@ -5,11 +5,7 @@ FLOWER := .venv-flower/bin
 LOWEST := .venv-lowest/bin
 COVERED := core algorithms wire engine
 
-<<<<<<< HEAD
-.PHONY: run test test-all test-flower test-flower-all test-lowest docs format clean
-=======
-.PHONY: run test test-all test-flower test-flower-all soak docs format clean
->>>>>>> soak
+.PHONY: run test test-all test-flower test-flower-all test-lowest soak docs format clean
 
 run: .venv/.core
 	$(BIN)/tinyproto run configs/quickstart.yaml --overwrite
@@ -33,18 +29,16 @@ test-flower-all: .venv-flower/.all
 	$(FLOWER)/mypy
 	$(FLOWER)/pytest -n 2 -m flower
 
-<<<<<<< HEAD
 # The oldest releases that pyproject.toml allows, torch aside: what starts, runs and passes the quick tests with them.
 test-lowest: .venv-lowest/.dev
 	$(LOWEST)/python -m pip check
 	$(LOWEST)/tinyproto --help
 	$(LOWEST)/tinyproto run configs/quickstart.yaml train.rounds=2 --runs .venv-lowest/runs --overwrite
 	$(LOWEST)/pytest -n 2
-=======
+
 # Under 15 minutes on 2 cores; docs/reliability.md has the figures of the last one.
 soak: .venv/.core
 	$(BIN)/python -m benchmarks.soak
->>>>>>> soak
 
 docs: .venv/.dev
 	$(BIN)/python -X utf8 -m tinyproto.config.reference > docs/configuration.md.new
