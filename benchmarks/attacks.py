@@ -236,6 +236,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
+    parser.add_argument("--defences", nargs="+", default=DEFENCES, choices=DEFENCES)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=ROOT / "results/attacks")
     asked = parser.parse_args()
@@ -243,7 +245,11 @@ def main() -> None:
     file = asked.out / "cells.jsonl"
     done = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
     known = {_key(result) for result in done}
-    left = [case for case in cases(asked.seeds, asked.rounds) if _key(asdict(case)) not in known]
+    left = [
+        case
+        for case in cases(asked.seeds, asked.rounds)
+        if _key(asdict(case)) not in known and case.method in asked.methods and case.defence in asked.defences
+    ]
     (asked.out / "environment.json").write_text(json.dumps(environment("cpu", asked.processes), indent=2) + "\n")
     context = multiprocessing.get_context("spawn")
     with context.Pool(asked.processes) as pool, file.open("a") as cells:
