@@ -223,12 +223,20 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
                 ]
                 for defence in DEFENCES
             ]
-            words = [f"{fmean(values):.1f}" if values else "–" for values in found]
+            most = max(map(len, found))
+            words = [_words(values, most) for values in found]
             claims = "–" if attack is None else {"own": "(a) its own", "all": "(b) all"}[claim]
             if any(found):
                 lines.append(f"| {attack or 'no attack'} | {claims} | {' | '.join(words)} |")
         lines.append("")
     return "\n".join(lines)
+
+
+def _words(values: Sequence[float], seeds: int) -> str:
+    """The mean, with the number of seeds where the row has others with more."""
+    if not values:
+        return "–"
+    return f"{fmean(values):.1f}" + (f" ({len(values)})" if len(values) < seeds else "")
 
 
 def main() -> None:

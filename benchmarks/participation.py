@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -122,7 +123,10 @@ def draw(curves: Curves) -> str:
     entries += [LegendEntry(f"{value:.0%} of them drop out", stroke("curve c0 dashed")) for value in lost]
     explained, bottom = legend(entries)
     picture = svg.figure(bottom, [*parts, *explained], "Accuracy against participation")
-    return svg.with_style(picture, figure_style().split("@media")[0]) + "\n"  # its ground is white in the dark, too
+    style = figure_style().split("@media")[0]  # its ground is white in the dark, too
+    colours = dict(re.findall(r"(--\w+): (#\w+);", style))
+    literal = re.sub(r"var\((--\w+)\)", lambda found: colours[found[1]], style)  # not all viewers know variables
+    return svg.with_style(picture, literal) + "\n"
 
 
 def _in_words(curves: Curves) -> str:

@@ -6,9 +6,11 @@ import json
 import re
 import shlex
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from benchmarks import attacks, networks
 from support_docs import modules_of_a_folder
 from tinyproto.config import load_config
 from tinyproto.report.compare import Row, Spread, compare
@@ -54,6 +56,15 @@ def test_the_record_is_of_the_quickstart_config_and_says_where_it_was_made() -> 
     assert environment["packages"]["torch"]
     cells = {(line["algorithm"], line["seed"]) for line in map(json.loads, (RECORD / "rounds.jsonl").open())}
     assert len(cells) == 15
+
+
+@pytest.mark.parametrize(("page", "study"), [("docs/security.md", attacks), ("docs/networks.md", networks)])
+def test_a_page_s_table_is_what_the_study_s_record_says(page: str, study: ModuleType) -> None:
+    folder = ROOT / "results" / study.__name__.rpartition(".")[2]
+    cells = [json.loads(line) for line in (folder / "cells.jsonl").read_text().splitlines()]
+    assert study.table(cells).strip() in (ROOT / page).read_text()
+    assert (folder / "table.md").read_text() == study.table(cells)
+    assert len(json.loads((folder / "environment.json").read_text())["commit"]) == 40
 
 
 COMMANDS = re.findall(r"^\| `(\w+)` \| `tinyproto run ([^`]+)`", (ROOT / "results/README.md").read_text(), re.MULTILINE)
