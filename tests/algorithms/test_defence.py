@@ -80,7 +80,10 @@ def test_other_defences_bring_one_hostile_client_of_five_to_nothing(method: str,
 def test_networks_are_defended_as_one_row(name: DefenceName) -> None:
     algorithm = built("lg_fedavg")
     tensors = [
-        {part: torch.full(tuple(map(int, shape)), 1.0) for part, shape in algorithm.tensor_shapes.items()}
+        {
+            part: torch.full([size for size in shape if isinstance(size, int)], 1.0)
+            for part, shape in algorithm.tensor_shapes.items()
+        }
         for _ in range(5)
     ]
     tensors[4] = {part: -1e3 * value for part, value in tensors[4].items()}
