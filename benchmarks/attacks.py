@@ -10,8 +10,6 @@ something else. They claim (a) the classes they hold or (b) all classes.
 from __future__ import annotations
 
 import argparse
-import json
-import multiprocessing
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,6 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from benchmarks.studies import run_study
 from tinyproto.algorithms.base import Client, ClientInfo, ClientSide, Round
 from tinyproto.algorithms.fedproto import PrototypeClient
 from tinyproto.config.load import load_config
@@ -31,7 +30,6 @@ from tinyproto.core.task import FitResult
 from tinyproto.engine.round import RoundRecord
 from tinyproto.errors import TinyProtoError
 from tinyproto.experiment import Experiment
-from tinyproto.tracking.environment import environment
 from tinyproto.tracking.summary import MEANT
 
 ROOT = Path(__file__).parents[1]
@@ -249,29 +247,12 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=ROOT / "results/attacks")
     asked = parser.parse_args()
-    asked.out.mkdir(parents=True, exist_ok=True)
-    file = asked.out / "cells.jsonl"
-    done = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-    known = {_key(result) for result in done}
-    left = [
+    wanted = [
         case
         for case in cases(asked.seeds, asked.rounds)
-        if _key(asdict(case)) not in known and case.method in asked.methods and case.defence in asked.defences
+        if case.method in asked.methods and case.defence in asked.defences
     ]
-    (asked.out / "environment.json").write_text(json.dumps(environment("cpu", asked.processes), indent=2) + "\n")
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(asked.processes) as pool, file.open("a") as cells:
-        for number, result in enumerate(pool.imap_unordered(train, left), start=1):
-            cells.write(json.dumps(result) + "\n")
-            cells.flush()
-            done.append(result)
-            print(f"{number} of {len(left)}", end="\r", flush=True)
-    (asked.out / "table.md").write_text(table(done))
-    print(table(done))
-
-
-def _key(values: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(values[name] for name in Case.__dataclass_fields__)
+    run_study(wanted, train, table, asked.out, asked.processes)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ with Local, and writes results/networks: a line per training, and the table that
 from __future__ import annotations
 
 import argparse
-import json
-import multiprocessing
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -22,11 +20,11 @@ from typing import Any
 import torch
 
 from benchmarks.ordinary import NETWORKS, write_patterns
+from benchmarks.studies import run_study
 from tinyproto.config.load import parse_config
 from tinyproto.errors import TinyProtoError
 from tinyproto.experiment import Experiment
 from tinyproto.simulation.loop import PlayedRound
-from tinyproto.tracking.environment import environment
 
 ROOT = Path(__file__).parents[1]
 METHODS = ("local", "tinyproto_ft")
@@ -124,10 +122,6 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=ROOT / "results/networks")
     asked = parser.parse_args()
-    asked.out.mkdir(parents=True, exist_ok=True)
-    file = asked.out / "cells.jsonl"
-    done = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-    known = {tuple(result[name] for name in Case.__dataclass_fields__) for result in done}
     wanted = [
         Case(dataset, network, method, seed, ROUNDS[dataset])
         for seed in asked.seeds
@@ -136,17 +130,7 @@ def main() -> None:
         for method in METHODS
         if not (dataset == "digits" and network == "mixed")
     ]
-    left = [case for case in wanted if tuple(asdict(case).values()) not in known]
-    (asked.out / "environment.json").write_text(json.dumps(environment("cpu", asked.processes), indent=2) + "\n")
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(asked.processes) as pool, file.open("a") as cells:
-        for number, result in enumerate(pool.imap_unordered(train, left), start=1):
-            cells.write(json.dumps(result) + "\n")
-            cells.flush()
-            done.append(result)
-            print(f"{number} of {len(left)}", end="\r", flush=True)
-    (asked.out / "table.md").write_text(table(done))
-    print(table(done))
+    run_study(wanted, train, table, asked.out, asked.processes)
 
 
 if __name__ == "__main__":

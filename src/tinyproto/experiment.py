@@ -30,6 +30,7 @@ from tinyproto.simulation.budget import client_budget
 from tinyproto.simulation.client_files import ClientFiles
 from tinyproto.simulation.loop import PlayedRound, Simulation, SimulationSettings, make_loopback
 from tinyproto.simulation.loopback import ClientHost, Loopback
+from tinyproto.simulation.participation import participant_count
 from tinyproto.simulation.threads import one_thread
 from tinyproto.tracking.run_folder import cell_name
 from tinyproto.tracking.summary import summarise
@@ -84,7 +85,8 @@ class Experiment:
             for entry in model.models:
                 rehearse_training(build_model(entry, shape, seed=0), entry_name(entry), shape)
         for algorithm in config.algorithms:
-            check_defence(algorithm, algorithm.build(self.federation), self.defence, self._participants)
+            participants = participant_count(self.data.num_clients, model.train.participation)
+            check_defence(algorithm, algorithm.build(self.federation), self.defence, participants)
         if model.keep_models:
             self._check_folders_of_models()
 
@@ -178,11 +180,6 @@ class Experiment:
     def defence(self) -> Defence:
         """What the server believes; `auto` defends nothing, since all clients of a simulation are ours."""
         return self.config.model.robust.settings(otherwise="none")
-
-    @property
-    def _participants(self) -> int:
-        """Clients of a round, before anyone drops out."""
-        return max(1, round(self.config.model.train.participation * self.data.num_clients))
 
     @property
     def settings(self) -> SimulationSettings:

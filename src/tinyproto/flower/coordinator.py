@@ -33,7 +33,7 @@ from tinyproto.simulation.checkpoint import load_newest, restore, set_aside
 from tinyproto.simulation.client_files import Stored
 from tinyproto.simulation.loop import PlayedRound
 from tinyproto.simulation.memory import PeakMemory
-from tinyproto.simulation.participation import plan_round
+from tinyproto.simulation.participation import participant_count, plan_round
 from tinyproto.simulation.threads import one_thread
 from tinyproto.tracking.checkpoints import Checkpoints, check_same_config
 from tinyproto.tracking.environment import environment
@@ -102,7 +102,7 @@ class Coordinator:
         """What is believed of clients who are not ours; `auto` guards where the algorithm can be guarded."""
         algorithm, robust = self.agreement.algorithm, self.config.model.robust
         defence = robust.settings(otherwise="none" if algorithm.tensor_parts else "guard")
-        participants = max(1, round(self.config.model.train.participation * self.terms.clients))
+        participants = participant_count(self.terms.clients, self.config.model.train.participation)
         check_defence(self.config.algorithms[0], algorithm, defence, participants)
         return defence
 

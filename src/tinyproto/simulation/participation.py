@@ -29,9 +29,14 @@ def plan_round(
     return RoundPlan(round_, participants, frozenset((members if evaluated == "all" else participants) if due else ()))
 
 
+def participant_count(num_clients: int, fraction: float) -> int:
+    """Return how many clients take part in a round, at least one."""
+    return max(1, round(fraction * num_clients))
+
+
 def draw_participants(num_clients: int, fraction: float, streams: Streams, round_number: int) -> list[int]:
     """A uniform draw without replacement, at least one client, in order of id."""
-    count = max(1, round(fraction * num_clients))
+    count = participant_count(num_clients, fraction)
     if count == num_clients:
         return list(range(num_clients))
     generator = streams.generator("participants", round_number=round_number)
