@@ -1,4 +1,4 @@
-"""What hostile clients cost the honest ones, by attack, defence and method: one command makes the table.
+"""Measure what hostile clients cost the honest ones, by attack, defence and method: one command makes the table.
 
     python -m benchmarks.attacks --seeds 0 1 2 --processes 2
 
@@ -55,7 +55,7 @@ def swapped(rows: Prototypes, _first: Prototypes, _draws: torch.Generator) -> Pr
 
 
 def stale(_rows: Prototypes, first: Prototypes, _draws: torch.Generator) -> Prototypes:
-    """What it sent in its first round, for ever."""
+    """Repeat the upload of its first round."""
     return first
 
 
@@ -80,7 +80,7 @@ ATTACKS: Mapping[str, Any] = {
     "one point": one_point,
     "norm 9e8": absurd,
 }
-"""What becomes of the rows of an upload, given those of the client's first."""
+"""Functions of an upload's rows, and of those of the client's first upload, to the rows it sends instead."""
 
 LIES: Mapping[str, float] = {"hello: 2³¹−1 samples": 2**31 - 1}
 """Sizes that one hostile client claims; its uploads are honest."""
@@ -154,7 +154,7 @@ def train(case: Case) -> dict[str, Any]:
     classes = experiment.images.num_classes
 
     def info(client: int) -> ClientInfo:
-        """What a client says of itself."""
+        """Return a client's hello, false for a hostile one."""
         said = honest_info(client)
         if client not in hostile:
             return said
