@@ -45,8 +45,8 @@ docs: .venv/.dev
 	mv docs/configuration.md.new docs/configuration.md
 	$(BIN)/python docs/pictures/draw.py
 	$(BIN)/python docs/pictures/flow.py
-	$(BIN)/python -m tinyproto.reproduce.experiments
-	$(BIN)/python -X utf8 -m tinyproto.report.paper.markdown
+	$(BIN)/python -m paper.experiments
+	$(BIN)/python -X utf8 -m paper.page.markdown
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix .

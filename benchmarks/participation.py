@@ -24,8 +24,19 @@ from tinyproto.config import load_config
 from tinyproto.experiment import Experiment
 from tinyproto.report.compare import Spread, compare
 from tinyproto.report.draw import svg
-from tinyproto.report.draw.axes import BOTTOM, LEFT, RIGHT, TOP, LegendEntry, frame, in_percent, legend, stroke
-from tinyproto.report.draw.scales import Linear, span
+from tinyproto.report.draw.axes import (
+    BOTTOM,
+    LEFT,
+    RIGHT,
+    TOP,
+    LegendEntry,
+    Linear,
+    frame,
+    in_percent,
+    legend,
+    span,
+    stroke,
+)
 from tinyproto.report.page import figure_style
 from tinyproto.tracking.run_folder import PACKED
 

@@ -20,9 +20,9 @@ from tinyproto.data.federation import FederatedData
 from tinyproto.data.images import Images
 from tinyproto.models import ModelEntry
 from tinyproto.models.split import SplitModel
-from tinyproto.simulation.client_files import ClientFiles
 from tinyproto.simulation.clients import snapshot_clients
 from tinyproto.simulation.loop import Simulation, SimulationSettings, make_loopback
+from tinyproto.storage.client_files import ClientFiles
 
 NUM_CLASSES = 4
 PROTO_DIM = 12

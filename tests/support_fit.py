@@ -8,8 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from tinyproto.core.batching import batch_plan
-from tinyproto.core.task import Batch, ParamGroup, State, Task, TensorData
+from tinyproto.core.task import Batch, ParamGroup, State, Task, TensorData, batch_plan
 from tinyproto.core.trainable import TrainablePrototypes, contrastive_step, distance_penalty, margin_contrastive_loss
 
 

@@ -15,9 +15,9 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from support_members import TOKEN, small_values, write_arrays, write_join
 from tinyproto.config import Config, parse_config
-from tinyproto.flower.client_app import app
-from tinyproto.flower.coordinator import Coordinator, Pace
-from tinyproto.flower.record import RECORD
+from tinyproto.federation.coordinator import Coordinator, Pace
+from tinyproto.federation.flower.client_app import app
+from tinyproto.federation.refusal import RECORD
 from tinyproto.wire.frame import unpack
 
 NODE = 1000  # client i is at node NODE + i

@@ -9,11 +9,10 @@ from typing import cast
 import pytest
 
 from tinyproto.cli.interrupt import StopOnInterrupt
-from tinyproto.cli.join import Stay
-from tinyproto.cli.own import Own
+from tinyproto.cli.join import Own, Stay
 from tinyproto.cli.terminal import Output
-from tinyproto.flower.certificates import ClientKeys, make_keys
-from tinyproto.flower.socket_bytes import Relay
+from tinyproto.federation.certificates import ClientKeys, make_keys
+from tinyproto.federation.flower.socket_bytes import Relay
 
 
 class NoRelay:

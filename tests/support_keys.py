@@ -8,8 +8,8 @@ import ssl
 import threading
 from pathlib import Path
 
-from tinyproto.flower.arrival import reach
-from tinyproto.flower.certificates import ServerKeys
+from tinyproto.federation.certificates import ServerKeys
+from tinyproto.federation.flower.connection import reach
 
 
 def shake_hands(server: ServerKeys, host: str, authority: Path) -> dict[str, int]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paper.page.records import REFERENCE, paper_cell
+from paper.printed import Address
 from support_report import SAMPLES, Made
 from tinyproto.data.sources import part_name
-from tinyproto.report.paper.records import REFERENCE, paper_cell
-from tinyproto.reproduce.printed import Address
 
 WITHOUT_GLOBAL = ("local", "lg_fedavg", "fml", "fedkd", "feddistill")
 CLIENTS = 20

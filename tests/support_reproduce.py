@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tinyproto.reproduce import adopt, plan
-from tinyproto.reproduce.experiments import PaperConfig
+from paper import adopt, plan
+from paper.experiments import PaperConfig
 
 ROUNDS = 3
 SPARSE = {"name": "tinyproto_fp", "cps_dim": 4, "global_scale": "auto"}

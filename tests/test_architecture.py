@@ -19,23 +19,21 @@ RANKS = {
     "wire": 3,
     "algorithms": 4,
     "engine": 5,
-    "simulation": 6,
-    "config": 7,
-    "fetch": 7,
-    "tracking": 7,
-    "experiment": 8,
-    "reproduce": 8,
-    "report": 9,
-    "workers": 9,
-    "flower": 9,
-    "grid": 10,
-    "api": 11,
-    "bench": 11,
-    "reproduction": 11,
-    "cli": 12,
-    "__main__": 13,
+    "storage": 6,
+    "simulation": 7,
+    "config": 8,
+    "fetch": 8,
+    "tracking": 8,
+    "experiment": 9,
+    "report": 10,
+    "workers": 10,
+    "federation": 10,
+    "grid": 11,
+    "api": 12,
+    "cli": 13,
+    "__main__": 14,
 }
-ENTRY_POINTS = ("flower/client_app.py", "flower/server_app.py")
+ENTRY_POINTS = ("federation/flower/client_app.py", "federation/flower/server_app.py")
 """Flower's, which rank with `cli` and which nobody imports."""
 
 LIGHT = ("core", "models", "data", "wire", "algorithms", "engine")
@@ -74,7 +72,9 @@ def test_a_module_imports_only_from_its_left(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_only_the_package_flower_knows_flower_and_nobody_imports_its_entry_points(path: Path) -> None:
     names = imported(path)
-    assert path.relative_to(ROOT).parts[0] == "flower" or "flwr" not in {name.split(".")[0] for name in names}
+    assert path.relative_to(ROOT).parts[:2] == ("federation", "flower") or "flwr" not in {
+        name.split(".")[0] for name in names
+    }
     entry_points = {f"tinyproto.{Path(name).with_suffix('').as_posix().replace('/', '.')}" for name in ENTRY_POINTS}
     assert not entry_points & set(names)
 

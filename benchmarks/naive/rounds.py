@@ -16,9 +16,8 @@ from benchmarks.naive.files import read_message, read_network, write_message, wr
 from benchmarks.naive.prototypes import Rows
 from benchmarks.naive.server import Trainable, fit, largest_gap, merge, scaled
 from tinyproto.core import scaling
-from tinyproto.core.batching import batch_plan
 from tinyproto.core.streams import Streams, global_randomness
-from tinyproto.core.task import BatchPlan
+from tinyproto.core.task import BatchPlan, batch_plan
 from tinyproto.engine.stopwatch import Stopwatch
 from tinyproto.errors import ConfigError
 from tinyproto.experiment import Cell, Experiment

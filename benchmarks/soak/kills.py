@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.soak import Line, Verdict
 from benchmarks.soak.runs import LONGEST, differing, finish, kill, reference, scratch, start, write_config
 from tinyproto.errors import DamagedError
-from tinyproto.simulation.tensor_files import sealed_facts
+from tinyproto.storage.tensor_files import sealed_facts
 
 KILLS = 25
 """In each of the chains."""

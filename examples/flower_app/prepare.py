@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from tinyproto.config import load_config
-from tinyproto.flower.terms import members
+from tinyproto.federation.terms import members
 
 
 def prepare(config_file: Path, folder: Path) -> None:

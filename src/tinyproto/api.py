@@ -18,8 +18,8 @@ from tinyproto.engine.round import RoundRecord
 from tinyproto.errors import ConfigError, ModelError
 from tinyproto.experiment import Experiment
 from tinyproto.models import SMALL_CNNS, ModelEntry
+from tinyproto.simulation.client_store import ClientShelf
 from tinyproto.simulation.loop import PlayedRound
-from tinyproto.simulation.shelf import ClientShelf
 
 
 @dataclass(frozen=True, repr=False)

@@ -15,7 +15,8 @@ from tinyproto.algorithms.base import Algorithm, FederationSpec
 from tinyproto.algorithms.defence import Defence, defended
 from tinyproto.config.algorithms import AlgorithmEntry
 from tinyproto.config.load import Config
-from tinyproto.core.batching import batch_sizes
+from tinyproto.core.task import batch_sizes
+from tinyproto.core.threads import one_thread
 from tinyproto.data.federation import FederatedData
 from tinyproto.data.images import Images
 from tinyproto.data.partition_kinds import holdings
@@ -25,13 +26,11 @@ from tinyproto.engine.round import last_derived
 from tinyproto.engine.training import Choice, choose
 from tinyproto.errors import ConfigError
 from tinyproto.models import build_model, entry_name, rehearse_training
-from tinyproto.simulation.absences import read_trace
-from tinyproto.simulation.budget import client_budget
-from tinyproto.simulation.client_files import ClientFiles
 from tinyproto.simulation.loop import PlayedRound, Simulation, SimulationSettings, make_loopback
 from tinyproto.simulation.loopback import ClientHost, Loopback
-from tinyproto.simulation.participation import participant_count
-from tinyproto.simulation.threads import one_thread
+from tinyproto.simulation.memory import client_budget
+from tinyproto.simulation.participation import participant_count, read_trace
+from tinyproto.storage.client_files import ClientFiles
 from tinyproto.tracking.run_folder import cell_name
 from tinyproto.tracking.summary import summarise
 

@@ -20,11 +20,10 @@ from support import (
 from tinyproto.algorithms.base import Client, ClientInfo, Round
 from tinyproto.algorithms.exchange import exchanged, host
 from tinyproto.algorithms.fedkd import SPEC, FedKDHyper, LowRank
-from tinyproto.core.batching import batch_plan
-from tinyproto.core.distillation import Opinion, Reduction, adaptive_losses
+from tinyproto.core.losses import Opinion, Reduction, adaptive_losses
 from tinyproto.core.low_rank import restore_tensors
 from tinyproto.core.messages import AtMost, Message
-from tinyproto.core.task import ParamGroup
+from tinyproto.core.task import ParamGroup, batch_plan
 from tinyproto.engine.agreement import expected_frames
 from tinyproto.engine.training import EagerTrainer
 

@@ -7,9 +7,9 @@ from torch.nn import functional
 from support import FEDERATION, NO_FIT, NUM_CLASSES, PROTO_DIM, STREAMS, make_client, random_prototypes, update
 from tinyproto.algorithms.base import ClientInfo, Round
 from tinyproto.algorithms.fedproto import SPEC, FedProtoHyper
-from tinyproto.core.batching import batch_plan
 from tinyproto.core.losses import mse_regulariser
 from tinyproto.core.messages import Message
+from tinyproto.core.task import batch_plan
 from tinyproto.engine.training import EagerTrainer
 
 ALGORITHM = SPEC.build(FedProtoHyper(proto_weight=3.0), FEDERATION)

@@ -6,8 +6,8 @@ from torch.nn import functional
 from support import FEDERATION, NO_FIT, STREAMS, make_client, update
 from tinyproto.algorithms.base import ClientInfo, Round
 from tinyproto.algorithms.local import SPEC, LocalHyper
-from tinyproto.core.batching import batch_plan
 from tinyproto.core.messages import Message
+from tinyproto.core.task import batch_plan
 from tinyproto.engine.training import EagerTrainer
 
 ALGORITHM = SPEC.build(LocalHyper(), FEDERATION)

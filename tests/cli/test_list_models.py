@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support_cli import in_process
-from tinyproto.cli.models import describe
+from tinyproto.cli.info import describe
 from tinyproto.models import NETWORKS, PUBLISHED, ModelShape
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from support_cli import in_process
 from support_data import write_picture
-from tinyproto.cli.loading import LoadingBar
+from tinyproto.cli.progress import LoadingBar
 
 
 def shown(terminal: bool, steps: list[tuple[str, int, int]], in_bytes: bool = False) -> str:

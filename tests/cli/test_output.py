@@ -19,7 +19,7 @@ from rich.console import Console
 import tinyproto
 from support_cli import GoodRun, command, in_process
 from support_data import write_cifar10_binary
-from tinyproto.cli.table import comparison_table
+from tinyproto.cli.report import comparison_table
 from tinyproto.report.compare import compare
 
 
@@ -113,7 +113,7 @@ def test_doctor_says_of_every_dataset_where_it_is_or_how_to_get_it(
 def test_doctor_says_where_the_checkout_differs_from_its_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("tinyproto.cli.doctor.source_commit", lambda: f"{'0123456789' * 4}-modified")
+    monkeypatch.setattr("tinyproto.cli.info.source_commit", lambda: f"{'0123456789' * 4}-modified")
     assert in_process(monkeypatch, tmp_path, "doctor") == 0
     assert "modified" in capsys.readouterr().out
 

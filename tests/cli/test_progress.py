@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 
 from tinyproto.cli.interrupt import StopOnInterrupt
-from tinyproto.cli.pace import RECENT, Pace, clock_words
-from tinyproto.cli.progress import LINE_SECONDS, Expected, Progress
+from tinyproto.cli.progress import LINE_SECONDS, RECENT, Expected, Pace, Progress, clock_words
 from tinyproto.cli.terminal import Output
 from tinyproto.config import parse_config
 from tinyproto.engine.round import RoundRecord

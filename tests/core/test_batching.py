@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tinyproto.core.batching import LastBatch, batch_plan, batch_sizes
+from tinyproto.core.task import LastBatch, batch_plan, batch_sizes
 
 
 @pytest.mark.parametrize(

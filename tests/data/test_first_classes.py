@@ -13,13 +13,12 @@ import torch
 from support_data import write_binary, write_cifar10_binary, write_picture, write_tiny_imagenet
 from tinyproto.config import parse_config
 from tinyproto.data import load
-from tinyproto.data.images import Images
-from tinyproto.data.pixels import SharedPixels
+from tinyproto.data.images import Images, SharedPixels
 from tinyproto.data.sources import Request, load_labels, part_name, tiny_imagenet, whole_name
-from tinyproto.data.sources.tiny_imagenet_classes import WNIDS
+from tinyproto.data.sources.tiny_imagenet import WNIDS
 from tinyproto.errors import DataError
 from tinyproto.experiment import Experiment
-from tinyproto.workers.handover import Handover, handed_over
+from tinyproto.workers.pipe import Handover, handed_over
 
 PART = "tiny_imagenet, first 2 classes"
 

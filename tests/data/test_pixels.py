@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tinyproto.data.images import Images
-from tinyproto.data.pixels import SharedPixels
-from tinyproto.workers.handover import Handover, handed_over
+from tinyproto.data.images import Images, SharedPixels
+from tinyproto.workers.pipe import Handover, handed_over
 
 READ_ELSEWHERE = """
 import json, sys
-from tinyproto.data.pixels import SharedPixels
+from tinyproto.data.images import SharedPixels
 print(SharedPixels(**json.loads(sys.argv[1])).tensor.flatten().tolist())
 """
 

@@ -29,10 +29,10 @@ from rich.console import Console
 from support_cli import environment
 from support_docs import PAGES, ROOT, Block, anchors, blocks_of, inline_code, links, modules_of_a_folder, taken_apart
 from tinyproto.cli.main import app
-from tinyproto.cli.table import print_comparison
+from tinyproto.cli.report import print_comparison
 from tinyproto.config import load_config, parse_config
-from tinyproto.config.yaml_text import parse_yaml
-from tinyproto.fetch.archives import ARCHIVES
+from tinyproto.config.load import parse_yaml
+from tinyproto.fetch.download import ARCHIVES
 from tinyproto.report.compare import compare
 from tinyproto.report.verdict import verdict
 from tinyproto.tracking.run_folder import RunFolder

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from tinyproto.core.task import FeatureModel, FitResult, Task, TensorData
 from tinyproto.engine.training import choose
-from tinyproto.engine.training.rounding import Precision, Rounded
+from tinyproto.engine.training.choice import Precision, Rounded
 from tinyproto.engine.training.stacked.fusion import Fusion, Gated, Interleaved, Normalised
 from tinyproto.engine.training.stacked.levels import ANOTHER_WIDTH, ONE_MORE, Level, levels, paid
 from tinyproto.engine.training.stacked.network import StackedModule

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from support import NUM_CLASSES, PROTO_DIM, head_weight, make_client, tiny_net
 from tinyproto.algorithms.base import Client
-from tinyproto.core.batching import batch_plan
 from tinyproto.core.prototypes import Prototypes, class_sums
-from tinyproto.core.task import Batch, BatchPlan, ParamGroup, Step, Task, TensorData
+from tinyproto.core.task import Batch, BatchPlan, ParamGroup, Step, Task, TensorData, batch_plan
 from tinyproto.engine.training import EagerTrainer
 from tinyproto.models import ModelEntry, ModelShape, build_model
 

@@ -17,8 +17,8 @@ from tinyproto.data.federation import FederatedData
 from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.round import RoundPlan, RoundRecord, play_round
 from tinyproto.engine.server import Reply
-from tinyproto.simulation.checkpoint import Position, load_newest, restore, save
 from tinyproto.simulation.loop import SimulationSettings
+from tinyproto.storage.checkpoint import Position, load_newest, restore, save
 from tinyproto.wire.codec import decode
 from tinyproto.wire.frame import Kind
 from tinyproto.wire.meter import Meter

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 import tinyproto as tp
 from tinyproto.algorithms import ALGORITHMS
 from tinyproto.algorithms.base import Client, ClientSide, FederationSpec
-from tinyproto.core.batching import batch_plan
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.streams import Streams
-from tinyproto.core.task import Batch, FitResult, Step, Task, TensorData, Trainer
+from tinyproto.core.task import Batch, FitResult, Step, Task, TensorData, Trainer, batch_plan
 from tinyproto.engine.training.eager import EagerTrainer
 from tinyproto.engine.training.graphed import GraphedTrainer
 from tinyproto.engine.training.stacked.network import StackedModel

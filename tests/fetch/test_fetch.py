@@ -20,7 +20,7 @@ from tinyproto import fetch as fetching
 from tinyproto.data import load
 from tinyproto.errors import DataError
 from tinyproto.fetch import Archive, fetch
-from tinyproto.fetch.unpack import unpack
+from tinyproto.fetch.download import unpack
 
 FILLER = os.urandom(300_000)  # so that an archive is long enough to be cut
 
@@ -397,7 +397,7 @@ def test_an_interruption_keeps_what_arrived(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tinyproto.cli.loading.LoadingBar.__call__", interrupted)
+    monkeypatch.setattr("tinyproto.cli.progress.LoadingBar.__call__", interrupted)
     url = offer.server.address("cifar-100-binary.tar.gz")
     assert in_process(monkeypatch, tmp_path, "data", "fetch", "cifar100", "--url", url) == 130
     assert "interrupted; run the same command again to go on" in capsys.readouterr().err

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tinyproto.bench.busy import gpu_share
-from tinyproto.bench.contenders import Asked, Baseline
-from tinyproto.bench.round import measure_rounds
-from tinyproto.bench.synthetic import VALUES, synthetic_images
+from benchmarks.busy import gpu_share
+from benchmarks.contenders import Asked, Baseline
+from benchmarks.round import measure_rounds
+from benchmarks.synthetic import VALUES, synthetic_images
 from tinyproto.config import parse_config
 from tinyproto.experiment import Experiment
 

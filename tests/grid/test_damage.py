@@ -13,7 +13,7 @@ from support_grid import Recording, StopsAfter, assert_same, make_experiment
 from tinyproto import grid
 from tinyproto.errors import CellsFailed, CheckpointError
 from tinyproto.experiment import Experiment
-from tinyproto.simulation.checkpoint import load_newest
+from tinyproto.storage.checkpoint import load_newest
 
 CONFIG = """\
 name: trial

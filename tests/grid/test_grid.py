@@ -16,6 +16,7 @@ import safetensors.torch
 import torch
 import yaml
 
+from paper.records_reader import finished_cells
 from support_cli import tree
 from support_grid import StopsAfter, assert_same, make_experiment
 from tinyproto import grid
@@ -24,10 +25,9 @@ from tinyproto.engine.round import ClientRecord
 from tinyproto.errors import CellsFailed, CheckpointError, RunFolderError
 from tinyproto.experiment import Cell, Experiment
 from tinyproto.report.runs import read_run
-from tinyproto.reproduce.records import finished_cells
-from tinyproto.simulation.checkpoint import SCHEMA_VERSION, load_newest
 from tinyproto.simulation.loop import PlayedRound
-from tinyproto.simulation.tensor_files import load_sealed, save_sealed
+from tinyproto.storage.checkpoint import SCHEMA_VERSION, load_newest
+from tinyproto.storage.tensor_files import load_sealed, save_sealed
 from tinyproto.tracking.run_folder import RunFolder
 
 CONFIG = """\

@@ -13,8 +13,8 @@ from support_grid import make_experiment
 from tinyproto import experiment as experiments
 from tinyproto.config import parse_config
 from tinyproto.experiment import Experiment
-from tinyproto.grid import room
-from tinyproto.grid.room import Footprint, Room, footprint
+from tinyproto.grid import capacity as room
+from tinyproto.grid.capacity import Footprint, Room, footprint
 
 GIB = 2**30
 CONFIG = """\

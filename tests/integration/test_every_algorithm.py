@@ -22,8 +22,8 @@ from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.round import RoundRecord
 from tinyproto.experiment import Experiment
 from tinyproto.models import ModelEntry
-from tinyproto.simulation.checkpoint import Position, load_newest, restore, save
 from tinyproto.simulation.loop import SimulationSettings
+from tinyproto.storage.checkpoint import Position, load_newest, restore, save
 from tinyproto.wire.meter import WAYS, Cost
 from tinyproto.wire.values import VALUE_TYPES, ValueName, WireSettings
 

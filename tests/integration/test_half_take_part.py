@@ -18,8 +18,8 @@ from tinyproto.engine.client import LocalTraining
 from tinyproto.experiment import Experiment
 from tinyproto.report.page import make_report
 from tinyproto.report.runs import read_run
-from tinyproto.simulation.checkpoint import Position, load_newest, restore, save
 from tinyproto.simulation.loop import SimulationSettings
+from tinyproto.storage.checkpoint import Position, load_newest, restore, save
 
 MIXED = [name for name in ALGORITHMS if name != "fedavg"]
 SETTINGS = SimulationSettings(

@@ -12,8 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from tinyproto.report.draw import matrix, svg
-from tinyproto.report.draw.raster import ABSENT, ABSENT_COLOUR, LEVELS, NEGATIVE, NOTHING, POSITIVE, indices, png
-from tinyproto.report.draw.scales import Linear, Logarithmic, round_step, span
+from tinyproto.report.draw.axes import Linear, Logarithmic, round_step, span
+from tinyproto.report.draw.matrix import ABSENT, ABSENT_COLOUR, LEVELS, NEGATIVE, NOTHING, POSITIVE, indices, png
 
 # Scales
 

@@ -11,9 +11,8 @@ import pytest
 
 from support_report import Made
 from tinyproto.errors import ConfigError
-from tinyproto.report.figures.clients import accuracy_per_client
+from tinyproto.report.figures.clients import accuracy_per_client, who_holds_what
 from tinyproto.report.figures.figure import Figure
-from tinyproto.report.figures.holdings import who_holds_what
 from tinyproto.report.figures.prototypes import Shown, choose, dead_units, prototype_figures
 from tinyproto.report.figures.rounds import accuracy_over_rounds
 from tinyproto.report.figures.traffic import Bought, accuracy_over_bytes, pareto_front

@@ -15,7 +15,7 @@ import torch
 
 from tinyproto.algorithms.base import ClientInfo
 from tinyproto.errors import CheckpointError, ClientStateError, DamagedError
-from tinyproto.simulation.checkpoint import (
+from tinyproto.storage.checkpoint import (
     SCHEMA_VERSION,
     Checkpoint,
     Position,
@@ -26,8 +26,8 @@ from tinyproto.simulation.checkpoint import (
     set_aside,
     sweep,
 )  # fmt: skip
-from tinyproto.simulation.client_files import ClientFiles, Stored
-from tinyproto.simulation.tensor_files import digest, load_sealed, save_sealed, sealed_facts
+from tinyproto.storage.client_files import ClientFiles, Stored
+from tinyproto.storage.tensor_files import digest, load_sealed, save_sealed, sealed_facts
 
 
 class Clients:

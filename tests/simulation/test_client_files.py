@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from tinyproto.errors import ClientStateError
-from tinyproto.simulation.client_files import ClientFiles
-from tinyproto.simulation.tensor_files import digest, disk_words
+from tinyproto.storage.client_files import ClientFiles
+from tinyproto.storage.tensor_files import digest, disk_words
 
 PARTS = {"model": {"w": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(3)}, "received": {}}
 DIGESTS = {part: digest(tensors) for part, tensors in PARTS.items()}

@@ -21,8 +21,8 @@ from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.training import EagerTrainer
 from tinyproto.errors import LeftOutError
 from tinyproto.models.split import SplitModel
-from tinyproto.simulation.checkpoint import Position, load_newest, restore, save
 from tinyproto.simulation.loop import SimulationSettings
+from tinyproto.storage.checkpoint import Position, load_newest, restore, save
 from tinyproto.tracking.run_folder import record_values
 from tinyproto.tracking.summary import summarise
 

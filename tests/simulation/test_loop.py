@@ -9,13 +9,13 @@ from support import NUM_CLASSES, PROTO_DIM, InProcess, head_weight, tiny_net
 from tinyproto.algorithms import ALGORITHMS, Algorithm
 from tinyproto.algorithms.base import FederationSpec
 from tinyproto.core.streams import Streams
+from tinyproto.core.threads import one_thread
 from tinyproto.data.federation import FederatedData
 from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.round import RoundRecord
 from tinyproto.simulation.loop import SimulationSettings
 from tinyproto.simulation.memory import PeakMemory
 from tinyproto.simulation.participation import draw_participants
-from tinyproto.simulation.threads import one_thread
 
 SETTINGS = SimulationSettings(LocalTraining(rounds=3, batch_size=8), PROTO_DIM)
 

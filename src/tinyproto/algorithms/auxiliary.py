@@ -20,7 +20,7 @@ from tinyproto.algorithms.exchange import (
     shapes_of,
     smallest,
 )
-from tinyproto.core.distillation import Reduction
+from tinyproto.core.losses import Reduction
 from tinyproto.core.messages import Message
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.streams import Streams, global_randomness

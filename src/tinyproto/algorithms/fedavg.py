@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, Client, FederationSpec, Round
 from tinyproto.algorithms.exchange import MeanServer, Whole, blueprint, drawn, exchanged, host, overwrite, shapes_of
 from tinyproto.algorithms.local import LocalClient
-from tinyproto.core.communication import exchanged_parameters
-from tinyproto.core.messages import Message
+from tinyproto.core.messages import Message, exchanged_parameters
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.task import FitResult
 from tinyproto.models.build import entry_name

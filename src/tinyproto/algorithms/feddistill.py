@@ -27,9 +27,8 @@ from tinyproto.algorithms.base import (
 )
 from tinyproto.algorithms.fedproto import StreamingServer, store_rows, stored_rows
 from tinyproto.algorithms.transform import Dense
-from tinyproto.core.communication import prototype_parameters
-from tinyproto.core.distillation import class_logit_loss
-from tinyproto.core.messages import Message
+from tinyproto.core.losses import class_logit_loss
+from tinyproto.core.messages import Message, prototype_parameters
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import Batch, BatchPlan, FitResult, Loss, Step, Task

@@ -32,9 +32,8 @@ from tinyproto.algorithms.base import (
 from tinyproto.algorithms.streaming import Gathered
 from tinyproto.algorithms.transform import Dense, SummingTransform, Transform, Upload
 from tinyproto.core.aggregate import keep_last
-from tinyproto.core.communication import prototype_parameters
 from tinyproto.core.losses import REGULARISERS, Distance
-from tinyproto.core.messages import Message
+from tinyproto.core.messages import Message, prototype_parameters
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import Batch, BatchPlan, FitResult, Loss, State, Step, Task, Trainer

@@ -17,11 +17,10 @@ from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, ClientInfo, Fede
 from tinyproto.algorithms.fedproto import FedProtoHyper, broadcast_rows, prototype_algorithm, received_rows
 from tinyproto.algorithms.transform import Dense, Transform
 from tinyproto.core.aggregate import simple_mean, stack_rows
-from tinyproto.core.batching import batch_plan
 from tinyproto.core.messages import Message
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.streams import Streams, global_randomness
-from tinyproto.core.task import ParamGroup, State, Task, TensorData, Trainer
+from tinyproto.core.task import ParamGroup, State, Task, TensorData, Trainer, batch_plan
 from tinyproto.core.trainable import TrainablePrototypes, adaptive_margin, contrastive_step, distance_penalty
 
 OfferedClasses = Literal["uploaded", "all"]

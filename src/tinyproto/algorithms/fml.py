@@ -16,8 +16,8 @@ from torch.nn import functional
 from tinyproto.algorithms.auxiliary import AuxiliaryClient, AuxiliaryHyper, SharedNetwork
 from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, FederationSpec
 from tinyproto.algorithms.exchange import Whole
-from tinyproto.core.communication import exchanged_parameters
-from tinyproto.core.distillation import mutual_losses
+from tinyproto.core.losses import mutual_losses
+from tinyproto.core.messages import exchanged_parameters
 from tinyproto.core.task import Batch, Loss, Step
 
 

@@ -38,7 +38,7 @@ def fetch(
     - tinyproto data fetch cifar100
     - tinyproto data fetch tiny_imagenet --root /big/disk
     """
-    from tinyproto.cli.fetch import fetch_dataset
+    from tinyproto.cli.datasets import fetch_dataset
 
     try:
         fetch_dataset(name, root, url)
@@ -62,7 +62,7 @@ def split(
     - tinyproto data split quickstart
     - tinyproto data split quickstart partition.alpha=1 partition.num_clients=5 --json
     """
-    from tinyproto.cli.split import show_split
+    from tinyproto.cli.datasets import show_split
     from tinyproto.cli.terminal import Output
 
     show_split(config, overrides or [], Output(json=json))

@@ -8,8 +8,7 @@ from rich import progress as bars
 
 from tinyproto.cli.progress import Bars
 from tinyproto.cli.terminal import Output
-from tinyproto.report.derived import derived_words
-from tinyproto.report.words import counted, percent
+from tinyproto.report.words import counted, derived_words, percent
 
 
 class FederationProgress(Bars):

@@ -10,12 +10,10 @@ from typing import Annotated
 import typer
 
 import tinyproto
-from tinyproto.cli.arguments import positive
-from tinyproto.cli.bench import bench
 from tinyproto.cli.data import data
 from tinyproto.cli.encoding import PLAIN, is_output_broken
 from tinyproto.cli.interrupt import ending_at_once, importing
-from tinyproto.cli.options import ConfigFile, Json, Overrides, Quiet, Verbose
+from tinyproto.cli.options import ConfigFile, Json, Overrides, Quiet, Verbose, positive
 from tinyproto.errors import ConfigError, Interrupted, TinyProtoError
 
 USER_ERROR = 2
@@ -31,7 +29,6 @@ app = typer.Typer(
 
 
 app.add_typer(data)
-app.add_typer(bench)
 
 
 def _show_version(wanted: bool) -> None:
@@ -161,107 +158,11 @@ def models(
     json: Json = False,
 ) -> None:
     """List the networks that a config can name: parameters of extractor and head, width of features, MACs."""
-    from tinyproto.cli.models import list_models
+    from tinyproto.cli.info import list_models
     from tinyproto.cli.terminal import Output
     from tinyproto.models import ModelShape
 
     list_models(ModelShape((channels, image_size, image_size), proto_dim, num_classes), Output(json=json))
-
-
-@app.command()
-def reproduce(
-    target: Annotated[
-        str | None, typer.Argument(metavar="TARGET", help="A table or a figure; --list names them.", show_default=False)
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE",
-            show_default=False,
-            help="Config keys about how, not what, is run: train.parallel_cells, train.device, train.trainer, ...",
-        ),
-    ] = None,
-    dataset: Annotated[
-        list[str] | None, typer.Option(metavar="NAMES", help="Only these datasets.", show_default="all it has")
-    ] = None,
-    configs: Annotated[
-        list[str] | None, typer.Option(metavar="NAMES", help="Only these configs.", show_default="all it has")
-    ] = None,
-    algorithms: Annotated[
-        list[str] | None, typer.Option(metavar="NAMES", help="Only these algorithms.", show_default="all it has")
-    ] = None,
-    seeds: Annotated[
-        list[str] | None, typer.Option(metavar="NUMBERS", help="These seeds.", show_default="those of its configs")
-    ] = None,
-    rounds: Annotated[
-        int | None,
-        typer.Option(
-            parser=positive("--rounds"), metavar="T", help="So many rounds.", show_default="as in its configs"
-        ),
-    ] = None,
-    preset: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Another reading.", show_default="as in its configs")
-    ] = None,
-    max_minutes: Annotated[
-        float | None, typer.Option(min=0, help="Stop after so many minutes, with checkpoints.", show_default="none")
-    ] = None,
-    data_root: Annotated[Path, typer.Option("--data", help="The folder that holds the datasets.")] = Path("data"),
-    results: Annotated[Path, typer.Option(help="Where records are, and go.")] = Path("results"),
-    runs: Annotated[Path, typer.Option(help="Where cells under way are kept.")] = Path("runs"),
-    list_: Annotated[
-        bool, typer.Option("--list", help="List the targets, or a target's cells and how far they are, and stop.")
-    ] = False,
-    adopt: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="RUN",
-            show_default=False,
-            help="Make records of a run folder's finished cells, as far as they are cells of the paper, and stop.",
-        ),
-    ] = None,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """Repeat the paper: play the cells of a table or a figure that are not done yet, each into a record.
-
-    A cell is an algorithm of a config with a seed, mostly 300 rounds. It is done where a run folder anywhere under
-    **results** has it, by its config; cells that were cut off go on from their checkpoints in **runs/reproduction**. As
-    many run at once as the GPU takes. Each record is written when its cell ends, to
-    **results/reproduction/CONFIG/ALGORITHM-SEED**.
-
-    After Ctrl-C, SIGTERM, SIGHUP, --max-minutes or a kill, the same command goes on. Lists are separated by commas.
-
-    Examples:
-
-    - tinyproto reproduce --list
-    - tinyproto reproduce table1 --dataset cifar100 --list
-    - tinyproto reproduce table1 --dataset cifar100 --seeds 0 --max-minutes 60
-    - tinyproto reproduce table1 --dataset cifar100 --algorithms fedproto,tinyproto_ft --preset sound
-    - tinyproto reproduce table3 --configs table3_alpha05
-    - tinyproto reproduce --adopt runs/table1_cifar100
-    """
-    if adopt and (target is not None or list_):
-        raise ConfigError(
-            "--adopt makes records of run folders, whatever they are part of; leave out TARGET and --list"
-        )
-    if target is None and not adopt and not list_:
-        raise ConfigError("name a TARGET, such as table1; tinyproto reproduce --list names them all")
-    with ending_at_once("nothing was changed"):
-        with importing():
-            from tinyproto.cli.reproduce import Asked, adopt_runs, list_cells, list_experiments, reproduce_target
-            from tinyproto.cli.terminal import Output
-        output = Output(json=json, quiet=quiet, verbose=verbose)
-        if adopt:
-            adopt_runs(adopt, results, output)
-        elif target is None:
-            list_experiments(output)
-        else:
-            asked = Asked.parse(target, dataset, configs, algorithms, seeds, rounds, preset, data_root, overrides)
-            if list_:
-                list_cells(asked, results, runs, output)
-            else:
-                reproduce_target(asked, results, runs, max_minutes, output)
 
 
 @app.command()
@@ -325,7 +226,7 @@ def serve(
     - tinyproto serve runs/federation --resume
     """
     from tinyproto.cli.terminal import Output
-    from tinyproto.flower.extra import require_flower
+    from tinyproto.federation.flower.processes import require_flower
 
     require_flower()
     output = Output(json=json, quiet=quiet, verbose=verbose)
@@ -340,7 +241,7 @@ def serve(
             )
         if clients is None:
             raise ConfigError("--init needs --clients: how many clients get a key")
-        from tinyproto.cli.keys import init_keys
+        from tinyproto.cli.serve import init_keys
 
         init_keys(init, clients, host or [], output)
         return
@@ -416,11 +317,10 @@ def join(
     - tinyproto join --server coordinator.example.org:8443 --client-id 0 --data images --model small_cnn_a
     - tinyproto join --server localhost:8443 --client-id 1 --share federation --model small_cnn_b
     """
-    from tinyproto.flower.extra import require_flower
+    from tinyproto.federation.flower.processes import require_flower
 
     require_flower()
-    from tinyproto.cli.join import join_federation
-    from tinyproto.cli.own import Own
+    from tinyproto.cli.join import Own, join_federation
     from tinyproto.cli.terminal import Output
 
     own = Own(
@@ -436,7 +336,7 @@ def join(
 @app.command()
 def doctor(json: Json = False) -> None:
     """Say what this machine offers: versions, devices, threads, extras, and where data is found."""
-    from tinyproto.cli.doctor import examine
+    from tinyproto.cli.info import examine
     from tinyproto.cli.terminal import Output
 
     examine(Output(json=json))

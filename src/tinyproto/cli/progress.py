@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 
 from rich import progress as bars
+from rich.console import Console
 from rich.text import Text
 
 from tinyproto.algorithms.base import Derived
-from tinyproto.cli.pace import Pace, clock_words
 from tinyproto.cli.terminal import Output
 from tinyproto.experiment import Cell
-from tinyproto.report.derived import derived_words
-from tinyproto.report.words import counted, percent, size
+from tinyproto.report.words import counted, derived_words, percent, size
 from tinyproto.simulation.loop import PlayedRound
 
 LINE_SECONDS = 60.0
@@ -224,3 +224,70 @@ def _line(played: PlayedRound) -> str:
     dropped = f"dropped out: {', '.join(map(str, record.dropped))}" if record.dropped else ""
     late = f"late: {', '.join(map(str, record.late))}" if record.late else ""
     return f"{what}: " + "; ".join(part for part in (accuracy, losses, seconds, refused, dropped, late) if part)
+
+
+RECENT = 64
+"""Rounds, over all cells, whose pace counts: algorithms differ, so what was long ago says little."""
+
+
+class Pace:
+    """The time that rounds will take, by the pace of the latest."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._times = deque([clock()], maxlen=RECENT + 1)
+
+    def tick(self) -> None:
+        """A round was played."""
+        self._times.append(self._clock())
+
+    def seconds_for(self, rounds: int) -> float | None:
+        """Seconds; None before anything was played."""
+        played = len(self._times) - 1
+        return None if not played else rounds * (self._clock() - self._times[0]) / played
+
+
+def clock_words(seconds: float | None) -> str:
+    """Minutes and seconds, with hours where there are any."""
+    if seconds is None:
+        return "–:––"
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
+
+class LoadingBar:
+    """Called with what is being done, how much of it is done and how much there is; shows nothing until then."""
+
+    def __init__(self, console: Console, *, in_bytes: bool = False) -> None:
+        self.console = console
+        amount = bars.DownloadColumn() if in_bytes else bars.MofNCompleteColumn()
+        speed = (bars.TransferSpeedColumn(),) if in_bytes else ()
+        self.bars = bars.Progress(
+            bars.TextColumn("{task.description}", markup=False),
+            bars.BarColumn(bar_width=24),
+            amount,
+            *speed,
+            TimeLeft(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.tasks: dict[str, bars.TaskID] = {}
+
+    def __enter__(self) -> LoadingBar:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.tasks and not self.bars.disable:
+            self.bars.stop()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Move the bar of `what`; a total of 0 is one that nobody knows."""
+        if not self.tasks:
+            self.bars.start()
+        if what not in self.tasks:
+            self.tasks[what] = self.bars.add_task(what, total=total or None)
+            if not self.console.is_terminal:
+                self.console.print(what, markup=False, soft_wrap=True)
+        self.bars.update(self.tasks[what], completed=done, total=total or None)

@@ -7,10 +7,8 @@ from pathlib import Path
 
 from tinyproto import grid
 from tinyproto.cli.interrupt import ENDING, StopOnInterrupt
-from tinyproto.cli.loading import LoadingBar
-from tinyproto.cli.progress import Expected, Progress
-from tinyproto.cli.report import write_report
-from tinyproto.cli.table import print_comparison
+from tinyproto.cli.progress import Expected, LoadingBar, Progress
+from tinyproto.cli.report import print_comparison, write_report
 from tinyproto.cli.terminal import Output
 from tinyproto.config import Config, load_config
 from tinyproto.errors import CellsFailed, Interrupted, RunFolderError

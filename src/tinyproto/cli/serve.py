@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +14,14 @@ from tinyproto.cli.run import conclude
 from tinyproto.cli.terminal import Output
 from tinyproto.config import Config, load_config
 from tinyproto.errors import ConfigError, FederationError, Interrupted
-from tinyproto.flower.certificates import ServerKeys
-from tinyproto.flower.files import writing
-from tinyproto.flower.follower import Follower
-from tinyproto.flower.gate import Gate, OpenGate, listening
-from tinyproto.flower.journal import Journal
-from tinyproto.flower.processes import Kept, SuperLink, split_address
-from tinyproto.flower.serve_file import ServeFile
-from tinyproto.flower.terms import agree, members, new_token, offered_terms
+from tinyproto.federation.certificates import ServerKeys, make_keys
+from tinyproto.federation.files import ServeFile, writing
+from tinyproto.federation.flower.gate import Gate, OpenGate, listening
+from tinyproto.federation.flower.processes import Kept, SuperLink, split_address
+from tinyproto.federation.journal import Follower, Journal
+from tinyproto.federation.terms import agree, members, new_token, offered_terms
 from tinyproto.report.words import counted
-from tinyproto.tracking.differences import differences
+from tinyproto.tracking.checkpoints import differences
 from tinyproto.tracking.lock import alone_in
 from tinyproto.tracking.run_folder import SERVE_FILE, NewRun, RunFolder, how_to_go_on, is_federation
 
@@ -205,3 +203,34 @@ def _last_words(events: Follower, progress: FederationProgress, run: Kept, folde
     raise FederationError(
         progress.failure or f"Flower ended the run; its log is {run.log}, and `{how_to_go_on(folder)}` goes on"
     )
+
+
+AUTHORITY = {
+    "certified again": "; the same authority with another ca.crt, beside which clients' own stay good",
+    "new": "; a new authority: each client needs the new ca.crt",
+}
+
+
+def init_keys(folder: Path, clients: int, hosts: Sequence[str], output: Output) -> None:
+    """Make what is not there yet, and say what belongs on which machine."""
+    made = make_keys(folder, clients, hosts)
+    output.say(f"{folder}/server      for this machine: a certificate for {', '.join(made.names)}")
+    here = next((number for number in range(clients) if number not in made.elsewhere), "N")
+    copied = f"scp -r {folder}/client-{here} DEVICE:tinyproto/keys/"
+    output.say(f"{folder}/client-N    for client N and nobody else, such as: {copied}")
+    output.say(f"{folder}/authority   makes more certificates; keep it where no other machine reads it")
+    whose = f" (client {', '.join(map(str, made.clients))})" if 0 < len(made.clients) < clients else ""
+    words = f"{counted(len(made.clients), 'new key')}{whose}; {'a new' if made.certificate else 'the same'} certificate"
+    output.say(f"{words}{AUTHORITY.get(made.authority, '')}")
+    if made.copied:
+        output.say(f"ca.crt is written anew for: {', '.join(made.copied)}")
+    if made.names_lost:
+        output.say("no certificate of before could be read: --host adds the names that clients know this machine by")
+    if made.elsewhere:
+        output.say(
+            f"not here: the private key of client {', '.join(map(str, made.elsewhere))}; where one is lost, remove "
+            f"{folder}/server/clients/N.pub and give this command again"
+        )
+    output.result({"folder": str(folder), "names": list(made.names), "new_clients": list(made.clients),
+                   "new_certificate": made.certificate, "new_authority": made.authority in ("first", "new"),
+                   "copied": list(made.copied), "elsewhere": list(made.elsewhere)})  # fmt: skip

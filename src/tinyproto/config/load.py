@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ import tinyproto
 from tinyproto.config.algorithms import AlgorithmEntry, resolve_algorithms
 from tinyproto.config.presets import PRESETS
 from tinyproto.config.schema import ConfigModel, FederationSection, RobustSection, WireSection
-from tinyproto.config.yaml_text import parse_yaml
 from tinyproto.data.images import Images
 from tinyproto.data.partition_kinds import OWN_KEYS
 from tinyproto.data.sources import check_name
@@ -236,3 +235,32 @@ def _dotted_keys() -> Iterator[str]:
         yield name
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from (f"{name}.{inner}" for inner in field.annotation.model_fields)
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader without two surprises of YAML 1.1 and with a check for repeated keys."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable) and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is given twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+([.][0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def parse_yaml(text: str) -> Any:
+    """Plain values; raises yaml.YAMLError where the text is not YAML."""
+    return yaml.load(text, _Loader)

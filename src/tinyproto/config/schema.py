@@ -10,16 +10,16 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from tinyproto.algorithms.defence import Defence, DefenceName
-from tinyproto.core.batching import LastBatch
 from tinyproto.core.cps import MaskKind
 from tinyproto.core.sizes import bytes_of
+from tinyproto.core.task import LastBatch
 from tinyproto.data.federation import CountedSamples
 from tinyproto.data.partition_kinds import OWN_KEYS, REQUIRED, Partition, PartitionKind
 from tinyproto.data.sources import SOURCES, Progress, Request, part_name, silent
 from tinyproto.engine.client import PrototypeSamples
 from tinyproto.engine.training import Precision, TrainerName
 from tinyproto.errors import ConfigError
-from tinyproto.simulation.budget import AUTO
+from tinyproto.simulation.memory import AUTO
 from tinyproto.simulation.participation import EvaluatedClients
 from tinyproto.wire.values import Download, Rounding, ValueName, WireSettings
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -45,3 +45,13 @@ class Message:
     def with_metrics(self, metrics: Mapping[str, float]) -> Message:
         """The same message with more metrics."""
         return replace(self, metrics={**self.metrics, **metrics})
+
+
+def prototype_parameters(classes_held: Sequence[int], num_classes: int, width: int) -> int:
+    """Σ_i (K_i + K) · w: each client sends the classes it holds and receives all K; w is d, or s under CPS."""
+    return sum(held + num_classes for held in classes_held) * width
+
+
+def exchanged_parameters(classes_held: Sequence[int], parameters: int) -> int:
+    """M · |θ| · 2: every client sends and receives the same tensors."""
+    return 2 * len(classes_held) * parameters

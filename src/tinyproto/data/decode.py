@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinyproto.data import pixel_cache
+from tinyproto.data.images import SharedPixels
 from tinyproto.data.pixel_cache import Stale, Wanted
-from tinyproto.data.pixels import SharedPixels
 from tinyproto.data.sources.base import Progress
 from tinyproto.errors import DataError
 

@@ -10,9 +10,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tinyproto.data.partition import Indices, Share, dirichlet_shares
+from tinyproto.data.partition import Indices, Share, dirichlet_shares, iid_shares, pathological_shares, quantity_shares
 from tinyproto.data.partition_file import shares_from_file
-from tinyproto.data.partition_simple import iid_shares, pathological_shares, quantity_shares
 
 PartitionKind = Literal["dirichlet", "iid", "pathological", "quantity", "file"]
 

@@ -19,7 +19,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tinyproto.data.pixels import SharedPixels
+from tinyproto.data.images import SharedPixels
 from tinyproto.errors import DataError
 
 FORMAT = 1

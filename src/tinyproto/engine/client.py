@@ -13,11 +13,10 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 
 from tinyproto.algorithms.base import Algorithm, Client, ClientInfo, Round
-from tinyproto.core.batching import LastBatch, batch_plan
 from tinyproto.core.messages import Message
 from tinyproto.core.prototypes import class_means
 from tinyproto.core.streams import Streams
-from tinyproto.core.task import BatchPlan, Trainer
+from tinyproto.core.task import BatchPlan, LastBatch, Trainer, batch_plan
 from tinyproto.engine.evaluate import score
 from tinyproto.engine.last_good import LastGood
 from tinyproto.engine.state_check import unsendable

@@ -9,9 +9,7 @@ from urllib.parse import urlsplit
 
 from tinyproto.data.sources.base import Progress, silent
 from tinyproto.errors import DataError
-from tinyproto.fetch.archives import ARCHIVES, Archive
-from tinyproto.fetch.download import Unreachable, download, md5_of
-from tinyproto.fetch.unpack import unpack
+from tinyproto.fetch.download import ARCHIVES, Archive, Unreachable, download, md5_of, unpack
 from tinyproto.imports import unknown
 
 __all__ = ["ARCHIVES", "Archive", "fetch"]

@@ -16,16 +16,15 @@ from tinyproto.config.load import completed
 from tinyproto.errors import CheckpointError
 from tinyproto.experiment import Cell, Experiment
 from tinyproto.grid.cell import Host, describe, play_cell
-from tinyproto.grid.failures import Failures, cells_failed
+from tinyproto.grid.crew import play_at_once
 from tinyproto.grid.ledger import Ledger
-from tinyproto.grid.observer import Observer, Silent
-from tinyproto.grid.parallel import play_at_once
-from tinyproto.simulation.checkpoint import Checkpoint, Position, load_newest, set_aside
+from tinyproto.grid.observer import Failures, Observer, Silent, cells_failed
+from tinyproto.storage.checkpoint import Checkpoint, Position, load_newest, set_aside
 from tinyproto.tracking.checkpoints import check_same_config
 from tinyproto.tracking.lock import alone_in
 from tinyproto.tracking.run_folder import RunFolder, how_to_go_on
+from tinyproto.workers.child import failure
 from tinyproto.workers.pool import WorkerPool
-from tinyproto.workers.service import failure
 
 __all__ = ["Observer", "Silent", "resume", "run"]
 

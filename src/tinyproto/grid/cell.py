@@ -14,10 +14,10 @@ from tinyproto.config.load import completed
 from tinyproto.engine.round import first_derived
 from tinyproto.experiment import Cell, Experiment
 from tinyproto.grid.observer import Observer
-from tinyproto.simulation.checkpoint import Position, load_newest, restore, set_aside
 from tinyproto.simulation.clients import grouped
 from tinyproto.simulation.loop import PlayedRound, Simulation
 from tinyproto.simulation.loopback import ClientHost
+from tinyproto.storage.checkpoint import Position, load_newest, restore, set_aside
 from tinyproto.tracking.checkpoints import Checkpoints, check_same_config
 from tinyproto.tracking.environment import environment
 from tinyproto.tracking.kept_models import KeptModels

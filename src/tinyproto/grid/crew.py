@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tinyproto.errors import TinyProtoError
-from tinyproto.experiment import Cell
+from tinyproto.experiment import Cell, Experiment
+from tinyproto.grid.capacity import Footprint, Room
+from tinyproto.grid.ledger import Ledger
 from tinyproto.grid.mps import Sharing, shared_gpu
-from tinyproto.grid.observer import Observer
-from tinyproto.grid.room import Footprint, Room
+from tinyproto.grid.observer import Failures, Observer
 from tinyproto.simulation.loop import PlayedRound
 from tinyproto.tracking.run_folder import RunFolder, record_from
 from tinyproto.workers.child import Child
-from tinyproto.workers.handover import Handover
-from tinyproto.workers.pipe import Parcel
+from tinyproto.workers.pipe import Handover, Parcel
 
 TICK = 0.2
 """Seconds between two looks at whether a stop is wanted."""
@@ -199,3 +199,34 @@ class _Crew:
         self._dismiss(child)
         scarce = ", as happens where memory runs out" if end.status == -signal.SIGKILL else ""
         self.foreman.failed(job, f"its process {end.words}{scarce}{end.last_words}")
+
+
+def play_at_once(
+    experiment: Experiment, ledger: Ledger, cells: Sequence[Cell], failures: Failures, observer: Observer
+) -> None:
+    """The cells in their order, as many at once as there is room for.
+
+    Raises KeyboardInterrupt where the observer wanted a stop; then every cell under way has left a checkpoint, and
+    those that are done are in the run's files.
+    """
+    dataset, config = Handover(experiment.images), experiment.config.resolved()
+    jobs = [Job(cell, config, cell.index, ledger.folder_of(cell), lambda: dataset) for cell in cells]
+    foreman = _AddsToTheRun(ledger, failures)
+    if not play_jobs(jobs, experiment.cells_at_once, experiment.device, foreman, observer):
+        raise KeyboardInterrupt
+
+
+class _AddsToTheRun:
+    """What is done goes into the run's files."""
+
+    def __init__(self, ledger: Ledger, failures: Failures) -> None:
+        self.ledger = ledger
+        self.failures = failures
+
+    def done(self, _job: Job, _result: dict[str, Any]) -> None:
+        """Add it, in the order of the grid."""
+        self.ledger.add_finished()
+
+    def failed(self, job: Job, reason: str, *, again: bool = True) -> None:
+        """Remember it."""
+        self.failures.add(job.cell, reason, again=again)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tinyproto.errors import RunFolderError
 from tinyproto.experiment import Cell, Experiment
-from tinyproto.simulation.checkpoint import Position
+from tinyproto.storage.checkpoint import Position
 from tinyproto.tracking.checkpoints import Checkpoints
 from tinyproto.tracking.kept_models import keep_with_run
 from tinyproto.tracking.run_folder import RunFolder, cell_name

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from tinyproto.models.build import ModelEntry, ModelShape, build_model, entry_name, find_model, rehearse_training
-from tinyproto.models.networks import NETWORKS, PUBLISHED, SMALL_CNNS
+from tinyproto.models.build import (
+    NETWORKS,
+    PUBLISHED,
+    SMALL_CNNS,
+    ModelEntry,
+    ModelShape,
+    build_model,
+    entry_name,
+    find_model,
+    rehearse_training,
+)
 from tinyproto.models.split import Output, SplitModel
 from tinyproto.models.torchvision_weights import load_torchvision
 

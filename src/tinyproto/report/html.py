@@ -6,7 +6,7 @@ import gzip
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from tinyproto.report.draw.raster import data_address
+from tinyproto.report.draw.matrix import data_address
 from tinyproto.report.draw.svg import written_attributes
 from tinyproto.report.figures.figure import Figure
 

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from importlib import resources
 
+import yaml
+
+import tinyproto
 from tinyproto.report import html
 from tinyproto.report.columns import accuracy_cells, columns, cost_cells, cost_columns, share_cell
 from tinyproto.report.compare import RULE_NAMES, spread
-from tinyproto.report.derived import derived_sentence
-from tinyproto.report.figures.clients import accuracy_per_client
+from tinyproto.report.figures.clients import accuracy_per_client, who_holds_what
 from tinyproto.report.figures.figure import Figure
-from tinyproto.report.figures.holdings import who_holds_what
 from tinyproto.report.figures.prototypes import ANY, DeadUnits, Shown, dead_units, prototype_figures
 from tinyproto.report.figures.rounds import accuracy_over_rounds
 from tinyproto.report.figures.traffic import accuracy_over_bytes
-from tinyproto.report.left_out import left_out_lines
 from tinyproto.report.networks import network_rows
-from tinyproto.report.paper.section import Paper, as_html, repeat_paper
-from tinyproto.report.repeat import FEW_RUNS, to_repeat
 from tinyproto.report.runs import Run
 from tinyproto.report.studies import Series, Setting, Study, arrange
-from tinyproto.report.words import counted
+from tinyproto.report.words import counted, derived_sentence, left_out_lines
 from tinyproto.tracking.run_folder import how_to_go_on
 
 MOST_BYTES = 2_900_000
@@ -39,29 +38,37 @@ FEW_SETTINGS = 4
 
 @dataclass(frozen=True)
 class Report:
-    """A page, the studies it is about, the figures on it, and what it says of the paper where runs repeat it."""
+    """A page, the studies it is about, and the figures on it."""
 
     html: str
     studies: Sequence[Study]
     figures: Sequence[Figure]
-    paper: Paper | None = None
 
 
-def make_report(runs: Sequence[Run], shown: Shown = ANY, passed_over: Sequence[str] = ()) -> Report:
-    """All runs on one page, and a sentence about each that could not be read."""
+@dataclass(frozen=True)
+class Chapter:
+    """HTML and figures that an extension puts before the studies."""
+
+    html: str
+    figures: Sequence[Figure] = ()
+
+
+def make_report(
+    runs: Sequence[Run], shown: Shown = ANY, passed_over: Sequence[str] = (), chapter: Chapter | None = None
+) -> Report:
+    """Show all runs on one page, with a sentence about each that could not be read."""
     studies = arrange(runs)
-    paper = repeat_paper(runs)
     several = len(studies) > 1
     prefixes = [f"study{number}-" if several else "" for number in range(len(studies))]
-    figures: list[Figure] = [] if paper is None else [*paper.figures, *paper.beyond.figures]
+    figures: list[Figure] = [] if chapter is None else [*chapter.figures]
     body, end = "".join(_head(runs, studies, passed_over)), "".join(to_repeat(runs))
-    if paper is not None:
-        body += "".join(as_html(paper))
+    if chapter is not None:
+        body += chapter.html
     for study, prefix in zip(studies, prefixes, strict=True):
         drawn = list(_overview(study, prefix))
         figures += drawn
         taken = len((body + end).encode())
-        body += "".join(_study(study, drawn, taken, titled=several or paper is not None))
+        body += "".join(_study(study, drawn, taken, titled=several or chapter is not None))
     without = body
     for study, prefix in zip(studies, prefixes, strict=True):
         heading = html.element("h2", escape(f"Prototypes: {_title(study)}" if several else "Prototypes"))
@@ -72,7 +79,7 @@ def make_report(runs: Sequence[Run], shown: Shown = ANY, passed_over: Sequence[s
         body += html.element("h2", "Prototypes") + html.paragraph(
             "There is no prototypes.safetensors beside these runs, so prototypes cannot be drawn.", "quiet"
         )
-    return Report(_page(f"tinyproto report: {_named(runs)}", body + end), studies, figures, paper)
+    return Report(_page(f"tinyproto report: {_named(runs)}", body + end), studies, figures)
 
 
 def figure_style() -> str:
@@ -332,3 +339,42 @@ def _shortened(left_out: Sequence[str], bare: Sequence[str]) -> Iterator[str]:
         yield html.paragraph(
             f"To keep this page small, not all is on it. {said}. `tinyproto report RUN --figures DIR` writes it all."
         )
+
+
+FEW_RUNS = 6
+"""So many are spoken of one by one."""
+
+
+def to_repeat(runs: Sequence[Run]) -> Iterator[str]:
+    """Config, versions, hardware and commit of every run, once for those that are alike."""
+    yield html.element("h2", "To repeat it")
+    for alike in _alike(runs):
+        run, environment = alike[0], alike[0].environment
+        where = ", ".join(
+            str(environment[key]) for key in ("cpu", "device", "platform") if environment.get(key) is not None
+        )
+        version, commit = environment.get("tinyproto", "?"), environment.get("commit") or "unknown"
+        rest = f" and {len(alike) - 1} more, which differ from it in algorithm and seed" if len(alike) > 1 else ""
+        yield html.paragraph(
+            f"{run.name}{rest}: tinyproto {version}, commit {commit}, Python {environment.get('python', '?')}; "
+            f"{where}. "
+            "Save the config below and run: tinyproto run config.yaml"
+        )
+        config = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True)
+        shown = html.element("summary", "Config") + html.element("pre", escape(config))
+        versions = html.element("summary", "Environment") + html.element(
+            "pre", escape(json.dumps(environment, indent=1))
+        )
+        yield html.element("details", shown) + html.element("details", versions)
+    yield html.paragraph(f"Made by tinyproto {tinyproto.__version__}.", "quiet")
+
+
+def _alike(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs of one group on one machine that differ in algorithms and seeds alone; few stand for themselves."""
+    if len(runs) <= FEW_RUNS:
+        return [[run] for run in runs]
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        config = {key: value for key, value in run.config.items() if key not in ("algorithms", "seeds")}
+        groups.setdefault(json.dumps([run.group, config, run.environment], sort_keys=True), []).append(run)
+    return list(groups.values())

@@ -12,7 +12,7 @@ from tinyproto.algorithms import ALGORITHMS
 from tinyproto.report.compare import Comparison, Row, compare
 from tinyproto.report.runs import Run
 from tinyproto.report.verdict import verdict
-from tinyproto.tracking.differences import differences
+from tinyproto.tracking.checkpoints import differences
 from tinyproto.wire.meter import WAYS
 
 NOT_THE_SETTING = ("name", "seeds", "algorithms", "checkpoint", "federation", "keep_models")

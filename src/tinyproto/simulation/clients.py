@@ -13,10 +13,10 @@ from tinyproto.algorithms.base import Client, ClientInfo, ClientSide
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import TensorData
+from tinyproto.core.threads import one_thread
 from tinyproto.data.federation import CountedSamples, FederatedData
 from tinyproto.models import ModelEntry, ModelShape, build_model, entry_name
-from tinyproto.simulation.tensor_files import own
-from tinyproto.simulation.threads import one_thread
+from tinyproto.storage.tensor_files import own
 
 PARTS = ("model", "modules", "state", "local", "received")
 """What of a client changes from round to round."""

@@ -12,6 +12,7 @@ import torch
 from tinyproto.algorithms.base import Algorithm, Round
 from tinyproto.algorithms.defence import Defence
 from tinyproto.core.streams import Streams
+from tinyproto.core.threads import one_thread
 from tinyproto.data.federation import CountedSamples, FederatedData
 from tinyproto.engine.agreement import expected_frames
 from tinyproto.engine.client import ClientRuntime, LocalTraining, Steps
@@ -21,14 +22,12 @@ from tinyproto.engine.stopwatch import Clock, Stopwatch
 from tinyproto.engine.training import Known, Precision, make_trainer
 from tinyproto.errors import LeftOutError
 from tinyproto.models import ModelEntry, ModelShape
-from tinyproto.simulation.absences import Trace, with_absences
-from tinyproto.simulation.client_files import ClientFiles
+from tinyproto.simulation.client_store import UNBOUNDED, ClientShelf
 from tinyproto.simulation.clients import ClientBuilder
 from tinyproto.simulation.loopback import ClientHost, Loopback
 from tinyproto.simulation.memory import PeakMemory
-from tinyproto.simulation.participation import EvaluatedClients, plan_round
-from tinyproto.simulation.shelf import UNBOUNDED, ClientShelf
-from tinyproto.simulation.threads import one_thread
+from tinyproto.simulation.participation import EvaluatedClients, Trace, plan_round, with_absences
+from tinyproto.storage.client_files import ClientFiles
 from tinyproto.wire.meter import Direction, Meter
 from tinyproto.wire.values import EXACT, WireSettings
 

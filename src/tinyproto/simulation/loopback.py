@@ -10,9 +10,9 @@ from torch import Tensor
 from tinyproto.engine.client import ClientRuntime, Steps
 from tinyproto.engine.server import Channel, Reply
 from tinyproto.errors import WireError
-from tinyproto.simulation.client_files import Stored
+from tinyproto.simulation.client_store import ClientShelf
 from tinyproto.simulation.clients import snapshot_clients
-from tinyproto.simulation.shelf import ClientShelf
+from tinyproto.storage.client_files import Stored
 
 
 class ClientHost(Channel, Protocol):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tinyproto.errors import CheckpointError
-from tinyproto.simulation.checkpoint import Position, UnderWay, save, sweep
-from tinyproto.tracking.differences import differences
+from tinyproto.storage.checkpoint import Position, UnderWay, save, sweep
 from tinyproto.tracking.run_folder import RunFolder
 
 FREE = ("train.parallel_cells", "train.workers", "train.client_memory", "train.max_left_out", "keep_models")
@@ -65,3 +64,22 @@ def check_same_config(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         raise CheckpointError(
             f"config.yaml was changed since the run began ({changes}); change it back, or start another run"
         )
+
+
+def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The dotted keys in which the configs are not all alike, with the value in each; None where there is none."""
+    flats = [dict(_flat(config)) for config in configs]
+    columns = {key: [values.get(key) for values in flats] for values in flats for key in values}
+    return {key: values for key, values in columns.items() if any(value != values[0] for value in values)}
+
+
+def _flat(values: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Every single value with its dotted key."""
+    if isinstance(values, Mapping) and values:
+        for key, value in values.items():
+            yield from _flat(value, f"{place}.{key}" if place else str(key))
+    elif isinstance(values, list) and values:
+        for index, value in enumerate(values):
+            yield from _flat(value, f"{place}[{index}]")
+    else:
+        yield place, values

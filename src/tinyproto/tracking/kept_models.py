@@ -14,7 +14,7 @@ from torch import Tensor
 from tinyproto.errors import ModelError, RunFolderError, one_line
 from tinyproto.imports import unknown
 from tinyproto.models import ModelShape, SplitModel, build_model
-from tinyproto.simulation.tensor_files import save_whole
+from tinyproto.storage.tensor_files import save_whole
 from tinyproto.tracking.run_folder import RunFolder, cell_name, is_federation
 
 FOLDER = "models"

@@ -23,7 +23,7 @@ from torch import Tensor
 from tinyproto.engine.round import ClientRecord, RoundRecord
 from tinyproto.errors import RunFolderError, one_line
 from tinyproto.simulation.loop import PlayedRound
-from tinyproto.simulation.tensor_files import disk_words
+from tinyproto.storage.tensor_files import disk_words
 from tinyproto.tracking.summary import SCHEMA_VERSION
 from tinyproto.wire.meter import WAYS, Cost, Direction
 

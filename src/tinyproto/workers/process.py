@@ -12,12 +12,11 @@ import torch
 
 from tinyproto.config import parse_config
 from tinyproto.experiment import Experiment
-from tinyproto.simulation.client_files import stored_from
 from tinyproto.simulation.loopback import Loopback
 from tinyproto.simulation.memory import PeakMemory
-from tinyproto.workers.handover import handed_over
-from tinyproto.workers.pipe import Parcel, pack_tensors, receive, send
-from tinyproto.workers.service import failure, open_service
+from tinyproto.storage.client_files import stored_from
+from tinyproto.workers.child import failure, open_service
+from tinyproto.workers.pipe import Parcel, handed_over, pack_tensors, receive, send
 
 
 def main() -> None:

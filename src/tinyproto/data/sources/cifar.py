@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tinyproto.data.images import Images
-from tinyproto.data.pixels import SharedPixels
+from tinyproto.data.images import Images, SharedPixels
 from tinyproto.data.sources.base import (
     DEFAULT_ROOT,
     MINUS_ONE_TO_ONE,

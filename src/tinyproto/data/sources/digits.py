@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tinyproto.data.images import Images
-from tinyproto.data.pixels import SharedPixels
+from tinyproto.data.images import Images, SharedPixels
 from tinyproto.data.sources.base import Request, only_first_classes
 
 

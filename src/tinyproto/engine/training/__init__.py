@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 
 from tinyproto.core.task import Trainer
-from tinyproto.engine.training.choice import Choice, Known, TrainerName, choose
+from tinyproto.engine.training.choice import Choice, Known, Precision, Rounded, TrainerName, choose
 from tinyproto.engine.training.eager import EagerTrainer
 from tinyproto.engine.training.graphed import GraphedTrainer
-from tinyproto.engine.training.rounding import Precision, Rounded
 from tinyproto.engine.training.stacked.trainer import StackedTrainer
 
 __all__ = ["Choice", "EagerTrainer", "Known", "Precision", "TrainerName", "choose", "make_trainer"]

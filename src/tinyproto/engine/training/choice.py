@@ -6,7 +6,14 @@ step costs no more than its kernels, a stacked one the kernels of one client for
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tinyproto.core.task import FeatureModel, FitResult, Task, TensorData, Trainer
 
 TrainerName = Literal["auto", "eager", "graphed", "stacked"]
 Known = Literal["eager", "graphed", "stacked"]
@@ -35,3 +42,40 @@ def choose(name: TrainerName, device: str, steps: int) -> Choice:
     if steps < STACKED_PAYS:
         return Choice("graphed", f"{steps} steps are too few for stacks")
     return Choice("stacked", f"{steps} steps are worth the preparation")
+
+
+Precision = Literal["float32", "tf32", "exact"]
+"""float32 as PyTorch and the published runs have it: TF32 in convolutions, not in matrix products; tf32 in both, exact
+in neither."""
+
+
+@contextmanager
+def rounding(precision: Precision) -> Iterator[None]:
+    """Inside, products round as told; a captured graph keeps the rounding it was captured with."""
+    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = convolutions.allow_tf32, products.allow_tf32
+    convolutions.allow_tf32, products.allow_tf32 = precision != "exact", precision == "tf32"
+    try:
+        yield
+    finally:
+        convolutions.allow_tf32, products.allow_tf32 = before
+
+
+class Rounded:
+    """A trainer whose products round as told."""
+
+    def __init__(self, trainer: Trainer, precision: Precision) -> None:
+        self.trainer = trainer
+        self.precision = precision
+        self.device = trainer.device
+        self.notes = trainer.notes
+
+    def fit(self, tasks: Sequence[Task]) -> list[FitResult]:
+        """Optimise the modules of every task in place."""
+        with rounding(self.precision):
+            return self.trainer.fit(tasks)
+
+    def features(self, models: Sequence[FeatureModel], data: Sequence[TensorData]) -> list[Tensor]:
+        """Eval-mode features (N_i, d) of every model on its data."""
+        with rounding(self.precision):
+            return self.trainer.features(models, data)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from tinyproto.report.compare import RULE_NAMES
 from tinyproto.report.draw import svg
-from tinyproto.report.draw.axes import BOTTOM, LEFT, RIGHT, TOP, LegendEntry, frame, legend, stroke
-from tinyproto.report.draw.scales import Linear, span
+from tinyproto.report.draw.axes import BOTTOM, LEFT, RIGHT, TOP, LegendEntry, Linear, frame, legend, span, stroke
 from tinyproto.report.figures.figure import Figure, Value
 from tinyproto.report.studies import Series, Study
 from tinyproto.report.words import counted, percent

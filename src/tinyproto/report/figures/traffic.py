@@ -10,8 +10,20 @@ from typing import Protocol, TypeVar
 
 from tinyproto.report.compare import RULE_NAMES
 from tinyproto.report.draw import svg
-from tinyproto.report.draw.axes import BOTTOM, LEFT, RIGHT, TOP, LegendEntry, frame, legend, stroke
-from tinyproto.report.draw.scales import Linear, Logarithmic, Scale, span
+from tinyproto.report.draw.axes import (
+    BOTTOM,
+    LEFT,
+    RIGHT,
+    TOP,
+    LegendEntry,
+    Linear,
+    Logarithmic,
+    Scale,
+    frame,
+    legend,
+    span,
+    stroke,
+)
 from tinyproto.report.figures.figure import Figure, Value
 from tinyproto.report.studies import Series, Setting, Study
 from tinyproto.report.words import percent, size

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tinyproto.engine.training.rounding import Precision, rounding
+from tinyproto.engine.training.choice import Precision, rounding
 from tinyproto.engine.training.stacked.proof import Layer, prove
 
 Pair = tuple[int, int]

@@ -1,0 +1,308 @@
+"""`tinyproto bench aggregate`: how fast one core takes in uploads of TinyProto-FP, and in how much memory.
+
+Frames are made before the clock starts; timed are decode, validate and fold: `engine/intake.py: Intake.take`, what a
+server does with every upload. Rates are per second of processor time, which counts every thread and nothing that the
+machine does besides; the wall clock stands beside it. At the end the sums are held to the exact ones.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+import typer
+from torch import Tensor
+
+from tinyproto.algorithms.base import ClientInfo, FederationSpec
+from tinyproto.algorithms.streaming import Gathered, StreamingSide, merge_tree
+from tinyproto.algorithms.tinyproto import TinyProtoFPHyper, build_fp
+from tinyproto.cli.progress import LoadingBar
+from tinyproto.cli.terminal import Output, facts_table, machine_facts
+from tinyproto.core.aggregate import HolderSums
+from tinyproto.core.messages import Message
+from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.streams import Streams
+from tinyproto.core.threads import one_thread
+from tinyproto.engine.agreement import expected_frames
+from tinyproto.engine.intake import Intake, inspect_answer
+from tinyproto.engine.stopwatch import Stopwatch
+from tinyproto.errors import ConfigError
+from tinyproto.report.words import number, percent, size, times
+from tinyproto.simulation.memory import PeakMemory
+from tinyproto.tracking.environment import environment
+from tinyproto.wire.codec import decode_body, encode
+from tinyproto.wire.frame import HEADER_BYTES, Header, Kind, pack, unpack
+from tinyproto.wire.validate import Expectation, open_frame
+
+DISTINCT = 2048
+"""At most so many uploads have values of their own; the next ones repeat them, as other clients."""
+
+DISTINCT_BYTES = 32 << 20
+"""Their values take at most so much memory."""
+
+BATCH = 64
+"""Frames that have just arrived, so that they lie where a network would have put them: in the processor's cache."""
+
+SAMPLE = 1024
+"""Uploads on which the shares of the stages and the readable way are timed."""
+
+PASSES = 5
+ROUND = 1
+METRICS = {"cross_entropy": 1.25, "regulariser": 0.5}
+"""What every update carries beside its rows."""
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class AggregateSettings:
+    """What is taken in."""
+
+    uploads: int = 1_000_000
+    num_classes: int = 100
+    held: int = 46
+    cps_dim: int = 50
+    proto_dim: int = 500
+    shards: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("uploads", "num_classes", "held", "cps_dim", "proto_dim", "shards"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.held > self.num_classes:
+            raise ConfigError(f"a client cannot hold {self.held} of {self.num_classes} classes")
+        if self.cps_dim > self.proto_dim:
+            raise ConfigError(f"cps_dim must be at most proto_dim, {self.proto_dim}, not {self.cps_dim}")
+
+    @property
+    def payload_per_upload(self) -> int:
+        """Bytes of values."""
+        return 4 * self.held * self.cps_dim
+
+
+class Ring(NamedTuple):
+    """Uploads with values of their own, and the bodies of their frames."""
+
+    classes: Tensor  # (R, H) int64, ascending
+    values: Tensor  # (R, H, s) float32: n_ij ĉ_ij
+    bodies: Sequence[bytes]
+
+
+def make_ring(settings: AggregateSettings, digest: bytes) -> Ring:
+    """Draw uploads of both signs and of sizes that differ by the clients' n_ij, and encode them."""
+    count = min(settings.uploads, DISTINCT, max(DISTINCT_BYTES // settings.payload_per_upload, 1))
+    generator = torch.Generator().manual_seed(0)
+    order = torch.rand(count, settings.num_classes, generator=generator).argsort(1)
+    classes = order[:, : settings.held].sort(1).values
+    values = torch.randn(count, settings.held, settings.cps_dim, generator=generator)
+    values *= torch.randint(1, 500, (count, settings.held, 1), generator=generator)
+    header, bodies = Header(Kind.UPDATE, ROUND, 0, digest), []
+    for own, rows in zip(classes, values, strict=True):
+        upload = Prototypes.absent(settings.num_classes, settings.cps_dim)
+        upload.present[own] = True
+        upload.values[own] = rows
+        bodies.append(encode(header, Message(upload, metrics=METRICS))[HEADER_BYTES:])
+    return Ring(classes, values, bodies)
+
+
+class Arrival(NamedTuple):
+    """One upload on its way in."""
+
+    take: Callable[[ClientInfo, bytes], object]
+    client: ClientInfo
+    frame: bytes
+
+
+def measure(settings: AggregateSettings, progress: Progress = lambda *_: None) -> dict[str, Any]:
+    """Take in all uploads and say how long it took, what it needed, and whether the sums are right."""
+    memory = PeakMemory(torch.device("cpu"))
+    before = memory.read()
+    algorithm = build_fp(
+        TinyProtoFPHyper(cps_dim=settings.cps_dim),
+        FederationSpec(settings.num_classes, settings.proto_dim, learning_rate=0.01),
+    )
+    side = algorithm.server
+    assert isinstance(side, StreamingSide)
+    expected = expected_frames(algorithm, settings.num_classes, settings.proto_dim)
+    wall, cpu = Stopwatch(time.perf_counter), Stopwatch(time.process_time)
+    with one_thread():
+        ring = make_ring(settings, expected.digest)
+        intakes = [Intake(expected, ROUND, side.gather()) for _ in range(settings.shards)]
+        wire, reached, per_upload = 0, 0.0, []
+        for batch in _arrivals(settings, ring, expected.digest, intakes):
+            with wall.phase("intake"), cpu.phase("intake"):
+                for take, client, frame in batch:
+                    take(client, frame)
+            wire += sum(len(arrival.frame) for arrival in batch)
+            per_upload.append((cpu.seconds["intake"] - reached) / len(batch))
+            reached = cpu.seconds["intake"]
+            progress("taking uploads in", batch[-1].client.id + 1, settings.uploads)
+        with wall.phase("intake"), cpu.phase("intake"):
+            gathered = merge_tree([intake.gathered for intake in intakes])
+            side.conclude(side.init(Streams(0)), gathered)
+        peak = memory.read() - before
+        progress("holding the sums to the exact ones", 0, 0)
+        correct = compare_with_exact(settings, ring, gathered.sums)
+        stages = _stages(settings, ring, expected, side.gather())
+    seconds, readable = cpu.seconds["intake"], stages.pop("readable")
+    return {
+        "schema_version": 1,
+        "settings": asdict(settings),
+        "distinct_uploads": len(ring.bodies),
+        "timed": "decode, validate and fold of frames in memory, in processor time; not making the frames",
+        "payload_bytes": settings.uploads * settings.payload_per_upload,
+        "wire_bytes": wire,
+        "wall_seconds": wall.seconds["intake"],
+        "cpu_seconds": cpu.seconds["intake"],
+        "microseconds_per_upload": 1e6 * seconds / settings.uploads,
+        "median_microseconds_per_upload": 1e6 * median(per_upload),  # over batches: what other work costs, left out
+        "uploads_per_second": settings.uploads / seconds,
+        "gigabytes_per_second_per_core": settings.uploads * settings.payload_per_upload / seconds / 1e9,
+        "shares": {name: value / sum(stages.values()) for name, value in stages.items()},
+        "readable_way": {
+            "microseconds_per_upload": 1e6 * readable,
+            "gigabytes_per_second_per_core": settings.payload_per_upload / readable / 1e9,
+            "ratio": readable / sum(stages.values()),
+        },
+        "peak_memory_bytes": peak,
+        "sums": correct,
+        "environment": environment("cpu", workers=1),
+    }
+
+
+def _arrivals(
+    settings: AggregateSettings, ring: Ring, digest: bytes, intakes: Sequence[Intake]
+) -> Iterator[list[Arrival]]:
+    """All uploads, a batch at a time: each from a client of its own, dealt out to the shards in turn."""
+    for start in range(0, settings.uploads, BATCH):
+        yield [
+            Arrival(
+                intakes[client % len(intakes)].take,
+                ClientInfo(client, train_samples=450, counted_samples=450, counted_classes=settings.held),
+                pack(Header(Kind.UPDATE, ROUND, client, digest), ring.bodies[client % len(ring.bodies)]),
+            )
+            for client in range(start, min(start + BATCH, settings.uploads))
+        ]
+
+
+def compare_with_exact(settings: AggregateSettings, ring: Ring, found: HolderSums) -> dict[str, Any]:
+    """The largest error of the sums, and whether every one of them is within the bound that `HolderSums` states.
+
+    A value that was taken in c times adds c·x, which float64 holds exactly; math.fsum adds such terms without error.
+    """
+    distinct = len(ring.bodies)
+    repeats = torch.tensor([len(range(first, settings.uploads, distinct)) for first in range(distinct)])
+    exact, magnitudes = torch.zeros_like(found.sums), torch.zeros_like(found.sums)
+    holders = torch.zeros_like(found.holders)
+    for label in range(settings.num_classes):
+        uploads, places = (ring.classes == label).nonzero(as_tuple=True)
+        terms = ring.values[uploads, places].double() * repeats[uploads].unsqueeze(1)  # (n, s)
+        exact[label] = torch.tensor([math.fsum(column) for column in terms.T.tolist()], dtype=torch.float64)
+        magnitudes[label] = torch.tensor([math.fsum(column) for column in terms.T.abs().tolist()], dtype=torch.float64)
+        holders[label] = repeats[uploads].sum()
+    errors, bounds = (found.sums - exact).abs(), found.bound(magnitudes)
+    shares = errors / bounds.clamp_min(torch.finfo(torch.float64).tiny)
+    return {
+        "largest_error": float(errors.max()),
+        "largest_share_of_bound": float(shares.max()),
+        "within_bound": bool((errors <= bounds).all()),
+        "holders_are_right": bool(torch.equal(holders, found.holders)),
+    }
+
+
+def _stages(settings: AggregateSettings, ring: Ring, expected: Expectation, gathered: Gathered) -> dict[str, float]:
+    """Seconds per upload of each stage, and of the readable way, on a sample: the best of several passes.
+
+    Stages cannot be timed apart while they run one after the other, so each is what a pass that goes one stage further
+    takes longer.
+    """
+    kinds, intake, sums = (Kind.UPDATE,), Intake(expected, ROUND, gathered), gathered.sums
+    sample = AggregateSettings(**{**asdict(settings), "uploads": min(SAMPLE, settings.uploads)})
+    arrivals = [arrival for batch in _arrivals(sample, ring, expected.digest, [intake]) for arrival in batch]
+
+    def checksum(_: ClientInfo, frame: bytes) -> None:
+        zlib.crc32(frame)
+
+    def decode(_: ClientInfo, frame: bytes) -> None:
+        decode_body(unpack(frame)[1], expected)
+
+    def validate(client: ClientInfo, frame: bytes) -> None:
+        inspect_answer(frame, expected, client.id, ROUND, kinds)
+
+    def readable(client: ClientInfo, frame: bytes) -> None:
+        rows = open_frame(frame, expected, client.id, ROUND, kinds).message.rows
+        if rows is not None:
+            sums.add(rows)
+
+    def seconds(step: Callable[[ClientInfo, bytes], object]) -> float:
+        passes = []
+        for _ in range(PASSES):
+            start = time.process_time()
+            for _, client, frame in arrivals:
+                step(client, frame)
+            passes.append(time.process_time() - start)
+        return min(passes) / len(arrivals)
+
+    reached = [0.0, *(seconds(step) for step in (checksum, decode, validate, intake.take))]
+    each = (max(later - sooner, 0.0) for sooner, later in pairwise(reached))
+    return dict(zip(("checksum", "decode", "validate", "fold"), each, strict=True)) | {"readable": seconds(readable)}
+
+
+def show_aggregate(settings: AggregateSettings, output: Output) -> None:
+    """Measure, and say what was found; exit status 1 where the sums are not what they have to be."""
+    with LoadingBar(output.console) as progress:
+        found = measure(settings, progress)
+    if output.wants_json:
+        output.result(found)
+    else:
+        output.console.print(facts_table(_lines(found)))
+    if not sums_are_right(found):
+        raise typer.Exit(1)
+
+
+def sums_are_right(found: dict[str, Any]) -> bool:
+    """Whether everyone was counted and every sum is within the stated bound."""
+    return bool(found["sums"]["within_bound"] and found["sums"]["holders_are_right"])
+
+
+def _lines(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    asked, readable, sums = found["settings"], found["readable_way"], found["sums"]
+    rows = f"{asked['held']} of {asked['num_classes']} classes, {asked['cps_dim']} values each"
+    yield (
+        "uploads",
+        f"{number(asked['uploads'])} of {rows}; {number(found['distinct_uploads'])} have values of their own",
+    )
+    yield "payload", f"{size(found['payload_bytes'])}, in frames of {size(found['wire_bytes'])}"
+    yield "timed", found["timed"]
+    speed, typical = found["gigabytes_per_second_per_core"], found["median_microseconds_per_upload"]
+    yield (
+        "rate per core",
+        (
+            f"{speed:.3f} GB/s of payload, {number(found['uploads_per_second'])} uploads/s, "
+            f"{found['microseconds_per_upload']:.1f} µs each (median batch: {typical:.1f})"
+        ),
+    )
+    yield "seconds", f"{found['cpu_seconds']:.2f} of processor time, {found['wall_seconds']:.2f} by the wall clock"
+    yield "shares", ", ".join(f"{name} {percent(share)}" for name, share in found["shares"].items())
+    yield (
+        "readable way",
+        (
+            f"{readable['gigabytes_per_second_per_core']:.3f} GB/s, {readable['microseconds_per_upload']:.1f} µs each: "
+            f"{times(readable['ratio'])} as long"
+        ),
+    )
+    yield "peak memory", f"{size(found['peak_memory_bytes'])} above the imported package, frames included"
+    if asked["shards"] > 1:
+        yield "shards", f"{asked['shards']}, whose sums were merged in a tree"
+    verdict = (
+        f"within the bound: at most {sums['largest_share_of_bound']:.2g} of it" if sums_are_right(found) else "WRONG"
+    )
+    yield "sums", f"{verdict}; largest error {sums['largest_error']:.2g}, against exact sums"
+    yield from machine_facts(found["environment"])

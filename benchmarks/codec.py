@@ -1,0 +1,229 @@
+"""`tinyproto bench codec`: how fast values become bytes and come back, by type and rounding, and what rows cost.
+
+Everything is on one core and in processor time, which counts nothing that the machine does besides; each number is the
+best of several passes. Rates are of float32 that go in or come out. Bulk is `ValueType.encode` and `decode` alone, on
+rows of CPS's width; frames are whole ones: encoded with header and checksum, and opened as whoever gets them does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import typer
+from rich.table import Table
+
+from benchmarks.device import DeviceSettings, measure_device
+from tinyproto.cli.progress import LoadingBar
+from tinyproto.cli.terminal import Output, facts_table, machine_facts, plain_table
+from tinyproto.core.messages import Message
+from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.threads import one_thread
+from tinyproto.errors import ConfigError
+from tinyproto.report.words import size
+from tinyproto.tracking.environment import environment
+from tinyproto.wire.codec import encode, payload_bytes
+from tinyproto.wire.frame import Header, Kind
+from tinyproto.wire.validate import Expectation, open_frame
+from tinyproto.wire.values import FLOAT32, VALUE_TYPES, Coding, Rounding, ValueType, WireSettings
+
+BULK = {"1 MB": 10**6, "16 MB": 16 * 10**6}
+"""Bytes of float32 at a time."""
+
+FRAMES = ((46, 50), (100, 500))
+"""Rows and width of a typical upload of TinyProto on CIFAR-100, and of a whole download without CPS."""
+
+WIDTH = 50
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class CodecSettings:
+    """How long to measure."""
+
+    passes: int = 7
+    megabytes: float = 32.0  # of float32 that one pass goes through, at least
+
+    def __post_init__(self) -> None:
+        if self.passes < 1 or not self.megabytes > 0:
+            raise ConfigError("passes and megabytes have to be above 0")
+
+
+def measure_codec(settings: CodecSettings, progress: Progress = lambda *_: None) -> dict[str, Any]:
+    """Every type with every rounding that makes a difference to it."""
+    cases = list(_cases())
+    found = []
+    with one_thread():
+        for done, (values, rounding) in enumerate(cases):
+            progress("measuring types", done, len(cases))
+            found.append(_measure(settings, values, rounding))
+        progress("measuring types", len(cases), len(cases))
+    return {
+        "schema_version": 1,
+        "settings": asdict(settings),
+        "timed": "one core, processor time, best pass; gigabytes of float32 per second",
+        "types": found,
+        "environment": environment("cpu", workers=1),
+    }
+
+
+def _cases() -> Iterator[tuple[ValueType, Rounding]]:
+    for values in VALUE_TYPES.values():
+        yield values, "nearest"
+        if values.name != "float32":
+            yield values, "stochastic"
+
+
+def _measure(settings: CodecSettings, values: ValueType, rounding: Rounding) -> dict[str, Any]:
+    draws = torch.Generator().manual_seed(0) if rounding == "stochastic" else None
+    bulk = {name: _bulk(settings, values, draws, size) for name, size in BULK.items()}
+    frames = {f"{rows} x {width}": _frame(settings, values, draws, rows, width) for rows, width in FRAMES}
+    return {
+        "type": values.name,
+        "rounding": rounding,
+        "bytes_per_row": {str(width): values.payload(2, width) / 2 for _, width in FRAMES},
+        "bulk": bulk,
+        "frames": frames,
+    }
+
+
+def _bulk(
+    settings: CodecSettings, values: ValueType, draws: torch.Generator | None, size: int
+) -> dict[str, float | None]:
+    matrix = torch.randn(size // 4 // WIDTH, WIDTH, generator=torch.Generator().manual_seed(1)).numpy()
+    data = np.frombuffer(values.encode(matrix), np.uint8)
+    encoding = best_seconds(settings, matrix.nbytes, lambda: values.encode(matrix, draws))
+    decoding = best_seconds(settings, matrix.nbytes, lambda: values.decode(data, *matrix.shape))
+    return {
+        "encode_gigabytes_per_second": matrix.nbytes / encoding / 1e9,
+        "decode_gigabytes_per_second": None if values is FLOAT32 else matrix.nbytes / decoding / 1e9,  # None: a view
+    }
+
+
+def _frame(
+    settings: CodecSettings, values: ValueType, draws: torch.Generator | None, rows: int, width: int
+) -> dict[str, float]:
+    present = torch.ones(rows, dtype=torch.bool)
+    message = Message(Prototypes(torch.randn(rows, width, generator=torch.Generator().manual_seed(1)), present))
+    expected = Expectation(bytes(16), rows, width, wire=WireSettings(values.name, values.name))
+    header, coding = Header(Kind.UPDATE, 1, 0, expected.digest), Coding(values, draws)
+    frame = encode(header, message, coding)
+    size = 4 * rows * width
+    encoding = best_seconds(settings, size, lambda: encode(header, message, coding))
+    opening = best_seconds(settings, size, lambda: open_frame(frame, expected, 0, 1, (Kind.UPDATE,)))
+    return {
+        "encode_microseconds": 1e6 * encoding,
+        "open_microseconds": 1e6 * opening,
+        "payload_bytes": payload_bytes(message, values),
+        "wire_bytes": len(frame),
+    }
+
+
+def best_seconds(settings: CodecSettings, size: int, work: Callable[[], object]) -> float:
+    """Processor seconds of one call on so many bytes: the best pass of several, each long enough to be timed."""
+    repeats = max(1, int(settings.megabytes * 1e6 / size))
+    passes = []
+    for _ in range(settings.passes):
+        start = time.process_time()
+        for _ in range(repeats):
+            work()
+        passes.append(time.process_time() - start)
+    return min(passes) / repeats
+
+
+def show_codec(settings: CodecSettings, output: Output) -> None:
+    """Measure, and say what was found."""
+    with LoadingBar(output.console) as progress:
+        found = measure_codec(settings, progress)
+    if output.wants_json:
+        output.result(found)
+        return
+    output.console.print(_codec_table(found))
+    output.console.print(facts_table([("timed", found["timed"]), *machine_facts(found["environment"])]))
+
+
+def show_device(settings: DeviceSettings, output: Output) -> None:
+    """Measure, and say what was found; exit status 1 where the exchange takes more of a round than it may."""
+    with LoadingBar(output.console) as progress:
+        found = measure_device(settings, progress)
+    if output.wants_json:
+        output.result(found)
+    else:
+        output.console.print(_training_table(found))
+        output.console.print(_exchange_table(found))
+        facts = [
+            ("largest share", f"{share(found['largest_share_of_a_round'])} of a round of {found['quickest_network']}"),
+            ("timed", found["timed"]),
+            *machine_facts(found["environment"]),
+        ]
+        output.console.print(facts_table(facts))
+    if not found["within_limit"]:
+        raise typer.Exit(1)
+
+
+def share(fraction: float) -> str:
+    """Of a round, which is small."""
+    return f"{100 * fraction:.3f} %"
+
+
+def _codec_table(found: Mapping[str, Any]) -> Table:
+    table = plain_table()
+    frames = [f"{rows} x {width}" for rows, width in FRAMES]
+    for name in ("type", "rounding", "bytes/row"):
+        table.add_column(name)
+    for name in (*(f"{amount} GB/s" for amount in BULK), *(f"{frame} µs" for frame in frames)):
+        table.add_column(name, justify="right")
+    for one in found["types"]:
+        rates = (one["bulk"][amount] for amount in BULK)
+        times = (one["frames"][frame] for frame in frames)
+        table.add_row(
+            one["type"],
+            one["rounding"],
+            ", ".join(f"{count:g}" for count in one["bytes_per_row"].values()),
+            *(f"{rate['encode_gigabytes_per_second']:.2f} / {_back(rate)}" for rate in rates),
+            *(f"{t['encode_microseconds']:.0f} / {t['open_microseconds']:.0f}" for t in times),
+        )
+    table.caption = "bytes of a row of 50 and of 500 values; encode / decode"
+    return table
+
+
+def _back(rate: Mapping[str, float | None]) -> str:
+    decoded = rate["decode_gigabytes_per_second"]
+    return "a view" if decoded is None else f"{decoded:.2f}"
+
+
+def _training_table(found: Mapping[str, Any]) -> Table:
+    table = plain_table()
+    for name in ("network", "ms/step", "s/round", "parameters and gradients"):
+        table.add_column(name, justify="left" if name == "network" else "right")
+    for one in found["training"]:
+        table.add_row(
+            one["network"],
+            f"{1e3 * one['seconds_per_step']:.1f}",
+            f"{one['seconds_per_round']:.2f}",
+            size(one["memory_bytes"]),
+        )
+    table.caption = f"a round is {found['steps_per_round']} steps"
+    return table
+
+
+def _exchange_table(found: Mapping[str, Any]) -> Table:
+    table = plain_table()
+    stages = ("scale_and_compress", "round_and_encode", "open_and_reconstruct")
+    for name in ("type", *(f"{stage.replace('_', ' ')} µs" for stage in stages), "share of a round", "memory", "bytes"):
+        table.add_column(name, justify="left" if name == "type" else "right")
+    for one in found["exchange"]:
+        table.add_row(
+            one["type"],
+            *(f"{one['microseconds'][stage]:.0f}" for stage in stages),
+            share(one["share_of_quickest_round"]),
+            size(one["memory_bytes"]),
+            f"{one['wire_bytes']['up']} + {one['wire_bytes']['down']}",
+        )
+    table.caption = f"of one upload and one download; a round is one of {found['quickest_network']}, the quickest"
+    return table

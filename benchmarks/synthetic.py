@@ -1,0 +1,39 @@
+"""A federation that needs no download: made-up images of CIFAR-10's shape, which networks can learn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from tinyproto.data.images import Images, SharedPixels
+from tinyproto.data.sources.base import MINUS_ONE_TO_ONE
+
+NUM_CLASSES = 10
+SHAPE = (3, 32, 32)
+
+VALUES: dict[str, Any] = {
+    "name": "bench",
+    "data": {"name": "cifar10"},  # whose shape the images have
+    "partition": {"kind": "dirichlet", "num_clients": 4, "alpha": 0.3, "min_samples": 20},
+    "models": ["resnet8", "mobilenet_v2", "shufflenet_v2", "efficientnet_b0"],
+    "prototypes": {"dim": 500, "cps_dim": 50},
+    "train": {"batch_size": 32},
+    "algorithms": ["tinyproto_ft"],
+}
+"""The paper's networks and widths; few clients, so that each has samples enough for its batch statistics."""
+
+
+def synthetic_images(samples: int) -> Images:
+    """Noise over one smooth pattern for each class, in memory that worker processes can map."""
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.rand(NUM_CLASSES, SHAPE[0], 4, 4, generator=generator)
+    patterns = functional.interpolate(coarse, SHAPE[1:], mode="bilinear")
+    labels = torch.arange(samples) % NUM_CLASSES
+    shared = SharedPixels.blank((samples, *SHAPE))
+    for start in range(0, samples, 1000):
+        chosen = labels[start : start + 1000]
+        noise = torch.rand(len(chosen), *SHAPE, generator=generator)
+        shared.tensor[start : start + 1000] = (160 * patterns[chosen] + 90 * noise).to(torch.uint8)
+    return Images("synthetic", shared.tensor, labels, NUM_CLASSES, shared=shared, **MINUS_ONE_TO_ONE)

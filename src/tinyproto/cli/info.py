@@ -1,0 +1,84 @@
+"""`tinyproto doctor`: what this machine offers."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from rich.table import Table
+
+import tinyproto
+from tinyproto.cli.terminal import Output, facts_table, plain_table
+from tinyproto.data.sources import SOURCES
+from tinyproto.models import NETWORKS, PUBLISHED, ModelShape, build_model
+from tinyproto.models.build import SMALL_IMAGES
+from tinyproto.models.count import measure
+from tinyproto.report.words import number
+from tinyproto.tracking.environment import cpu_name, devices, extras, package_versions, source_commit
+
+
+def examine(output: Output) -> None:
+    """Print versions, devices, threads, extras and where data is found."""
+    found = _findings()
+    if output.wants_json:
+        output.result(found)
+        return
+    output.console.print(facts_table(found.items()))
+
+
+def _findings() -> dict[str, str]:
+    import torch
+
+    commit, _, modified = (source_commit() or "").partition("-")
+    checkout = f" (commit {commit[:12]}{', modified' if modified else ''})" if commit else ""
+    threads = torch.get_num_threads()
+    return {
+        "tinyproto": tinyproto.__version__ + checkout,
+        "python": f"{platform.python_version()} on {platform.platform()}",
+        **{name: version or "not installed" for name, version in package_versions().items()},
+        "cpu": f"{cpu_name()}, {os.cpu_count()} cores",
+        "threads": f"torch uses {threads}; a simulation uses 1, so that results repeat bit for bit on a CPU",
+        "devices": ", ".join(devices()),
+        **{
+            f"extra {extra}": f"not installed: {', '.join(missing)}" if missing else "installed"
+            for extra, missing in extras().items()
+        },
+        **{f"data {name}": source.locate(None) for name, source in SOURCES.items()},
+    }
+
+
+def list_models(shape: ModelShape, output: Output) -> None:
+    """Print name, parameters, width and multiply-accumulates of every registered network."""
+    rows = [describe(name, shape) for name in NETWORKS]
+    if output.wants_json:
+        output.result(rows)
+    else:
+        output.console.print(_table(rows, shape))
+
+
+def describe(name: str, shape: ModelShape) -> dict[str, Any]:
+    """One network in numbers; `paper` says whether it is built as TinyProto's paper has it."""
+    with torch.device("meta"):  # shapes are enough to count, so no weight is drawn and no image computed
+        size = measure(build_model(name, shape, seed=0), shape.input_shape)
+    return {"name": name, **asdict(size), "paper": name in PUBLISHED}
+
+
+def _table(rows: list[dict[str, Any]], shape: ModelShape) -> Table:
+    table = plain_table()
+    table.add_column("network", no_wrap=True)
+    for column in ("extractor", "head", "width", "MACs"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("paper's")
+    for row in rows:
+        sizes = (row[key] for key in ("extractor_parameters", "head_parameters", "feature_width", "macs"))
+        table.add_row(row["name"], *(number(value) for value in sizes), "yes" if row["paper"] else "no")
+    image = "×".join(str(length) for length in shape.input_shape)
+    table.caption = (
+        f"Parameters of extractor and head for K = {shape.num_classes} and d = {shape.proto_dim}; width of features "
+        f"before they are pooled to d; multiply-accumulates for one image of {image}. Names that end in "
+        f"{SMALL_IMAGES} have a stride-1 stem, which is not the paper's."
+    )
+    return table

@@ -1,0 +1,1 @@
+"""Files that hold state: sealed tensor files, the states of clients, checkpoints."""

@@ -1,0 +1,344 @@
+"""What may happen to real processes beside kill, silence and restart; nothing is left running in the end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import shutil
+import signal
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from support_federation import Federation, Running, eventually
+from support_join import make_stay, only_waiting_takes_time
+from tinyproto.cli import join as join_verb
+from tinyproto.errors import FederationError
+from tinyproto.federation.certificates import make_keys
+from tinyproto.federation.flower.connection import BLIP_SECONDS, AwayError, TurnedAwayError, is_cut_off, why_it_ended
+from tinyproto.federation.journal import Journal
+
+pytestmark = pytest.mark.flower
+slow = pytest.mark.flower_slow
+
+
+class CountingProxy:
+    """Passes connections on to a port, and counts; another way of counting than ours."""
+
+    def __init__(self, port: int) -> None:
+        self.counts = {"up": 0, "down": 0}
+        self._to = port
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listening.getsockname()[1])
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                near, _ = self._listening.accept()
+            except OSError:
+                return
+            try:
+                far = socket.create_connection(("127.0.0.1", self._to))
+            except OSError:
+                with near, contextlib.suppress(OSError):
+                    near.settimeout(1)
+                    self.counts["up"] += len(near.recv(65536))
+                continue
+            for source, sink, way in ((near, far, "up"), (far, near, "down")):
+                threading.Thread(target=self._pass_on, args=(source, sink, way), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket, way: str) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                self.counts[way] += len(data)
+                sink.sendall(data)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self._listening.close()
+
+
+def no_more_than(size: int) -> Callable[[], None]:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+    return limit
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Iterator[Federation]:
+    made = Federation(tmp_path, rounds=3, quorum=0.3, deadline=25)
+    yield made
+    made.clean_up()
+
+
+@slow
+def test_a_federation_goes_on_without_those_who_fail_and_against_those_who_do_not_belong(
+    federation: Federation,
+) -> None:
+    folder = federation.folder
+    make_keys(folder / "others", 1, [])
+    shutil.copytree(folder / "keys" / "client-0", folder / "unregistered")
+    shutil.copy(folder / "others" / "client-0" / "client.key", folder / "unregistered" / "client.key")
+
+    serve = federation.serve()
+    federation.wait_for("waiting", 60)
+    proxy = CountingProxy(federation.port)
+    counted = federation.join(0, server=f"localhost:{proxy.port}")
+    full = federation.join(1, prepare=no_more_than(30_000))
+    silent = federation.join(2)
+    unregistered = federation.join(0, "--keys", "unregistered", "--folder", "clients/unregistered")
+    foreign = federation.join(0, "--keys", "others/client-0", "--folder", "clients/foreign")
+
+    assert foreign.wait(60) == 2
+    assert foreign.said.count("\n") == 1
+    assert "is not of this federation: its certificate is not from the authority in" in foreign.said
+
+    federation.wait_for("concluded", 120, round=1)
+    eventually(lambda: "does not take this key: it is not registered there" in unregistered.said, 30, unregistered.said)
+    silent.signal_all(signal.SIGSTOP)
+    assert serve.wait(240) == 0, federation.tail()
+    silent.signal_all(signal.SIGCONT)
+    assert counted.wait(90) == 0, counted.said
+    proxy.close()
+
+    assert "no space" in serve.said
+    assert "Traceback" not in "".join(running.said for running in federation.started)
+    records = {record["round"]: record for record in federation.records() if not record["closing"]}
+    assert set(records) == {1, 2, 3}
+    for record in records.values():
+        assert "1" in record["refused"]
+        assert "no space" in record["refused"]["1"]
+    assert "no answer within 25 s" in records[3]["refused"]["2"] or "offline" in records[3]["refused"]["2"]
+    assert federation.events("answered", client=0, round=3)
+    joined = {event["client"] for event in federation.events("joined")}
+    assert joined == {0, 1, 2}
+    assert not any(part.suffix == ".partial" for part in federation.client_folder(1).rglob("*"))
+
+    told = json.loads((federation.client_folder(0) / "socket.json").read_text())
+    for way, count in proxy.counts.items():  # what a client says to a coordinator that has just left may get lost
+        assert count > 40_000
+        assert abs(count - told[way]) < 600
+    used = federation.result()["socket_bytes_per_round"]["clients"]["0"]
+    assert 0 < used["up"] * 3 < told["up"]
+    for running in (full, unregistered, silent):
+        running.process.send_signal(signal.SIGTERM)
+        assert running.wait(40) == 130
+    for running in federation.started:
+        running.assert_nothing_left()
+
+
+def test_a_port_in_use_ends_serve_with_a_sentence_and_leaves_nothing(federation: Federation) -> None:
+    with socket.create_server(("127.0.0.1", federation.port)):
+        serve = federation.serve()
+        assert serve.wait(60) == 2
+    assert "cannot listen on 127.0.0.1:" in serve.said
+    assert "--listen HOST:PORT goes elsewhere" in serve.said
+    assert "Traceback" not in serve.said
+    serve.assert_nothing_left(5)
+
+
+@slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_nothing_is_left_running_however_serve_and_join_end(number: signal.Signals, federation: Federation) -> None:
+    serve, join = federation.serve(), federation.join(0)
+    eventually(lambda: "is connected" in join.said, 90, federation.tail())
+    eventually(lambda: join.has("flwr-clientapp"), 60, federation.tail())
+    assert serve.has("flwr-serverapp")
+    for running in (join, serve):
+        running.process.send_signal(number)
+        assert running.wait(40) == (-signal.SIGKILL if number is signal.SIGKILL else 130)
+        running.assert_nothing_left()
+    if number is not signal.SIGKILL:
+        assert "interrupted; go on with: tinyproto serve" in serve.said
+        assert "the same command goes on" in join.said
+
+
+@slow
+def test_a_second_client_in_the_same_folder_is_refused(federation: Federation) -> None:
+    first = federation.join(0)
+    eventually(lambda: "waiting for" in first.said, 30, first.said)
+    second = federation.join(0)
+    assert second.wait(30) == 2
+    assert "another process is the client in clients/client-0" in second.said
+
+
+def test_who_is_turned_away_gives_up_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    client, reason = make_stay(tmp_path), TurnedAwayError("the coordinator does not take this key")
+    for seconds in (1.0, 60.0, join_verb.PATIENCE_SECONDS):
+        now[0] = seconds
+        client._turned_away(reason)
+    now[0] = 2.0 + join_verb.PATIENCE_SECONDS
+    with pytest.raises(FederationError, match="h:1: the coordinator does not take this key"):
+        client._turned_away(reason)
+
+
+@pytest.fixture
+def away(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Nobody answers, and time passes in waiting only: the moments at which somebody looked."""
+    now, looked = [0.0], list[float]()
+
+    def nobody(*_: object) -> dict[str, int]:
+        looked.append(now[0])
+        if now[0] > 100_000:
+            raise AssertionError("it waits for ever")
+        raise AwayError("Connection refused")
+
+    def wait(_: join_verb.Stay, seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(join_verb, "reach", nobody)
+    monkeypatch.setattr(join_verb.Stay, "_wait", wait)
+    return looked
+
+
+def test_a_client_waits_for_ever_unless_it_is_told_when_to_give_up(tmp_path: Path, away: list[float]) -> None:
+    with pytest.raises(AssertionError, match="it waits for ever"):
+        make_stay(tmp_path).last()
+    assert away[-1] > 100_000
+
+
+def test_give_up_ends_a_client_whose_coordinator_is_away(tmp_path: Path, away: list[float]) -> None:
+    with pytest.raises(FederationError, match=r"h:1 has been away for 5 minutes \(Connection refused\)"):
+        make_stay(tmp_path, give_up=5).last()
+    assert 300 <= away[-1] <= 300 + join_verb.LONGEST_PAUSE
+
+
+def answered(client: join_verb.Stay, round_number: int, kind: str = "update") -> None:
+    Journal(client.journal.file).tell("answered", round=round_number, rounds=3, kind=kind, bytes=7)
+    client._show()
+
+
+def test_after_its_last_round_a_client_does_not_wait_for_ever(tmp_path: Path, away: list[float]) -> None:
+    client = make_stay(tmp_path)
+    answered(client, 3)
+    assert client.last() == 3
+    assert client.missed_the_end
+    assert join_verb.CLOSING_SECONDS <= away[-1] <= join_verb.CLOSING_SECONDS + join_verb.LONGEST_PAUSE
+
+
+@pytest.mark.parametrize(("round_number", "kind"), [(2, "update"), (3, "evaluation"), (0, "hello")])
+def test_before_its_last_round_is_done_it_does(round_number: int, kind: str, tmp_path: Path, away: list[float]) -> None:
+    client = make_stay(tmp_path)
+    answered(client, round_number, kind)
+    with pytest.raises(AssertionError, match="it waits for ever"):
+        client.last()
+    assert not client.missed_the_end
+    assert away[-1] > 100_000
+
+
+def test_nor_when_it_is_started_again_after_it(tmp_path: Path, away: list[float]) -> None:
+    answered(make_stay(tmp_path), 3)
+    again = make_stay(tmp_path)
+    assert again.last() == 3
+    assert again.missed_the_end
+    assert join_verb.CLOSING_SECONDS <= away[-1] <= join_verb.CLOSING_SECONDS + join_verb.LONGEST_PAUSE
+
+
+def test_who_has_seen_the_end_waits_for_another_federation_and_says_so(
+    tmp_path: Path, away: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = make_stay(tmp_path)
+    answered(client, 3)
+    Journal(client.journal.file).tell("finished", rounds=3)
+    with pytest.raises(AssertionError, match="it waits for ever"):
+        make_stay(tmp_path, quiet=False).last()
+    said = capsys.readouterr().out
+    assert "the federation that client 0 took part in is over after 3 rounds; this waits for another at h:1" in said
+
+
+def nobody_there(*_: object) -> dict[str, int]:
+    raise AwayError("Connection refused")
+
+
+class CutOff:
+    """A SuperNode that was connected, and tries in vain to be so again."""
+
+    is_connected = True
+
+    def __init__(self, *_: object) -> None:
+        self.process = self
+
+    def wait(self, seconds: float) -> bool:
+        time.sleep(seconds)
+        return False
+
+    def said(self) -> str:
+        return "SuperNode ID: 1\nSent successfully\nConnection attempt failed, retrying in 20.00 seconds"
+
+    def stop(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("last_round", [False, True])
+def test_a_supernode_that_tries_for_ever_does_not_keep_a_client_from_giving_up(
+    last_round: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = only_waiting_takes_time(monkeypatch)
+    monkeypatch.setattr(join_verb, "SuperNode", CutOff)
+    monkeypatch.setattr(join_verb, "reach", nobody_there)
+    client = make_stay(tmp_path, give_up=2)
+    if last_round:
+        answered(client, 3)
+        client._be_there()
+        assert client.missed_the_end
+    else:
+        with pytest.raises(FederationError, match="h:1 has been away for 2 minutes"):
+            client._be_there()
+    assert 120 + BLIP_SECONDS <= now[0] <= 130
+
+
+@pytest.mark.parametrize(
+    ("said", "cut_off"),
+    [
+        ("SuperNode ID: 1\nReceiving: train\nSent successfully", False),
+        ("Sent successfully\nConnection attempt failed, retrying in 1 s", True),
+        ("Connection attempt failed, retrying in 1 s\nConnection successful after 2.00 seconds and 2 tries.", False),
+        ("Connection attempt failed, retrying in 1 s\nReceiving: train", False),
+        ("", False),
+    ],
+)
+def test_from_what_a_supernode_says_it_is_known_whether_it_is_cut_off(said: str, cut_off: bool) -> None:
+    assert is_cut_off(said) == cut_off
+
+
+def test_a_client_s_folder_is_its_owner_s_alone(tmp_path: Path) -> None:
+    for folder in (tmp_path / "new" / "client", tmp_path / "old"):
+        if folder.name == "old":
+            folder.mkdir(mode=0o755)
+        with join_verb._alone(folder):
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("Exit Code: 305\nFailed to initialize the connection\n[code: 2004] Failed to activate", TurnedAwayError),
+        ("SuperNode terminated gracefully.", TurnedAwayError),
+        ("Exit Code: 305\nFailed to initialize the connection\nServer disconnected", AwayError),
+        ("Exit Code: 302\nUnable to parse the private key file.", FederationError),
+        ("RuntimeError: SuperNode Runtime HTTP API failed to start.", AwayError),
+    ],
+)
+def test_why_a_supernode_ended_is_read_from_its_log(said: str, kind: type[Exception]) -> None:
+    assert type(why_it_ended(said, Path("log"))) is kind
+
+
+def test_everything_that_is_started_carries_the_mark(tmp_path: Path) -> None:
+    """Else the tests above would find nothing left where something is."""
+    running = Running(tmp_path, "doctor", "doctor")
+    assert running.process.pid in running.all()
+    assert running.wait(60) == 0

@@ -1,0 +1,92 @@
+"""One federation of real processes, under TLS and with registered keys, that is mistreated and ends as if it were not.
+
+Its quorum is everyone, so that each round waits for each client, and the end can be held against a simulation.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from support import same_tensors
+from support_federation import Federation, eventually
+from tinyproto.config import load_config
+from tinyproto.experiment import Experiment
+from tinyproto.storage.checkpoint import load_newest
+from tinyproto.tracking.run_folder import record_values
+
+pytestmark = pytest.mark.flower
+
+ROUNDS, CLIENTS = 4, (0, 1, 2)
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Iterator[Federation]:
+    made = Federation(tmp_path, rounds=ROUNDS, quorum=1.0, deadline=30)
+    yield made
+    made.clean_up()
+
+
+def test_a_federation_lives_through_a_kill_a_silence_and_a_new_coordinator(federation: Federation) -> None:
+    serve = federation.serve()
+    joins = {client: federation.join(client) for client in CLIENTS}
+
+    # A client is killed, with all its processes, while it works on round 2; it comes back by itself.
+    federation.wait_for("round", 120, round=2)
+    eventually(lambda: joins[2].has("flwr-clientapp"), 30, "client 2 works")
+    joins[2].kill_all()
+    joins[2] = federation.join(2)
+    federation.wait_for("concluded", 240, round=2)
+
+    # A client falls silent in round 3 until the round is asked again.
+    joins[1].signal_all(signal.SIGSTOP)
+    federation.wait_for("again", 120, round=3)
+    joins[1].signal_all(signal.SIGCONT)
+    federation.wait_for("concluded", 120, round=3)
+
+    # The coordinator is killed, with all its processes, in round 4; a new one goes on, and the clients find it.
+    federation.wait_for("round", 60, round=4)
+    waited = {client: join.said.count("waiting for") for client, join in joins.items()}
+    serve.kill_all()
+    for client, join in joins.items():
+        eventually(lambda: join.said.count("waiting for") == waited[client] + 1, 60, join.said)  # noqa: B023
+    serve = federation.serve("--resume")
+    assert serve.wait(240) == 0, federation.tail()
+    for join in joins.values():
+        assert join.wait(90) == 0, join.said
+        join.assert_nothing_left()
+    serve.assert_nothing_left()
+
+    said = "".join(running.said for running in federation.started)
+    assert "Traceback" not in said
+    assert {event["client"] for event in federation.events("silent", round=3)} == {1}
+    assert [event["done"] for event in federation.events("started")] == [0, 3]
+    assert f"going on after round 3 of {ROUNDS}" in serve.said
+    assert_equal_to_the_simulation(federation)
+    for way in ("up", "down"):
+        by_client = federation.result()["socket_bytes_per_round"]["clients"]
+        assert all(1_000 < by_client[str(client)][way] < 1_000_000 for client in CLIENTS)
+
+
+def assert_equal_to_the_simulation(federation: Federation) -> None:
+    """Bit for bit: the server's state, and every round's accuracies, losses and bytes."""
+    experiment = Experiment(load_config(federation.config, []))
+    (cell,) = experiment.cells
+    simulation = experiment.simulation(cell, experiment.loopback(cell))
+    played = [{**experiment.identity(cell), **record_values(round_.record)} for round_ in simulation.rounds()]
+    assert [less_hellos(record) for record in federation.records()] == [less_hellos(record) for record in played]
+    checkpoint = load_newest(federation.run_folder / "checkpoint", federation.run_folder / "clients")
+    assert checkpoint is not None
+    assert checkpoint.position.next_round == ROUNDS + 1
+    assert same_tensors(simulation.server.state, dict(checkpoint.server))
+
+
+def less_hellos(record: dict[str, Any]) -> dict[str, Any]:
+    """Who comes back is greeted again, and says hello again."""
+    return {**record, "traffic": {purpose: ways for purpose, ways in record["traffic"].items() if purpose != "hello"}}

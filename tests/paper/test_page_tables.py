@@ -1,0 +1,155 @@
+"""The paper's tables from records that are known: which cell fills which row, and how it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from paper.page.records import Outcome, Records
+from paper.page.section import repeat_paper
+from paper.page.tables import HEADER, Table, paper_tables, signed
+from paper.printed import Address
+from support_paper import PaperRecord
+from tinyproto.report.runs import find_runs, read_runs
+
+FEDPROTO = Address("table1_cifar100", "fedproto")
+
+
+def records(folder: Path, made: Sequence[PaperRecord]) -> Records:
+    for record in made:
+        record.write(folder)
+    return Records(read_runs(find_runs([folder])))
+
+
+def fedproto(correct: int = 60, seed: int = 0, rounds: int = 300) -> PaperRecord:
+    return PaperRecord("table1_cifar100", "fedproto", correct, seed=seed, rounds=rounds)
+
+
+def found(records: Records, address: Address = FEDPROTO) -> Outcome:
+    outcome = records.find(address)
+    assert outcome is not None
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> list[Table]:
+    made = [
+        PaperRecord("table1_cifar100", "local", 84),
+        PaperRecord("table1_cifar100", "fedkd", 78, local=40),
+        PaperRecord("table1_cifar100", "fedproto", 58, head=74, local=62, payload=9, formula=1_460_500),
+        PaperRecord("table1_cifar100", "fedproto", 62, seed=1, head=76, local=62, payload=9, formula=1_460_500),
+        PaperRecord("table1_cifar100", "tinyproto_ft", 50, rounds=10),
+        PaperRecord("appendix_cifar100", "tinyproto_ft(cps_dim=150,scaling=count)", 90),
+        PaperRecord("table1_cifar100", "fedproto", 70, preset="sound", early={300 - back: 60 for back in range(1, 10)}),
+    ]
+    return paper_tables(records(tmp_path_factory.mktemp("results"), made))
+
+
+def named(tables: Sequence[Table], title: str) -> dict[str, list[str]]:
+    (table,) = [table for table in tables if table.title == title]
+    return {row.name: row.words() for row in table.rows}
+
+
+def test_a_row_has_the_printed_value_ours_the_difference_other_rules_and_costs(tables: list[Table]) -> None:
+    row = dict(zip(HEADER, named(tables, "Table 1: CIFAR-100")["FedProto"], strict=True))
+    assert row == {
+        "algorithm": "FedProto", "paper": "29.97 ± 0.18", "ours": "30.00 ± 1.00", "Δ": "+0.03", "seeds": "2",
+        "head": "37.5 ± 0.5", "local": "31.0 ± 0.0", "Comm. (M)": "1.46", "formula": "1 460 500",
+        "payload": "360 B", "wire": "420 B",
+    }  # fmt: skip
+
+
+def test_a_method_without_global_prototypes_is_read_by_its_head(tables: list[Table]) -> None:
+    row = dict(zip(HEADER, named(tables, "Table 1: CIFAR-100")["FedKD"], strict=True))
+    assert (row["ours"], row["Δ"], row["head"], row["local"]) == ("39.00", "−0.74", "39.0", "20.0")
+
+
+def test_local_stands_there_although_the_paper_leaves_it_out(tables: list[Table]) -> None:
+    row = named(tables, "Table 1: CIFAR-100")["Local (not in the paper)"]
+    assert row[1:4] == ["–", "42.00", "–"]
+
+
+def test_what_was_not_run_stays_visible(tables: list[Table]) -> None:
+    rows = named(tables, "Table 1: CIFAR-100")
+    assert rows["FML"][1:4] == ["37.83 ± 0.03", "not run", "–"]
+    assert len(rows) == 9
+    assert {row[2] for row in named(tables, "Table 3: CIFAR-100, α=0.5").values()} == {"not run"}
+
+
+def test_fewer_rounds_are_marked(tables: list[Table]) -> None:
+    assert named(tables, "Table 1: CIFAR-100")["TinyProto-FT (50)"][2] == "25.00 (10 rounds)"
+
+
+def test_the_appendix_has_its_own_rows_and_those_of_table_1(tables: list[Table]) -> None:
+    rows = named(tables, "Appendix: CPS and scaling on CIFAR-100")
+    assert len(rows) == 24
+    assert rows["TinyProto-FT (150), scaled"][2] == "45.00"
+    assert rows["FedProto"][2] == "30.00 ± 1.00"
+
+
+def test_another_preset_has_a_table_of_its_own_read_by_its_own_statistic(tables: list[Table]) -> None:
+    (table,) = [table for table in tables if table.preset == "sound"]
+    assert table.title == "Table 1: CIFAR-100, preset sound"
+    assert named(tables, table.title)["FedProto"][2] == "30.50"  # the mean of nine times 60 and once 70 of 200
+    assert "mean of the last 10 evaluations" in table.caption
+
+
+def test_every_printed_number_is_in_the_json_and_every_row_says_what_it_is(tables: list[Table]) -> None:
+    plain = [table.plain() for table in tables if table.preset == "reference"]
+    printed = [row["printed"] for table in plain for row in table["rows"] if row["printed"] is not None]
+    assert len(printed) == 8 * 6 + 24 * 3
+    (row,) = [row for row in plain[1]["rows"] if row["label"] == "fedproto"]
+    assert row["ours"]["mean"] == pytest.approx(0.3)
+    assert row["difference"] == pytest.approx(0.3 - 0.2997)
+    assert row["ours"]["seeds"] == [0, 1]
+
+
+def test_the_longest_record_counts_and_seeds_of_other_lengths_are_not_mixed_in(tmp_path: Path) -> None:
+    made = records(tmp_path, [fedproto(rounds=10), fedproto(rounds=20), fedproto(seed=1, rounds=10)])
+    outcome = found(made)
+    assert (outcome.rounds, outcome.seeds, outcome.shortened) == (20, [0], True)
+
+
+def test_more_rounds_than_the_paper_s_count_only_where_there_is_nothing_else(tmp_path: Path) -> None:
+    longer = records(tmp_path / "longer", [fedproto(rounds=310)])
+    assert found(longer).rounds == 310
+    both = records(tmp_path / "both", [fedproto(rounds=310), fedproto(rounds=20)])
+    assert found(both).rounds == 20
+
+
+def test_an_accuracy_after_some_rounds_looks_no_further(tmp_path: Path) -> None:
+    record = PaperRecord("table1_cifar100", "fedproto", 180, rounds=10, early={3: 120, 7: 160})
+    outcome = found(records(tmp_path, [record]))
+    best = [outcome.best_after(rounds)["global"] for rounds in (2, 3, 6, 7, 10)]
+    assert [one and round(one.mean, 2) for one in best] == [0.09, 0.6, 0.6, 0.8, 0.9]
+
+
+def test_a_run_of_something_else_is_no_cell_of_the_paper(tmp_path: Path) -> None:
+    from support_report import Made
+
+    Made().write(tmp_path / "run")
+    assert not Records(read_runs([tmp_path / "run"])).any_of_the_paper
+
+
+@pytest.mark.parametrize(("value", "words"), [(0.00004, "0.00"), (-0.0123, "−1.23"), (0.5, "+50.00"), (None, "–")])
+def test_a_difference_has_a_sign_unless_it_is_none(value: float | None, words: str) -> None:
+    assert signed(value) == words
+
+
+def test_the_verdict_counts_what_was_repeated_and_how_near_it_came(tmp_path: Path) -> None:
+    for record in (
+        fedproto(63),  # 31.5 %, 1.53 points above print
+        PaperRecord("table1_cifar100", "fedtgp", 74),  # 37.0 %, 0.08 above
+        PaperRecord("table1_cifar100", "tinyproto_ft", 92, rounds=5),
+        PaperRecord("table1_cifar100", "local", 84),  # not printed
+    ):
+        record.write(tmp_path)
+    paper = repeat_paper(read_runs(find_runs([tmp_path])))
+    assert paper is not None
+    assert paper.verdict() == [
+        "Of 108 numbers that the paper's tables print, 2 were repeated with all rounds and 1 with fewer; 1 of the 2 "
+        "lie within 1.5 points of print.",
+        "Its 9 claims. Cannot be told yet: 7; holds: 2.",
+    ]
