@@ -100,11 +100,17 @@ def frames(root: Path) -> dict[str, str]:
         for wire in wires if name in ("fedproto", "tinyproto_fp", "tinyproto_ft", "fedkd") else wires[:1]:
             for preset in ("sound", "reference", "paper") if not wire else ("sound",):
                 seen = hashlib.sha256()
-                needs_scale = preset != "sound" and name.startswith("tinyproto")  # none was published for the digits
+                scale = 0.05 if preset != "sound" and name.startswith("tinyproto") else None  # none was published
                 tinyproto.simulate(
-                    algorithm={"name": name, "global_scale": 0.05} if needs_scale else name, models=ALIKE if name == "fedavg" else MIXED, num_clients=5, alpha=0.5, rounds=2,
-                    proto_dim=30, preset=preset, settings={"wire": wire} if wire else None,
-                )  # fmt: skip
+                    algorithm=name if scale is None else {"name": name, "global_scale": scale},
+                    models=ALIKE if name == "fedavg" else MIXED,
+                    num_clients=5,
+                    alpha=0.5,
+                    rounds=2,
+                    proto_dim=30,
+                    preset=preset,
+                    settings={"wire": wire} if wire else None,
+                )
                 found[f"frames, {name}, {preset}, {wire}"] = seen.hexdigest()[:16]
     return found
 
