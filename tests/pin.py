@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def pins(root: Path) -> dict[str, str]:
     return found
 
 
-def runs(root: Path) -> dict[str, str]:  # noqa: ARG001
+def runs(root: Path) -> dict[str, str]:
     """Pin the files of runs with one and with two workers."""
     found = {}
     for workers in (1, 2):
@@ -76,16 +77,16 @@ def runs(root: Path) -> dict[str, str]:  # noqa: ARG001
     return found
 
 
-def frames(root: Path) -> dict[str, str]:  # noqa: ARG001
+def frames(root: Path) -> dict[str, str]:
     """Pin the frames of small simulations."""
     import tinyproto
-    import tinyproto.wire.codec as codec
 
+    codec: Any = importlib.import_module("tinyproto.wire.codec")
     seen = hashlib.sha256()
-    pack: Callable[..., bytes] = codec.pack
+    pack = codec.pack
 
     def recorded(*args: Any) -> bytes:
-        frame = pack(*args)
+        frame: bytes = pack(*args)
         seen.update(frame)
         return frame
 
@@ -99,24 +100,36 @@ def frames(root: Path) -> dict[str, str]:  # noqa: ARG001
         for wire in wires if name in ("fedproto", "tinyproto_fp", "tinyproto_ft", "fedkd") else wires[:1]:
             for preset in ("sound", "reference", "paper") if not wire else ("sound",):
                 seen = hashlib.sha256()
+                scale = 0.05 if preset != "sound" and name.startswith("tinyproto") else None  # none was published
                 tinyproto.simulate(
-                    algorithm=name, models=ALIKE if name == "fedavg" else MIXED, num_clients=5, alpha=0.5, rounds=2,
-                    proto_dim=30, preset=preset, settings={"wire": wire} if wire else None,
-                )  # fmt: skip
+                    algorithm=name if scale is None else {"name": name, "global_scale": scale},
+                    models=ALIKE if name == "fedavg" else MIXED,
+                    num_clients=5,
+                    alpha=0.5,
+                    rounds=2,
+                    proto_dim=30,
+                    preset=preset,
+                    settings={"wire": wire} if wire else None,
+                )
                 found[f"frames, {name}, {preset}, {wire}"] = seen.hexdigest()[:16]
     return found
 
 
-def partitions(root: Path) -> dict[str, str]:  # noqa: ARG001
+def partitions(root: Path) -> dict[str, str]:
     """Pin who holds what, and how many samples of each class, for every kind of partition."""
     import tinyproto
-    from tinyproto.data.partition_kinds import holdings
     from tinyproto.config.load import parse_config
+    from tinyproto.data.partition_kinds import holdings
 
     images = tinyproto.data.load("digits")
     found = {}
     for kind in KINDS:
-        values = {"models": ALIKE, "algorithms": ["local"], "data": {"name": "digits"}, "partition": {**kind, "seed": 3}}
+        values = {
+            "models": ALIKE,
+            "algorithms": ["local"],
+            "data": {"name": "digits"},
+            "partition": {**kind, "seed": 3},
+        }
         shares = parse_config(values, "pin").model.partition.asked().shares(images.labels.numpy())
         content = b"".join(part.astype("<i8").tobytes() for share in shares for part in (share.train, share.test))
         counts = json.dumps(holdings(images.labels.numpy(), shares, images.num_classes)).encode()
@@ -126,14 +139,11 @@ def partitions(root: Path) -> dict[str, str]:  # noqa: ARG001
 
 def records(root: Path) -> dict[str, str]:
     """Pin which cell of the paper each committed record is."""
-    try:
-        from paper.matching import paper_cells
-        from paper.experiments import experiments
-        from paper.records import find_finished
-    except ImportError:
-        from tinyproto.reproduce.experiments import experiments  # type: ignore[no-redef,import-not-found,unused-ignore]
-        from tinyproto.reproduce.matching import paper_cells  # type: ignore[no-redef,import-not-found,unused-ignore]
-        from tinyproto.reproduce.records import find_finished  # type: ignore[no-redef,import-not-found,unused-ignore]
+    inside = (root / "src" / "tinyproto" / "reproduce").is_dir()  # as it was before the paper had a folder of its own
+    package, reader = ("tinyproto.reproduce", "records") if inside else ("paper", "records_reader")
+    experiments: Any = importlib.import_module(f"{package}.experiments").experiments
+    paper_cells: Any = importlib.import_module(f"{package}.matching").paper_cells
+    find_finished: Any = importlib.import_module(f"{package}.{reader}").find_finished
 
     cells: dict[str, list[str]] = {}
     for paper in experiments():
