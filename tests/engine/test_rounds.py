@@ -15,7 +15,7 @@ from tinyproto.algorithms import ALGORITHMS
 from tinyproto.algorithms.base import Round
 from tinyproto.core.messages import Message
 from tinyproto.core.prototypes import Prototypes, class_means
-from tinyproto.data.federation import FederatedData
+from tinyproto.data.images import FederatedData
 from tinyproto.engine import round as round_module
 from tinyproto.engine.agreement import expected_frames
 from tinyproto.engine.client import LocalTraining

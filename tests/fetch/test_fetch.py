@@ -19,8 +19,7 @@ from support_data import write_cifar10_binary
 from tinyproto import fetch as fetching
 from tinyproto.data import load
 from tinyproto.errors import DataError
-from tinyproto.fetch import Archive, fetch
-from tinyproto.fetch.download import unpack
+from tinyproto.fetch import Archive, fetch, unpack
 
 FILLER = os.urandom(300_000)  # so that an archive is long enough to be cut
 

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from tinyproto.algorithms import ALGORITHMS, Algorithm, AlgorithmSpec, FederationSpec
 from tinyproto.config.presets import Preset
 from tinyproto.config.schema import ConfigModel, WireSection
-from tinyproto.data.sources import whole_name
+from tinyproto.data.sources import full_name
 from tinyproto.errors import ConfigError
 from tinyproto.imports import load_dotted, unknown
 from tinyproto.wire.values import EXACT, WireSettings
@@ -168,7 +168,7 @@ def _published_scale(
     spec: AlgorithmSpec, model: ConfigModel, published: Mapping[str, Mapping[str, float]], where: str
 ) -> float:
     """Of a part of the dataset's classes, that of the whole: it depends on how many samples a class has."""
-    scales, name = published.get(spec.name, {}), whole_name(model.data.name)
+    scales, name = published.get(spec.name, {}), full_name(model.data.name)
     if name not in scales:
         raise ConfigError(
             f"{where}: the preset {model.preset!r} has no published global_scale (μ) for the dataset "

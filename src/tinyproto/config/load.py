@@ -18,8 +18,8 @@ from tinyproto.config.algorithms import AlgorithmEntry, resolve_algorithms
 from tinyproto.config.presets import PRESETS
 from tinyproto.config.schema import ConfigModel, FederationSection, RobustSection, WireSection, schema_fields
 from tinyproto.data.images import Images
-from tinyproto.data.partition_kinds import OWN_KEYS
-from tinyproto.data.sources import check_name
+from tinyproto.data.partition import KEYS_OF_KIND
+from tinyproto.data.sources import find_source
 from tinyproto.errors import ConfigError
 from tinyproto.imports import nearest_name, unknown
 
@@ -120,7 +120,7 @@ def parse_config(values: Mapping[str, Any], source: str = "the config", images: 
     except ValidationError as error:
         raise ConfigError(f"{source}: {_sentence(error)}") from None
     if images is None:
-        check_name(model.data.name)
+        find_source(model.data.name)
     else:
         model = model.model_copy(update={"data": model.data.model_copy(update={"name": images.name})})
     for entry in model.models:
@@ -167,10 +167,10 @@ def _forget_another_kind(values: dict[str, Any], overridden: Collection[str]) ->
     if "partition.kind" not in overridden or not isinstance(section, dict):
         return
     kind = section.get("kind")
-    if isinstance(kind, str) and kind in OWN_KEYS:
-        own = {key for keys in OWN_KEYS.values() for key in keys}
+    if isinstance(kind, str) and kind in KEYS_OF_KIND:
+        own = {key for keys in KEYS_OF_KIND.values() for key in keys}
         for key in own & section.keys():
-            if OWN_KEYS[kind].get(key) is None and f"partition.{key}" not in overridden:
+            if KEYS_OF_KIND[kind].get(key) is None and f"partition.{key}" not in overridden:
                 del section[key]
 
 

@@ -15,8 +15,8 @@ from tinyproto.algorithms.defence import Defence, DefenceName
 from tinyproto.core.cps import MaskKind
 from tinyproto.core.sizes import bytes_of
 from tinyproto.core.task import LastBatch
-from tinyproto.data.federation import CountedSamples
-from tinyproto.data.partition_kinds import OWN_KEYS, REQUIRED, Partition, PartitionKind
+from tinyproto.data.images import CountedSamples
+from tinyproto.data.partition import KEYS_OF_KIND, REQUIRED, Partition, PartitionKind
 from tinyproto.data.sources import SOURCES, Progress, Request, part_name, silent
 from tinyproto.engine.client import PrototypeSamples
 from tinyproto.engine.training import Precision, TrainerName
@@ -151,19 +151,19 @@ class PartitionSection(Section):
         """Write out the defaults of the kind."""
         if not isinstance(values, Mapping):
             return values
-        own = OWN_KEYS.get(values.get("kind", "dirichlet"), {}) if isinstance(values.get("kind", ""), str) else {}
+        own = KEYS_OF_KIND.get(values.get("kind", "dirichlet"), {}) if isinstance(values.get("kind", ""), str) else {}
         defaults = {key: value for key, value in own.items() if value is not REQUIRED and values.get(key) is None}
         return {**values, **defaults}
 
     @model_validator(mode="after")
     def _only_what_the_kind_reads(self) -> PartitionSection:
-        own = OWN_KEYS[self.kind]
+        own = KEYS_OF_KIND[self.kind]
         for key in ("num_clients", "alpha", "classes_per_client", "file"):
             given = getattr(self, key) is not None
             if own.get(key) is REQUIRED and not given:
                 raise ValueError(f"kind {self.kind} needs partition.{key}")
             if key not in own and given:
-                readers = " and ".join(kind for kind, keys in OWN_KEYS.items() if key in keys)
+                readers = " and ".join(kind for kind, keys in KEYS_OF_KIND.items() if key in keys)
                 raise ValueError(f"{key} is read by kind {readers}, not by {self.kind}; leave it out")
         return self
 

@@ -11,10 +11,10 @@ from tinyproto.models.build import (
     build_model,
     entry_name,
     find_model,
+    load_torchvision,
     rehearse_training,
 )
 from tinyproto.models.split import Output, SplitModel
-from tinyproto.models.torchvision_weights import load_torchvision
 
 __all__ = [
     "NETWORKS",

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tinyproto.models.layers import PoolFeatures
-from tinyproto.models.split import SplitModel
+from tinyproto.models.split import PoolFeatures, SplitModel
 
 
 @dataclass(frozen=True)

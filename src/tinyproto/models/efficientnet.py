@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tinyproto.models.layers import (
+from tinyproto.models.split import (
     DropoutLinear,
     PoolFeatures,
+    SplitModel,
     average_map,
     initialise_convolutions,
     normalised_convolution,
 )
-from tinyproto.models.split import SplitModel
 
 STEM, WIDTH, DROPOUT = 32, 1280, 0.2
 MOST_DROPPED = 0.2  # stochastic depth: the chance to skip a block grows with depth from 0 towards this

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from tinyproto.models.layers import PoolFeatures, average_map, initialise_convolutions, normalised_convolution
-from tinyproto.models.split import SplitModel
+from tinyproto.models.split import (
+    PoolFeatures,
+    SplitModel,
+    average_map,
+    initialise_convolutions,
+    normalised_convolution,
+)
 
 STEM, WIDTH, DROPOUT = 32, 1280, 0.2
 STAGES = (  # expansion t, channels c, blocks n, stride s of the first block

@@ -10,8 +10,13 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tinyproto.models.layers import PoolFeatures, average_map, initialise_convolutions, normalised_convolution
-from tinyproto.models.split import SplitModel
+from tinyproto.models.split import (
+    PoolFeatures,
+    SplitModel,
+    average_map,
+    initialise_convolutions,
+    normalised_convolution,
+)
 
 WIDTH = 256
 

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from tinyproto.models.layers import PoolFeatures, average_map, normalised_convolution
-from tinyproto.models.split import SplitModel
+from tinyproto.models.split import PoolFeatures, SplitModel, average_map, normalised_convolution
 
 STEM, WIDTH = 24, 1024
 BLOCKS = (4, 8, 4)  # of the three stages
