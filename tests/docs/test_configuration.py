@@ -9,12 +9,12 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from docs.configuration import meaning, reference
 from tinyproto.algorithms import ALGORITHMS
 from tinyproto.config import parse_config
 from tinyproto.config.algorithms import FROM_PROTOTYPES
 from tinyproto.config.presets import PRESETS
-from tinyproto.config.reference import meaning, reference
-from tinyproto.config.schema import ConfigModel
+from tinyproto.config.schema import neutral_keys, schema_fields
 from tinyproto.data.sources import SOURCES
 from tinyproto.models import NETWORKS
 
@@ -32,22 +32,14 @@ def rows(heading: str) -> dict[str, dict[str, str]]:
     return {row[0].strip("`"): dict(zip(head, row, strict=True)) for row in body}
 
 
-def keys(section: type[BaseModel], path: str = "") -> list[str]:
-    found = []
-    for name, field in section.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            found += keys(field.annotation, f"{path}{name}.")
-        else:
-            found.append(path + name)
-    return found
-
-
 def test_the_page_is_what_the_schema_says_now() -> None:
     assert PAGE.read_text(encoding="utf-8") == reference(), "docs/configuration.md is stale: run `make docs`"
 
 
 def test_every_key_of_the_schema_has_a_row_with_a_meaning() -> None:
-    for key in keys(ConfigModel):
+    for key, field in schema_fields():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            continue
         section, _, _ = key.rpartition(".")
         row = rows(f"## `{section}:`" if section else "## Top level")[key]
         assert row["meaning"], f"{key} has no description in the schema"
@@ -71,7 +63,14 @@ def test_types_bounds_defaults_and_presets_are_told() -> None:
     assert rows("## `train:`")["train.shuffle"]["set by presets"] == "`true` (sound), `false` (reference, paper)"
     assert rows("## `prototypes:`")["prototypes.cps_dim"]["type"] == "integer ≥ 1 or `null`"
     assert rows("## Top level")["seeds"]["type"] == "list of integer ≥ 0, 1 or more"
-    assert rows("## Top level")["models"]["default"] == "has to be given"
+    assert rows("## Top level")["models"]["default"] == "required"
+
+
+def test_result_neutral_keys_are_marked() -> None:
+    lines = [line for line in reference().splitlines() if line.startswith("| `") and "*neutral" in line]
+    assert {cells(line)[0].strip("`") for line in lines} == set(neutral_keys())
+    on_resume = {cells(line)[0].strip("`") for line in lines if "*neutral, also on resume*" in line}
+    assert on_resume == set(neutral_keys(on_resume=True))
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -92,9 +91,7 @@ def test_hyper_parameters_are_those_that_a_config_gets(name: str, preset: str) -
 def test_a_published_scale_is_told_by_dataset() -> None:
     row = rows("### `tinyproto_ft`")["global_scale"]
     assert row["sound"] == "`auto`"
-    assert row["reference"] == (
-        "`0.001` on cifar10, `0.01` on cifar100, `0.01` on tiny_imagenet, has to be given elsewhere"
-    )
+    assert row["reference"] == ("`0.001` on cifar10, `0.01` on cifar100, `0.01` on tiny_imagenet, required elsewhere")
 
 
 def test_every_network_and_dataset_is_listed() -> None:
