@@ -50,9 +50,7 @@ def test_every_key_of_the_schema_has_a_row_with_a_meaning() -> None:
 def test_every_hyper_parameter_has_a_row_with_a_meaning() -> None:
     for spec in ALGORITHMS.values():
         for key in (field.name for field in fields(spec.hyper)):
-            assert page.meaning(spec, key), (
-                f'{spec.name}.{key} has no meaning: annotate it, Annotated[float, "…"]'
-            )
+            assert page.meaning(spec, key), f'{spec.name}.{key} has no meaning: annotate it, Annotated[float, "…"]'
             assert rows(f"### `{spec.name}`")[key]["meaning"] == page.meaning(spec, key)
 
 
