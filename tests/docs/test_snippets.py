@@ -32,7 +32,7 @@ from tinyproto.cli.main import app
 from tinyproto.cli.report import print_comparison
 from tinyproto.config import load_config, parse_config
 from tinyproto.config.load import parse_yaml
-from tinyproto.fetch.download import ARCHIVES
+from tinyproto.fetch import ARCHIVES
 from tinyproto.report.compare import compare
 from tinyproto.report.verdict import verdict
 from tinyproto.tracking.run_folder import RunFolder

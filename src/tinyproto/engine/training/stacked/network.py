@@ -17,9 +17,8 @@ from tinyproto.engine.training.stacked.fusion import NORMS, Fusion, Gated, Norma
 from tinyproto.engine.training.stacked.normalisation import Activation, Gathered, normalised
 from tinyproto.engine.training.stacked.operations import CannotStack
 from tinyproto.models.efficientnet import StochasticDepth
-from tinyproto.models.layers import DropoutLinear, PoolFeatures, average_map
 from tinyproto.models.shufflenet_v2 import shuffle_channels
-from tinyproto.models.split import Output, SplitModel
+from tinyproto.models.split import DropoutLinear, Output, PoolFeatures, SplitModel, average_map
 
 _LEAVES = (PoolFeatures, StochasticDepth, DropoutLinear)
 _POINTWISE_MODULES = (nn.ReLU, nn.ReLU6, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.GELU, nn.Identity, nn.LeakyReLU, nn.Hardswish)

@@ -1,6 +1,6 @@
-"""The configuration reference, docs/configuration.md: every key of the schema, as the schema says it.
+"""Print the configuration reference, docs/configuration.md, from the schema.
 
-`make docs` writes the page; a test fails when it is stale.
+`make docs` writes the page; a test fails if it is stale.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from pydantic import TypeAdapter
 from tinyproto.algorithms import ALGORITHMS, AlgorithmSpec
 from tinyproto.config.algorithms import FROM_PROTOTYPES
 from tinyproto.config.presets import PRESETS, Preset
-from tinyproto.config.schema import ConfigModel
+from tinyproto.config.schema import NEUTRAL, NEUTRAL_ON_RESUME, ConfigModel
 from tinyproto.data.sources import SOURCES
 from tinyproto.models import NETWORKS
 
-Schema = Mapping[str, Any]  # JSON schema, as pydantic gives it
+Schema = Mapping[str, Any]  # JSON schema, as pydantic writes it
 
 INTRODUCTION = """\
 # Configuration
 
 <!-- Written by `make docs` from the schema. Change the schema, not this page. -->
 
-Every key that a config file may have. A key is decided by the first of these that sets it: a `key=value` on the command
-line, the file, the preset, the default. An unknown key, a wrong type or an impossible value is an error that names the
-key. `config.yaml` in a run folder has every key written out.
+This page lists all keys of a config file. The first of these that sets a key decides it: a `key=value` on the command
+line, the file, the preset, the default. An unknown key, a wrong type or an invalid value is an error that names the
+key. `config.yaml` in a run folder has all keys written out.
 
 Two keys have no default, so this is the smallest config:
 
@@ -37,26 +37,31 @@ models: [small_cnn_a]
 algorithms: [local, tinyproto_ft]
 ```
 
-On the command line a key is given with its dots and its value is YAML, in quotes where the shell would take it apart:
+On the command line, write a key with its dots and its value as YAML, in quotes if the shell would split it:
 
 ```bash
 tinyproto run configs/quickstart.yaml name=other train.rounds=2 'algorithms=[local, {name: fedproto, proto_weight: 1}]'
 ```
 
-What the presets are is in [concepts.md](concepts.md#presets); why they differ, in
-[algorithms.md](algorithms.md#three-readings).
+[concepts.md](concepts.md#presets) explains the presets; [algorithms.md](algorithms.md#three-readings) explains why they
+differ.
+
+A key marked *neutral* does not change results, except for rounding. A resumed run may have other values of the keys
+marked *neutral, also on resume*.
 """
+
+_NEUTRAL_WORDS = {NEUTRAL["neutral"]: "*neutral*", NEUTRAL_ON_RESUME["neutral"]: "*neutral, also on resume*"}
 
 
 def reference() -> str:
-    """The whole page."""
+    """Return the page."""
     schema = ConfigModel.model_json_schema()
     parts = [INTRODUCTION, *_section("", schema, schema.get("$defs", {})), *_names(), *_algorithms()]
     return "\n".join(parts)
 
 
 def _section(path: str, section: Schema, definitions: Schema) -> Iterator[str]:
-    """A table of the section's own keys, then the sections within it."""
+    """Yield a table of the section's keys, then the sections within it."""
     fields = {key: _resolved(field, definitions) for key, field in section["properties"].items()}
     inner = {key: field for key, field in fields.items() if "properties" in field}
     yield f"## {f'`{path}:`' if path else 'Top level'}\n"
@@ -78,7 +83,7 @@ def _dotted(path: str, key: str) -> str:
 
 
 def _resolved(field: Schema, definitions: Schema) -> Schema:
-    """A field with what it refers to."""
+    """Return a field with the definition that it refers to."""
     (target,) = field.get("allOf", [field])
     if "$ref" not in target:
         return field
@@ -93,7 +98,7 @@ _BOUNDS = {
 
 
 def _type(field: Schema, definitions: Schema) -> str:
-    """Type and bounds in words: `integer ≥ 1 or null`."""
+    """Describe type and bounds: `integer ≥ 1 or null`."""
     field = _resolved(field, definitions)
     if "anyOf" in field:
         return " or ".join(_type(option, definitions) for option in field["anyOf"])
@@ -110,16 +115,16 @@ def _type(field: Schema, definitions: Schema) -> str:
 
 
 def _short(bound: float) -> float:
-    """Return 1 for 1.0: pydantic 2.7 writes the bounds of a number so, later ones as the schema gives them."""
+    """Return 1 for 1.0, which pydantic 2.7 writes as the bound of a number."""
     return int(bound) if bound == int(bound) else bound
 
 
 def _default(key: str, field: Schema, section: Schema) -> str:
-    return "has to be given" if key in section.get("required", ()) else _value(field["default"])
+    return "required" if key in section.get("required", ()) else _value(field["default"])
 
 
 def _presets(section: str, key: str) -> str:
-    """Which preset sets the key to what: `join` (sound), `drop` (reference, paper)."""
+    """List the presets that set the key, with its value: `join` (sound), `drop` (reference, paper)."""
     users: dict[str, list[str]] = {}
     for name, preset in PRESETS.items():
         values = preset.sections.get(section, {})
@@ -130,21 +135,21 @@ def _presets(section: str, key: str) -> str:
 
 def _names() -> Iterator[str]:
     yield "## Networks\n"
-    yield "What `models:` may name, besides a dotted path `package.module:factory`"
+    yield "The names that `models:` accepts, besides a dotted path `package.module:factory`"
     yield "([models_and_data.md](models_and_data.md)).\n"
     yield _table(("name", "network"), [(_code(name), _first_line(make)) for name, make in NETWORKS.items()])
     yield "## Datasets\n"
-    yield f"What `data.name` may be: {', '.join(_code(name) for name in SOURCES)}.\n"
+    yield f"The names that `data.name` accepts: {', '.join(_code(name) for name in SOURCES)}.\n"
 
 
 def _algorithms() -> Iterator[str]:
     yield "## Algorithms\n"
     yield (
         "An entry of `algorithms:` is a name, or a mapping with `name`, hyper-parameters, `wire` with keys of\n"
-        "`wire:` for this entry alone and, to tell two entries apart, `label`. A name is one of these, or a dotted\n"
+        "`wire:` for this entry and, to distinguish two entries, `label`. A name is one of these, or a dotted\n"
         "path `package.module:SPEC`\n"
-        "([add_an_algorithm.md](add_an_algorithm.md)). The columns named after presets say what an algorithm gets\n"
-        "under each of them where its entry does not say otherwise.\n"
+        "([add_an_algorithm.md](add_an_algorithm.md)). The columns named after presets show the value of a key\n"
+        "under each preset if the entry does not set it.\n"
     )
     for spec in ALGORITHMS.values():
         yield f"### `{spec.name}`\n"
@@ -159,7 +164,7 @@ def _algorithms() -> Iterator[str]:
 
 
 def meaning(spec: AlgorithmSpec, key: str) -> str:
-    """What a hyper-parameter is: the words in its annotation, `Annotated[float, "words"]`."""
+    """Return the description in a hyper-parameter's annotation, `Annotated[float, "description"]`."""
     annotated = get_type_hints(spec.hyper, include_extras=True)[key]
     return next((words for words in getattr(annotated, "__metadata__", ()) if isinstance(words, str)), "")
 
@@ -170,12 +175,13 @@ def _hyper_default(spec: AlgorithmSpec, key: str, field: Schema, preset: Preset)
     if key == "global_scale" and preset.global_scale is not None:
         published = preset.global_scale.get(spec.name, {})
         listed = [f"{_value(scale)} on {dataset}" for dataset, scale in published.items()]
-        return ", ".join([*listed, "has to be given elsewhere"])
+        return ", ".join([*listed, "required elsewhere"])
     return _value(preset.hyper.get(key, field.get("default")))
 
 
 def _description(field: Schema) -> str:
-    return str(field.get("description", ""))
+    mark = _NEUTRAL_WORDS.get(field.get("neutral"))
+    return f"{field.get('description', '')}{f' ({mark})' if mark else ''}"
 
 
 def _first_line(described: object) -> str:
@@ -183,7 +189,7 @@ def _first_line(described: object) -> str:
 
 
 def _value(value: Any) -> str:
-    """A value as YAML writes it."""
+    """Return a value in YAML."""
     return _code(yaml.safe_dump(value, default_flow_style=True).removesuffix("\n...\n").strip())
 
 
