@@ -176,7 +176,7 @@ def test_a_block_says_what_it_is(page: Path) -> None:
             assert not commands, f"{block}: {commands} would never be run; that is `bash`"
 
 
-FEDERATIONS = ("README.md", "docs/federation.md")
+FEDERATIONS = ("README.md", "docs/how-to/deploy.md")
 """Pages whose blocks `bash flower` are typed by tests/flower/test_tutorial.py and test_machines.py."""
 
 
