@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paper.page.auto_scale import AUTO_HEADER, Search, any_derived, searches
-from paper.page.records import Records
+from paper.page.outcomes import Records
 from support_paper import PaperRecord
 from tinyproto.report.runs import find_runs, read_runs
 
@@ -50,7 +50,7 @@ def test_it_is_held_against_the_best_constant_after_as_many_rounds(tmp_path: Pat
     assert [row["global"] for row in rows] == ["38.00", "32.00", "25.00", "39.00", *["25.00"] * 3]
     assert [row["auto less this, global"] for row in rows][:4] == ["–", "+6.00", "+13.00", "−1.00"]
     claim = search.claim()
-    assert claim.tally == "cannot be told yet"  # of one seed the difference alone
+    assert claim.tally == "undecided"  # of one seed the difference alone
     assert claim.evidence == (
         "38.00 against 39.00 with μ = 0.01 as in Table 1 after 60 rounds (−1.00, 1 seed). Needs a second seed, to tell "
         "a difference from noise."
@@ -75,7 +75,7 @@ def test_better_than_every_constant_is_as_good_once_there_are_two_seeds(tmp_path
 
 def test_shorter_runs_than_asked_for_decide_nothing(tmp_path: Path) -> None:
     made = [replace(record, rounds=30, seed=seed) for record in (AUTO, PRINTED) for seed in (0, 1)]
-    assert found(tmp_path, *made)[FT].claim().tally == "cannot be told yet"
+    assert found(tmp_path, *made)[FT].claim().tally == "undecided"
 
 
 def test_a_longer_run_decides_and_is_held_against_constants_of_as_many_rounds(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from paper.page.curves import RING, Curve, Point, accuracies, draw, widths
 from paper.page.figures import Drawn, paper_figures
-from paper.page.records import Records
+from paper.page.outcomes import Records
 from support_paper import PaperRecord
 from tinyproto.report.draw.axes import BOTTOM
 from tinyproto.report.draw.svg import DOT

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from paper.page.outcomes import Records
 from paper.page.readings import Reading, reading_rows, readings, rule_rows
-from paper.page.records import Records
 from support_paper import PaperRecord
 from tinyproto.report.runs import find_runs, read_runs
 

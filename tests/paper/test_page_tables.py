@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paper.page.records import Outcome, Records
-from paper.page.section import repeat_paper
+from paper.page.chapter import findings
+from paper.page.outcomes import Outcome, Records
 from paper.page.tables import HEADER, Table, paper_tables, signed
 from paper.printed import Address
 from support_paper import PaperRecord
@@ -146,7 +146,7 @@ def test_the_verdict_counts_what_was_repeated_and_how_near_it_came(tmp_path: Pat
         PaperRecord("table1_cifar100", "local", 84),  # not printed
     ):
         record.write(tmp_path)
-    paper = repeat_paper(read_runs(find_runs([tmp_path])))
+    paper = findings(read_runs(find_runs([tmp_path])))
     assert paper is not None
     assert paper.verdict() == [
         "Of 108 numbers that the paper's tables print, 2 were repeated with all rounds and 1 with fewer; 1 of the 2 "
