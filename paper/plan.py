@@ -207,6 +207,6 @@ def _check_free(overrides: Sequence[str]) -> None:
         key = override.partition("=")[0].strip()
         if key not in FREE:
             raise ConfigError(
-                f"override {override!r}: this key changes results; only {', '.join(FREE)} may be overridden here. "
-                "To change others, use `tinyproto run` with a config of paper/configs"
+                f"override {override!r}: only keys that do not change results may be overridden here "
+                f"({', '.join(FREE)}); to change others, use `tinyproto run` with a config of paper/configs"
             )

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paper.page.chapter import paper_chapter
 from paper.page.outcomes import REFERENCE, paper_cell
 from paper.printed import Address
 from support_report import SAMPLES, Made
 from tinyproto.data.sources import part_name
+from tinyproto.report.page import Report, make_report
+from tinyproto.report.runs import Run
+
+
+def report_with_paper(runs: Sequence[Run]) -> Report:
+    """Return the report of `python -m paper report`."""
+    added = paper_chapter(runs)
+    return make_report(runs, chapter=None if added is None else added.chapter)
+
 
 WITHOUT_GLOBAL = ("local", "lg_fedavg", "fml", "fedkd", "feddistill")
 CLIENTS = 20

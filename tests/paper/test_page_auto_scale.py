@@ -52,8 +52,8 @@ def test_it_is_held_against_the_best_constant_after_as_many_rounds(tmp_path: Pat
     claim = search.claim()
     assert claim.tally == "undecided"  # of one seed the difference alone
     assert claim.evidence == (
-        "38.00 against 39.00 with μ = 0.01 as in Table 1 after 60 rounds (−1.00, 1 seed). Needs a second seed, to tell "
-        "a difference from noise."
+        "38.00 against 39.00 with μ = 0.01 as in Table 1 after 60 rounds (−1.00, 1 seed). Needs a second seed, to "
+        "separate a difference from noise."
     )
 
 
@@ -62,14 +62,14 @@ def test_as_good_is_what_lies_no_further_below_than_seeds_lie_apart(tmp_path: Pa
     other = replace(TABLE1, seed=1, early={60: second})  # seed 0 has 78, and one point is what auto lies below
     claim = found(tmp_path, AUTO, TABLE1, other, PRINTED, *WORSE)[FT].claim()
     assert claim.tally == verdict
-    assert f"(−1.00, 1 seed; seeds of one cell lie up to {(second - 78) / 2:.2f} apart)" in claim.evidence
+    assert f"(−1.00, 1 seed; seeds of one cell differ by up to {(second - 78) / 2:.2f})" in claim.evidence
 
 
 def test_better_than_every_constant_is_as_good_once_there_are_two_seeds(tmp_path: Path) -> None:
     seeds = [replace(record, seed=1) for record in (AUTO, PRINTED)]
     claim = found(tmp_path, AUTO, PRINTED, *seeds, *WORSE)[FT].claim()
     assert claim.tally == "holds so far"
-    assert "(+6.00, 2 seeds; seeds of one cell lie up to 0.00 apart)" in claim.evidence
+    assert "(+6.00, 2 seeds; seeds of one cell differ by up to 0.00)" in claim.evidence
     assert claim.evidence.endswith("Needs table1_cifar100: tinyproto_ft.")
 
 
@@ -88,8 +88,8 @@ def test_a_longer_run_decides_and_is_held_against_constants_of_as_many_rounds(tm
     claim = search.claim()
     assert claim.tally == "does not hold"
     assert claim.evidence == (
-        "44.00 against 45.00 with μ = 0.01 as in Table 1 after 300 rounds (−1.00, 1 seed; seeds of one cell lie up to "
-        "0.50 apart)."
+        "44.00 against 45.00 with μ = 0.01 as in Table 1 after 300 rounds (−1.00, 1 seed; seeds of one cell differ by "
+        "up to 0.50)."
     )
 
 

@@ -33,7 +33,7 @@ def test_without_records_every_claim_says_what_it_needs(tmp_path: Path) -> None:
     assert len(found) == 9
     assert [words for words, claim in found.items() if claim.verdict != "undecided"] == [
         "It sends up to 4× fewer than FedDistill",
-        "What CPS does meets the assumption of the convergence proof: fixed support, non-expansive",
+        "CPS meets the assumption of the convergence proof: fixed support, non-expansive",
     ]
     scaling = found["Scaling lifts TinyProto-FT by about 9 points on CIFAR-100"]
     assert scaling.evidence == (

@@ -74,13 +74,15 @@ def tips(elements: Sequence[ElementTree.Element], name: str) -> list[tuple[str |
 
 def test_without_any_cell_only_the_analytical_figure_is_drawn_and_words_say_so(tmp_path: Path) -> None:
     found = drawn(tmp_path, [])
-    assert [title for title, one in found.items() if one.figures] == ["Figure 1: parameters against FedAvg"]
-    assert found["CPS against a smaller layer, CIFAR-10"].missing.startswith("no cell of it is among the runs (")
+    assert [title for title, one in found.items() if one.figures] == ["Figure 1: parameters compared with FedAvg"]
+    assert found["CPS compared with a smaller layer, CIFAR-10"].missing.startswith(
+        "none of its cells is among the runs ("
+    )
     assert sum(bool(one.missing) for one in found.values()) == 6
 
 
 def test_figure_1_is_the_formula(some: dict[str, Drawn]) -> None:
-    (figure,) = some["Figure 1: parameters against FedAvg"].figures
+    (figure,) = some["Figure 1: parameters compared with FedAvg"].figures
     values = {(row[0], row[2]): row[3] for row in figure.rows}
     assert values["FedAvg, ShuffleNetV2 ×0.5", 1000] == 1_366_792
     assert values["prototypes, d=500", 100] == 50_000
@@ -151,7 +153,7 @@ def test_a_curve_of_printed_values_alone_is_told_as_one(some: dict[str, Drawn]) 
         "CPS and scaling": "curve c8", "CPS, not scaled": "dot c6", "scaling, no CPS, printed": "curve printed c1",
         "FedTGP": "curve dashed c4", "the paper": "curve printed axis",
     }  # fmt: skip
-    compression, _ = some["CPS against a smaller layer, CIFAR-10"].figures
+    compression, _ = some["CPS compared with a smaller layer, CIFAR-10"].figures
     assert {name: mark.get("class") for name, mark in entries(compression).items()} == {
         "TinyProto-FP, CPS and scaling, printed": "curve printed c8",
         "TinyProto-FP, CPS, not scaled, printed": "curve printed c6",
@@ -176,13 +178,13 @@ def test_an_ablation_draws_what_there_is_beside_what_is_printed(some: dict[str, 
     assert ("scaling, no CPS", "paper", 500.0, 0.461) in found
     assert not [row for row in found if row[:2] == ("scaling, no CPS", "ours")]
     assert accuracy.svg.count("curve dashed c4") == 2  # the level and its place in the legend
-    assert "Only the paper's values are there for scaling, no CPS." in accuracy.alternative
+    assert "Only the paper has values of scaling, no CPS." in accuracy.alternative
     assert "after 5 rounds" in accuracy.alternative
     assert ("FedTGP", "ours", 2 * 500 * 20, 0.37) in rows(over_bytes)
 
 
 def test_compression_holds_cps_against_fewer_neurons(some: dict[str, Drawn]) -> None:
-    accuracy, over_bytes = some["CPS against a smaller layer, CIFAR-10"].figures
+    accuracy, over_bytes = some["CPS compared with a smaller layer, CIFAR-10"].figures
     assert ("FedProto with only d neurons", "ours", 250, 0.8) in rows(accuracy)
     assert ("TinyProto-FP, CPS and scaling", "paper", 250.0, 0.8507) in rows(accuracy)
     assert rows(over_bytes) == {("FedProto with only d neurons", "ours", 2 * 250 * 20, 0.8)}

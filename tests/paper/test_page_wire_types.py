@@ -147,7 +147,7 @@ def test_int4_is_to_send_a_hundred_times_fewer(tmp_path: Path, payload: int, ver
 
 def test_an_aim_tells_its_numbers(tmp_path: Path) -> None:
     assert aims(tmp_path, FEDPROTO, FEDTGP, INT8)[0].evidence == (
-        "55.7× fewer on the wire (1.58 kB against 88.1 kB a round; 2.98 kB with what is sent only to evaluate), 44.00 "
+        "55.7× fewer on the wire (1.58 kB against 88.1 kB a round; 2.98 kB with frames sent only to evaluate), 44.00 "
         "against FedTGP's 37.00 after 300 rounds (+7.00, 1 seed)."
     )
 
@@ -161,7 +161,7 @@ def test_a_short_run_is_told_but_decides_nothing(tmp_path: Path) -> None:
 
 def test_without_the_same_seed_an_aim_cannot_be_told(tmp_path: Path) -> None:
     claim = aims(tmp_path, FEDPROTO, FEDTGP, replace(INT8, seed=3))[0]
-    assert (claim.tally, claim.evidence) == ("undecided", "Needs the same seed of both.")
+    assert (claim.tally, claim.evidence) == ("undecided", "Needs a common seed of both.")
 
 
 def test_without_records_an_aim_names_what_it_needs() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pytest
@@ -20,7 +21,7 @@ def labels(target: str, part: Selection = SEED_0) -> dict[str, list[str]]:
     """By config."""
     found: dict[str, list[str]] = {}
     for cell in plan(target, part):
-        found.setdefault(cell.stem, []).append(cell.label)
+        found.setdefault(cell.group, []).append(cell.label)
     return found
 
 
@@ -37,7 +38,7 @@ def test_cells_come_seed_after_seed_and_what_is_worth_knowing_first() -> None:
     found = plan("table1", Selection())
     assert [cell.seed for cell in found] == [0] * 27 + [1] * 27 + [2] * 27
     first = found[:27]
-    assert [cell.dataset for cell in first] == ["cifar100"] * 9 + ["cifar10"] * 9 + ["tiny_imagenet"] * 9
+    assert [cell.paper.dataset for cell in first] == ["cifar100"] * 9 + ["cifar10"] * 9 + ["tiny_imagenet"] * 9
     assert [cell.label for cell in first[:9]] == list(ALGORITHM_ORDER)
 
 
@@ -72,7 +73,7 @@ def test_the_figures_take_cells_of_the_tables() -> None:
 
 def test_a_part_is_chosen_by_dataset_algorithm_and_seed() -> None:
     part = Selection(datasets=["cifar10", "cifar100"], algorithms=["tinyproto_ft", "local"], seeds=[5])
-    assert [(cell.dataset, cell.label, cell.seed) for cell in plan("table1", part)] == [
+    assert [(cell.paper.dataset, cell.label, cell.seed) for cell in plan("table1", part)] == [
         ("cifar100", "tinyproto_ft", 5),
         ("cifar100", "local", 5),
         ("cifar10", "tinyproto_ft", 5),
@@ -96,7 +97,7 @@ def test_another_preset_or_number_of_rounds_has_a_folder_of_its_own() -> None:
     (sound,) = plan("table1", Selection(**{**vars(part), "preset": "sound"}))
     assert sound.place == "table1_cifar100@sound/fedproto-1"
     assert sound.key != usual.key
-    assert sound.config.model.evaluate.statistic == "last10"
+    assert sound.config["evaluate"]["statistic"] == "last10"
     (short,) = plan("table1", Selection(**{**vars(part), "rounds": 60, "preset": "sound"}))
     assert short.place == "table1_cifar100@sound@60rounds/fedproto-1"
     assert short.key == sound.key
@@ -119,23 +120,15 @@ def test_a_cell_s_config_is_of_it_alone_and_repeats_itself() -> None:
 @pytest.mark.parametrize(
     ("target", "part", "words"),
     [
-        ("tabel1", Selection(), "unknown target 'tabel1', did you mean 'table1'?"),
-        ("table3", Selection(datasets=["cifar10"]), "--dataset: table3 has no cells with cifar10; it has cifar100"),
-        (
-            "table1",
-            Selection(datasets=["cifar"]),
-            "--dataset: unknown name for table1 'cifar', did you mean 'cifar10'?",
-        ),
-        ("table3", Selection(configs=["alpha05"]), "--configs: unknown name for table3 'alpha05', did you mean "),
-        (
-            "table3",
-            Selection(configs=["table1_cifar10"]),
-            "--configs: table3 has no cells with table1_cifar10; it has ",
-        ),
-        ("table1", Selection(algorithms=["fedavg"]), "--algorithms: table1 has no cells with fedavg; it has "),
-        ("table1", Selection(algorithms=["fedprot"]), "did you mean 'fedproto'?"),
-        ("table1", Selection(preset="sond"), "--preset: unknown preset 'sond', did you mean 'sound'?"),
-        ("figure1", Selection(datasets=["cifar10"]), "figure1 has no cells with cifar10; it has none at all"),
+        ("tabel1", Selection(), "'tabel1'.*'table1'"),
+        ("table3", Selection(datasets=["cifar10"]), "--dataset: table3 .*cifar10; .*cifar100"),
+        ("table1", Selection(datasets=["cifar"]), "--dataset: .*'cifar'.*'cifar10'"),
+        ("table3", Selection(configs=["alpha05"]), "--configs: .*'alpha05'.*'table3_alpha05'"),
+        ("table3", Selection(configs=["table1_cifar10"]), "--configs: table3 .*table1_cifar10; .*table3_alpha05"),
+        ("table1", Selection(algorithms=["fedavg"]), "--algorithms: table1 .*fedavg; .*fedproto"),
+        ("table1", Selection(algorithms=["fedprot"]), "--algorithms: .*'fedproto'"),
+        ("table1", Selection(preset="sond"), "--preset: .*'sond'.*'sound'"),
+        ("figure1", Selection(datasets=["cifar10"]), "figure1 has no cells with cifar10; it has none"),
         (
             "figure-ablation",
             Selection(datasets=["cifar10"], algorithms=["fedproto"]),
@@ -149,22 +142,21 @@ def test_a_cell_s_config_is_of_it_alone_and_repeats_itself() -> None:
     ],
 )
 def test_a_wrong_name_is_a_sentence(target: str, part: Selection, words: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=words):
         plan(target, part)
-    assert words in str(caught.value)
 
 
 def test_a_part_that_is_empty_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     use(
         monkeypatch, [paper("table1", "one", ["local"]), paper("table1", "two", ["fedproto"], data={"name": "cifar10"})]
     )
-    with pytest.raises(ConfigError, match="no cell of table1 is in all of the datasets, configs and algorithms named"):
+    with pytest.raises(ConfigError, match="no cell of table1 "):
         plan("table1", Selection(datasets=["digits"], algorithms=["fedproto"]))
 
 
 @pytest.mark.parametrize("override", ["train.learning_rate=0.1", "name=mine", "algorithms=[local]", "data.root=x"])
 def test_what_changes_numbers_is_not_overridden(override: str) -> None:
-    with pytest.raises(ConfigError, match="a reproduction changes only what its numbers do not depend on"):
+    with pytest.raises(ConfigError, match=rf"{re.escape(override)}.*train\.parallel_cells"):
         plan("table1", Selection(), [override])
 
 
