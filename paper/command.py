@@ -13,7 +13,7 @@ from paper.experiments import experiments
 from paper.matching import PaperCell
 from paper.plan import TARGETS, Selection, plan
 from paper.records_reader import import_run
-from paper.run import Ended, Reproduction, Status
+from paper.run import Reproduction, RunResult, Status
 from tinyproto.cli.interrupt import ENDING, StopOnInterrupt
 from tinyproto.cli.progress import Expected, Progress
 from tinyproto.cli.report import comparison_table
@@ -109,14 +109,14 @@ def run_target(asked: Asked, records: Path, runs: Path, minutes: float | None, o
     _conclude(asked, status, ended, records, output)
 
 
-def _run(reproduction: Reproduction, status: Sequence[Status], stop: Deadline, output: Output) -> Ended:
+def _run(reproduction: Reproduction, status: Sequence[Status], stop: Deadline, output: Output) -> RunResult:
     left = [one.cell for one in status if one.state != "done"]
     expected = [Expected(cell.rounds, cell.config["evaluate"]["rule"]) for cell in left]
     with Progress(output, expected, stop) as progress:
         return reproduction.run(status, progress)
 
 
-def _conclude(asked: Asked, status: Sequence[Status], ended: Ended, records: Path, output: Output) -> None:
+def _conclude(asked: Asked, status: Sequence[Status], ended: RunResult, records: Path, output: Output) -> None:
     tables = dict(_tables(status))
     for group, comparison in tables.items():
         output.console.print(f"\n{group}", markup=False)
@@ -180,7 +180,7 @@ def list_cells(asked: Asked, records: Path, runs: Path, output: Output) -> None:
 
 def _plain(one: Status) -> dict[str, Any]:
     folder = None if one.state == "to do" else one.folder.as_posix()
-    return {**_identity(one.cell), "state": one.state, "played": one.rounds, "folder": folder}
+    return {**_identity(one.cell), "state": one.state, "completed": one.rounds, "folder": folder}
 
 
 def _identity(cell: PaperCell) -> dict[str, Any]:

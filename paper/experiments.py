@@ -193,12 +193,12 @@ def _readings() -> Iterator[PaperConfig]:
         *_scaled("tinyproto_ft", 3e-3, 1e-2),  # the latter is CIFAR-100's
     ]
     yield _config(
-        "readings", "readings_cifar10", "Open readings where CIFAR-10 lies furthest from print: prototypes, masks, μ.",
+        "readings", "readings_cifar10", "Open readings where CIFAR-10 is furthest from print: prototypes, masks, μ.",
         "cifar10", published, seeds=[0],
     )  # fmt: skip
     above_print: tuple[tuple[int | None, str], ...] = ((250, "none"), (450, "none"), (None, "count"))
     yield _config(
-        "readings", "readings_ablation", "The open reading of prototypes where the ablation lies furthest from print.",
+        "readings", "readings_ablation", "The open reading of prototypes where the ablation is furthest from print.",
         "cifar100", [_gathered("tinyproto_fp", s, scaling) for s, scaling in above_print], seeds=[0],
     )  # fmt: skip
     with_50_clients: Algorithms = [
@@ -208,7 +208,7 @@ def _readings() -> Iterator[PaperConfig]:
         _variant("tinyproto_ft", "running", prototype_source="running"),
     ]
     yield _config(
-        "readings", "readings_clients50", "Open readings where Table 3 lies furthest from print: μ, masks, prototypes.",
+        "readings", "readings_clients50", "Open readings where Table 3 is furthest from print: μ, masks, prototypes.",
         "cifar100", with_50_clients, num_clients=50, seeds=[0],
     )  # fmt: skip
 

@@ -52,7 +52,7 @@ class Status:
 
 
 @dataclass
-class Ended:
+class RunResult:
     """The result of running cells."""
 
     recorded: list[PaperCell] = field(default_factory=list)
@@ -91,12 +91,12 @@ class Reproduction:
             return Status(cell, "begun", folder, rounds=min(rounds_written(folder), cell.rounds))
         return Status(cell, "to do", folder)
 
-    def run(self, status: Sequence[Status], observer: Observer) -> Ended:
+    def run(self, status: Sequence[Status], observer: Observer) -> RunResult:
         """Run the cells that are not done; a cell that fails does not stop the others.
 
         Raises KeyboardInterrupt if it has to end at once. Cells always resume from their checkpoints.
         """
-        ended = Ended()
+        ended = RunResult()
         left = [one for one in status if one.state != "done"]
         outdated = [folder for one in status if one.state == "done" and (folder := self.work / one.cell.place).is_dir()]
         if not left and not outdated:
@@ -111,7 +111,7 @@ class Reproduction:
                 self._run(left, observer, ended)
         return ended
 
-    def _run(self, left: Sequence[Status], observer: Observer, ended: Ended) -> None:
+    def _run(self, left: Sequence[Status], observer: Observer, ended: RunResult) -> None:
         train = left[0].cell.parsed.model.train
         device = resolve_device(train.device)
         asked = train.parallel_cells
@@ -136,7 +136,12 @@ class _Recorder:
     """Takes what the processes deliver, as the grid's foreman, and writes records."""
 
     def __init__(
-        self, reproduction: Reproduction, cells: Sequence[PaperCell], observer: Observer, ended: Ended, claims: _Claims
+        self,
+        reproduction: Reproduction,
+        cells: Sequence[PaperCell],
+        observer: Observer,
+        ended: RunResult,
+        claims: _Claims,
     ) -> None:
         self._reproduction = reproduction
         self._cells = cells

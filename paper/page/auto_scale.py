@@ -17,7 +17,7 @@ from tinyproto.report.words import counted
 
 TARGETS = ("table1", "table3", "readings", "auto")
 KEY, AUTO = "global_scale", "auto"
-AUTO_HEADER = ("method and scale", "rounds", "seeds", "head", "global", "local", "auto less this, global")
+AUTO_HEADER = ("method and scale", "rounds", "seeds", "head", "global", "local", "auto minus this, global")
 
 
 @dataclass(frozen=True, kw_only=True)

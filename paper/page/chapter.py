@@ -10,7 +10,7 @@ from typing import Any
 
 from paper.page.claims import Claim, claims
 from paper.page.extensions import TITLE, Extensions, extensions
-from paper.page.figures import Drawn, paper_figures
+from paper.page.figures import PaperFigure, paper_figures
 from paper.page.outcomes import REFERENCE, Records
 from paper.page.readings import (
     READING_HEADER,
@@ -60,7 +60,7 @@ class Findings:
     """All results that concern the paper."""
 
     tables: Sequence[Table]
-    drawn: Sequence[Drawn]
+    drawn: Sequence[PaperFigure]
     readings: Sequence[Reading]
     rules: Sequence[RuleRow]
     claims: Sequence[Claim]

@@ -30,7 +30,7 @@ FIGURE1_DIMS = (50, 100, 500, 1000)
 
 
 @dataclass(frozen=True)
-class Drawn:
+class PaperFigure:
     """A figure of the paper, or the reason why it cannot be drawn."""
 
     title: str
@@ -77,10 +77,10 @@ class Kind:
         ]
 
 
-def paper_figures(records: Records) -> list[Drawn]:
+def paper_figures(records: Records) -> list[PaperFigure]:
     """Return all figures in the paper's order."""
     return [
-        Drawn("Figure 1: parameters compared with FedAvg", [_figure1()]),
+        PaperFigure("Figure 1: parameters compared with FedAvg", [_figure1()]),
         _neurons(records),
         *(_ablation(records, dataset) for dataset in DATASETS),
         *(_compression(records, dataset) for dataset in ("cifar10", "cifar100")),
@@ -109,7 +109,7 @@ def _figure1() -> Figure:
     )  # fmt: skip
 
 
-def _neurons(records: Records) -> Drawn:
+def _neurons(records: Records) -> PaperFigure:
     title = "Number of neurons, CIFAR-100"
     kinds = [
         _kind(records, ALGORITHMS[name].title, INKS[name], {d: Address(stem, name) for d, stem in NEURON_STEMS.items()})
@@ -117,7 +117,7 @@ def _neurons(records: Records) -> Drawn:
     ]
     run = [kind for kind in kinds if kind.outcomes]
     if not run:
-        return Drawn(title, [], f"none of its cells is among the runs ({', '.join(NEURON_STEMS.values())})")
+        return PaperFigure(title, [], f"none of its cells is among the runs ({', '.join(NEURON_STEMS.values())})")
     x = widths([float(dim) for dim in NEURON_STEMS], "d, neurons of the decision layer")
     curves, costs = [kind.by_width() for kind in run], [kind.costs() for kind in run]
     values = [point.y for curve in costs for point in curve.points]
@@ -129,10 +129,10 @@ def _neurons(records: Records) -> Drawn:
         costs, x, counts(values, "Parameters a round", upright=True),
     )  # fmt: skip
     accuracy = draw("paper-neurons", f"{title}: accuracy", caption, curves, x, accuracies(curves))
-    return Drawn(title, [accuracy, parameters, _over_bytes("paper-neurons-bytes", title, run)])
+    return PaperFigure(title, [accuracy, parameters, _over_bytes("paper-neurons-bytes", title, run)])
 
 
-def _ablation(records: Records, dataset: str) -> Drawn:
+def _ablation(records: Records, dataset: str) -> PaperFigure:
     title = f"Ablation of TinyProto-FT, {DATASET_NAMES[dataset]}"
     unscaled, scaled = ({s: ablation(dataset, "tinyproto_ft", s, on) for s in CPS_DIMS} for on in (False, True))
     kinds = [
@@ -144,7 +144,7 @@ def _ablation(records: Records, dataset: str) -> Drawn:
     return _by_width(title, f"paper-ablation-{dataset}", kinds, "s, CPS dimensions")
 
 
-def _compression(records: Records, dataset: str) -> Drawn:
+def _compression(records: Records, dataset: str) -> PaperFigure:
     title = f"CPS compared with a smaller layer, {DATASET_NAMES[dataset]}"
     unscaled, scaled = ({s: ablation(dataset, "tinyproto_fp", s, on) for s in CPS_DIMS} for on in (False, True))
     smaller = {dim: Address(f"compression_{dataset}_{dim}", "fedproto") for dim in CPS_DIMS}
@@ -161,15 +161,15 @@ def _kind(records: Records, name: str, ink: str, cells: Mapping[int, Address], *
     return Kind(name, ink, cells, found, level)
 
 
-def _by_width(title: str, slug: str, kinds: Sequence[Kind], x_name: str) -> Drawn:
+def _by_width(title: str, slug: str, kinds: Sequence[Kind], x_name: str) -> PaperFigure:
     if not any(kind.outcomes for kind in kinds):
         stems = dict.fromkeys(cell.stem for kind in kinds for cell in kind.cells.values())
-        return Drawn(title, [], f"none of its cells is among the runs ({', '.join(stems)})")
+        return PaperFigure(title, [], f"none of its cells is among the runs ({', '.join(stems)})")
     curves = [kind.by_width() for kind in kinds]
     caption = "Lines with dots: ours, mean over seeds; dashed: ours without CPS. Dotted: the paper's values."
     x = widths([float(width) for width in CPS_DIMS], x_name)
     accuracy = draw(slug, f"{title}: accuracy", caption, curves, x, accuracies(curves))
-    return Drawn(title, [accuracy, _over_bytes(f"{slug}-bytes", title, kinds)])
+    return PaperFigure(title, [accuracy, _over_bytes(f"{slug}-bytes", title, kinds)])
 
 
 def _over_bytes(slug: str, title: str, kinds: Sequence[Kind]) -> Figure:

@@ -57,7 +57,7 @@ def test_a_target_s_cells_are_listed_with_how_far_they_are(
     assert in_process(monkeypatch, tmp_path, *part, "--json") == 0
     assert json.loads(capsys.readouterr().out)[1] == {
         "config": "appendix_cifar100", "dataset": "cifar100", "algorithm": "tinyproto_fp", "label": label, "seed": 3,
-        "rounds": 300, "state": "to do", "played": 0, "folder": None,
+        "rounds": 300, "state": "to do", "completed": 0, "folder": None,
     }  # fmt: skip
     assert list(tmp_path.iterdir()) == []
 

@@ -48,7 +48,7 @@ def test_it_is_held_against_the_best_constant_after_as_many_rounds(tmp_path: Pat
     rows = [dict(zip(AUTO_HEADER, row, strict=True)) for row in search.rows()]
     assert [row["rounds"] for row in rows] == ["60"] * 7
     assert [row["global"] for row in rows] == ["38.00", "32.00", "25.00", "39.00", *["25.00"] * 3]
-    assert [row["auto less this, global"] for row in rows][:4] == ["–", "+6.00", "+13.00", "−1.00"]
+    assert [row["auto minus this, global"] for row in rows][:4] == ["–", "+6.00", "+13.00", "−1.00"]
     claim = search.claim()
     assert claim.tally == "undecided"  # of one seed the difference alone
     assert claim.evidence == (

@@ -477,7 +477,7 @@ def test_cut_off_in_the_middle_it_goes_on_to_the_same_bytes(
         assert errors == ""
         assert "; the same command resumes" in output
     listed = json.loads(ended(reproduce(tmp_path, *part, "--list", "--json"))[1])
-    assert [cell["played"] for cell in listed if cell["state"] == "begun"]
+    assert [cell["completed"] for cell in listed if cell["state"] == "begun"]
     status, output, errors = ended(reproduce(tmp_path, *part))
     assert (status, errors) == (0, "")
     assert recorded(tmp_path, LONGER) == longer
