@@ -43,7 +43,7 @@ On the command line, write a key with its dots and its value as YAML, in quotes 
 tinyproto run configs/quickstart.yaml name=other train.rounds=2 'algorithms=[local, {name: fedproto, proto_weight: 1}]'
 ```
 
-[concepts.md](concepts.md#presets) explains the presets; [algorithms.md](algorithms.md#three-readings) explains why they
+[Concepts](../explain/concepts.md#presets) explains the presets; [Algorithms](../explain/algorithms.md#three-readings) explains why they
 differ.
 
 A key marked *neutral* does not change results, except for rounding. A resumed run may have other values of the keys
@@ -136,7 +136,7 @@ def _presets(section: str, key: str) -> str:
 def _names() -> Iterator[str]:
     yield "## Networks\n"
     yield "The names that `models:` accepts, besides a dotted path `package.module:factory`"
-    yield "([models_and_data.md](models_and_data.md)).\n"
+    yield "([your own network](../how-to/own_network.md)).\n"
     yield _table(("name", "network"), [(_code(name), _first_line(make)) for name, make in NETWORKS.items()])
     yield "## Datasets\n"
     yield f"The names that `data.name` accepts: {', '.join(_code(name) for name in SOURCES)}.\n"
@@ -148,7 +148,7 @@ def _algorithms() -> Iterator[str]:
         "An entry of `algorithms:` is a name, or a mapping with `name`, hyper-parameters, `wire` with keys of\n"
         "`wire:` for this entry and, to distinguish two entries, `label`. A name is one of these, or a dotted\n"
         "path `package.module:SPEC`\n"
-        "([add_an_algorithm.md](add_an_algorithm.md)). The columns named after presets show the value of a key\n"
+        "([add an algorithm](../how-to/add_an_algorithm.md)). The columns named after presets show the value of a key\n"
         "under each preset if the entry does not set it.\n"
     )
     for spec in ALGORITHMS.values():
