@@ -1,4 +1,4 @@
-"""Weighing every map by a number in (0, 1), as squeeze-and-excitation does: values · σ(gate), one kernel each way."""
+"""Squeeze-and-excitation's gate, values · σ(gates): one kernel forward, one backward."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 WIDE = 2048
+"""Values that a program handles, unless a row is longer."""
 
 
 @triton.jit
@@ -43,15 +44,9 @@ def _backward(g, x, gates, dx, dgates, rows, size, ROWS: tl.constexpr, BLOCK: tl
 class TritonGate(torch.autograd.Function):
     """values (n, C, B, H, W) times σ(gates), gates (n, C, B, 1, 1)."""
 
-    @classmethod
-    def on(cls, values: Tensor, gates: Tensor) -> Tensor:
-        """(n, C, B, H, W)."""
-        outcome: Tensor = cls.apply(values, gates)  # type: ignore[no-untyped-call]
-        return outcome
-
     @staticmethod
     def forward(ctx: Any, values: Tensor, gates: Tensor) -> Tensor:
-        """(n, C, B, H, W)."""
+        """Scale each map by its gate, (n, C, B, H, W)."""
         ctx.save_for_backward(values, gates)
         outcome = torch.empty_like(values)
         grid, sizes, tile = _tiles(values, gates)
@@ -60,7 +55,7 @@ class TritonGate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """Of both."""
+        """Return the gradients of both."""
         values, gates = ctx.saved_tensors
         of_values, of_gates = torch.empty_like(values), torch.empty_like(gates)
         grid, sizes, tile = _tiles(values, gates)
