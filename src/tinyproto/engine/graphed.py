@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -83,7 +84,7 @@ class CapturedTask:
         self.parts = torch.zeros(len(task.part_names), dtype=torch.float64, device=task.data.labels.device)
         self.observed: ClassSums | None = None
         self.graphs = GraphStream.on(self.parts.device)
-        self.steps: dict[tuple[int, ...], _Steps] = {}  # by batch sizes
+        self.captured: dict[tuple[int, ...], tuple[Batch, Callable[[], None]]] = {}  # by batch sizes
         self.completed = False
 
     def fit(self, task: Task) -> FitResult:
@@ -116,17 +117,22 @@ class CapturedTask:
         return FitResult(means, task.part_names, plan.epochs * len(plan.sizes), observed)
 
     def _run(self, sizes: tuple[int, ...], samples: Batch) -> None:
-        """Take a step for each batch size on consecutive samples."""
-        if sizes not in self.steps or self.steps[sizes].samples.inputs.shape != samples.inputs.shape:
-            if len(self.steps) >= MOST_CAPTURED:
-                del self.steps[next(iter(self.steps))]
-            self.steps[sizes] = _Steps(self, sizes, samples)
-        steps = self.steps[sizes]
-        for held, given in zip(steps.samples, samples, strict=True):
-            held.copy_(given)
-        steps.run()
+        """Take a step for each batch size on consecutive samples, captured as one graph."""
+        if sizes not in self.captured:
+            if len(self.captured) >= MOST_CAPTURED:
+                del self.captured[next(iter(self.captured))]
+            held = Batch(*map(torch.empty_like, samples))
+            self.captured[sizes] = held, capture(partial(self._steps, sizes, held), self.graphs)
+        held, run = self.captured[sizes]
+        for target, given in zip(held, samples, strict=True):
+            target.copy_(given)
+        run()
 
-    def step(self, batch: Batch) -> None:
+    def _steps(self, sizes: tuple[int, ...], samples: Batch) -> None:
+        for inputs, labels in zip(*(torch.split(each, list(sizes)) for each in samples), strict=True):
+            self._step(Batch(inputs, labels))
+
+    def _step(self, batch: Batch) -> None:
         """Take one step of SGD: in the server's own kernels where they apply, as the eager trainer otherwise."""
         if self.kernels is not None:
             weights: State = dict(self.modules["prototypes"].named_parameters())
@@ -146,20 +152,6 @@ class CapturedTask:
                 self.observed = ClassSums(*map(torch.zeros_like, more))
             for sums, added in zip(self.observed, more, strict=True):
                 sums += added
-
-
-class _Steps:
-    """One step for each batch size on consecutive samples, captured as one graph; the samples lie on the device."""
-
-    def __init__(self, task: CapturedTask, sizes: tuple[int, ...], samples: Batch) -> None:
-        self.task, self.sizes = task, list(sizes)
-        self.samples = Batch(*map(torch.empty_like, samples))
-        self.run: Callable[[], None] = capture(self.steps, task.graphs)
-
-    def steps(self) -> None:
-        """Take the steps one after another."""
-        for batch in zip(*(torch.split(each, self.sizes) for each in self.samples), strict=True):
-            self.task.step(Batch(*batch))
 
 
 @torch.no_grad()

@@ -50,7 +50,7 @@ def normalise(
     with_gradient = torch.is_grad_enabled() and not by_batch
     if not supported or weight is None or bias is None or with_gradient or values[0, 0].numel() < 2:
         return plain_normalise(values, running, weight, bias, by_batch=by_batch, activation=activation, added=added)
-    from tinyproto.stacked.kernels.normalisation import TritonNormalisation, normalise_by_running
+    from tinyproto.stacked.kernels.fused import TritonNormalisation, normalise_by_running
 
     values, added = values.contiguous(), None if added is None else added.contiguous()
     if by_batch:
@@ -112,7 +112,7 @@ def interleave(first: Tensor, second: Tensor) -> Tensor:
 def gate(values: Tensor, gates: Tensor) -> Tensor:
     """Return values · σ(gates) for values (n, C, B, H, W) and gates (n, C, B, 1, 1)."""
     if values.is_cuda and values.dtype == torch.float32 and gates.shape == (*values.shape[:3], 1, 1):
-        from tinyproto.stacked.kernels.gate import TritonGate
+        from tinyproto.stacked.kernels.fused import TritonGate
 
         return apply(TritonGate, values.contiguous(), gates.contiguous())
     return values * torch.sigmoid(gates)

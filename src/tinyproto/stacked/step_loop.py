@@ -7,7 +7,7 @@ of the stack, loss of each client, backward, update. On a GPU it is captured onc
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from tinyproto.stacked.fallback import CannotStack
 from tinyproto.stacked.network import StackedModel
 from tinyproto.stacked.schedule import computed_steps, plan_widths
 from tinyproto.stacked.state import StackedState
+
+Samples = tuple[Tensor, Tensor]
+"""Rows of the pool and labels, (epochs, N) each, in the order of a client's plan."""
 
 MOST_CAPTURED = 64
 """Widths and batch sizes a stack keeps captured; beyond that it discards the oldest."""
@@ -49,7 +52,8 @@ class Stack:
         """Run all epochs of all tasks, those with most steps first; yield after each step so that stacks alternate."""
         self._load(tasks)
         epochs, batch = tasks[0].plan.epochs, (*tasks[0].plan.sizes, 0)[0]
-        samples = [_Samples.of(task, self.device) for task in tasks]
+        orders = [task.plan.order.to(self.device) for task in tasks]
+        samples = [_samples(task.data, order) for task, order in zip(tasks, orders, strict=True)]
         full = [_full_batches(task.plan.sizes) for task in tasks]
         stretches = plan_widths(full)
         history = torch.zeros(epochs, *self.parts.shape, dtype=torch.float64, device=self.device)
@@ -106,18 +110,6 @@ class Stack:
         return self.captured[key]
 
 
-class _Samples(NamedTuple):
-    """Rows of the pool and labels in the order of a task's plan; copied to the device once a fit."""
-
-    rows: Tensor  # (epochs, N)
-    labels: Tensor  # (epochs, N)
-
-    @classmethod
-    def of(cls, task: Task, device: torch.device) -> _Samples:
-        order = task.plan.order.to(device)
-        return cls(order if task.data.rows is None else task.data.rows[order], task.data.labels[order])
-
-
 class _Steps:
     """Steps of the clients from `first` to before `last` with batches of one size.
 
@@ -133,14 +125,14 @@ class _Steps:
         self.counts = torch.zeros(stack.clients, dtype=torch.int64, device=stack.device)
         self.run = capture(self.step, stack.graphs)
 
-    def fill(self, samples: Sequence[_Samples], epoch: int, start: int, left: Sequence[int]) -> None:
+    def fill(self, samples: Sequence[Samples], epoch: int, start: int, left: Sequence[int]) -> None:
         """Set the samples of this epoch from `start` on; `left` counts the batches each client still has."""
         _, most, batch = self.rows.shape
         counts = [max(0, min(most, count)) for count in left[: len(samples)]]
-        for client, (each, count) in enumerate(zip(samples, counts, strict=True)):
+        for client, ((rows, labels), count) in enumerate(zip(samples, counts, strict=True)):
             stop = start + count * batch
-            self.rows[client, :count] = each.rows[epoch, start:stop].view(count, batch)
-            self.labels[client, :count] = each.labels[epoch, start:stop].view(count, batch)
+            self.rows[client, :count] = rows[epoch, start:stop].view(count, batch)
+            self.labels[client, :count] = labels[epoch, start:stop].view(count, batch)
         self.counts[self.first : self.last] = torch.tensor(counts).to(self.counts)
         self.next.zero_()
 
@@ -211,6 +203,10 @@ class _Steps:
         values = (seen * counted[:, None, None]).flatten(0, 1)
         stack.observed.sums.view(-1, seen.shape[-1]).index_add_(0, places, values)
         stack.observed.counts.view(-1).index_add_(0, places, counted.long().repeat_interleave(labels.shape[1]))
+
+
+def _samples(data: TensorData, order: Tensor) -> Samples:
+    return order if data.rows is None else data.rows[order], data.labels[order]
 
 
 def gather(data: TensorData, rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

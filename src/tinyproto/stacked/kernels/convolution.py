@@ -170,7 +170,8 @@ class TritonConvolution(torch.autograd.Function):
                 BC=tile[0], BL=tile[1], BK=tile[2], num_warps=4, num_stages=3, **options
             )  # fmt: skip
         size, taps = batch * high * wide, channels * kernel * kernel
-        pieces, part = _pieces(size, clients * triton.cdiv(outputs, 32) * triton.cdiv(taps, 64))
+        programs = clients * triton.cdiv(outputs, 32) * triton.cdiv(taps, 64)
+        pieces, part = _pieces(size, min(16, 264 // programs, size // 256), 32)
         of_weight = weight.new_empty(pieces, *weight.shape)
         _filter_gradient[(triton.cdiv(taps, 64), triton.cdiv(outputs, 32), clients * pieces)](
             values, gradient, of_weight, channels, outputs, size, height, width, high, wide, clients, part,
@@ -189,10 +190,9 @@ def _tile(rows: int, size: int, clients: int) -> tuple[int, int, int]:
     return (64, 64, 32) if rows >= 64 and programs >= 264 else (32, 32, 64)
 
 
-def _pieces(size: int, programs: int) -> tuple[int, int]:
-    """Return the number of parts of a long sum, and their length."""
-    pieces = max(1, min(16, 264 // programs, size // 256))
-    part = triton.cdiv(triton.cdiv(size, pieces), 32) * 32
+def _pieces(size: int, most: int, block: int) -> tuple[int, int]:
+    """Return the number of parts of a long sum, at most so many, and their length in whole blocks."""
+    part = triton.cdiv(triton.cdiv(size, max(1, most)), block) * block
     return triton.cdiv(size, part), part
 
 
@@ -300,20 +300,13 @@ class TritonDepthwise(torch.autograd.Function):
         )
         taps = triton.next_power_of_2(kernel * kernel)
         block = max(16, min(_block(size_out), 4096 // taps))
-        pieces, part = _depthwise_pieces(size_out, block, rows)
+        pieces, part = _pieces(size_out, min(8, size_out // (4 * block), 4096 // rows), block)
         of_weight = weight.new_empty(pieces, *weight.shape)
         _depthwise_filter_gradient[(rows, pieces)](
             values, gradient, of_weight, rows, size_out, part, height, width, high, wide,
             TAPS=taps, BLOCK=block, **geometry
         )  # fmt: skip
         return of_values, of_weight[0] if pieces == 1 else of_weight.sum(0), None, None
-
-
-def _depthwise_pieces(size: int, block: int, rows: int) -> tuple[int, int]:
-    """Return the number of parts of a long row, and their length: as many as it takes to fill the device."""
-    pieces = max(1, min(8, size // (4 * block), 4096 // rows))
-    part = triton.cdiv(triton.cdiv(size, pieces), block) * block
-    return triton.cdiv(size, part), part
 
 
 def _block(size: int) -> int:

@@ -1,7 +1,8 @@
-"""Batch normalisation with an addition and the activation after it: one kernel forward, one backward.
+"""Fused elementwise kernels, one forward and one backward each: batch normalisation, and squeeze-and-excitation's gate.
 
-A row is one channel of one client: B·H·W values in order with a mean and spread of their own. A program handles whole
-rows, several if they are short; rows longer than a block are read in pieces.
+Batch normalisation includes an addition and the activation after it. A row is one channel of one client: B·H·W values in
+order with a mean and spread of their own. A program handles whole rows, several if they are short; rows longer than a
+block are read in pieces. The gate is values · σ(gates), one gate per feature map.
 """
 
 from __future__ import annotations
@@ -242,3 +243,60 @@ def _tiles(rows: int, size: int) -> tuple[tuple[int], dict[str, Any]]:
     together = max(1, min(WIDE // block, int(triton.next_power_of_2(rows)))) if at_once else 1
     warps = 4 if block * together <= 2048 else 8 if block * together <= 4096 else 16
     return (triton.cdiv(rows, together),), {"ROWS": together, "BLOCK": block, "AT_ONCE": at_once, "num_warps": warps}
+
+
+@triton.jit
+def _gate_forward(x, gates, y, rows, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    at = tl.arange(0, BLOCK)
+    real = row < rows
+    share = tl.sigmoid(tl.load(gates + row, mask=real, other=0.0))
+    for start in range(0, size, BLOCK):
+        inside = real[:, None] & (start + at < size)[None, :]
+        place = row[:, None] * size + start + at[None, :]
+        tl.store(y + place, tl.load(x + place, mask=inside, other=0.0) * share[:, None], mask=inside)
+
+
+@triton.jit
+def _gate_backward(g, x, gates, dx, dgates, rows, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    at = tl.arange(0, BLOCK)
+    real = row < rows
+    share = tl.sigmoid(tl.load(gates + row, mask=real, other=0.0))
+    total = tl.zeros((ROWS, BLOCK), tl.float32)
+    for start in range(0, size, BLOCK):
+        inside = real[:, None] & (start + at < size)[None, :]
+        place = row[:, None] * size + start + at[None, :]
+        gradient = tl.load(g + place, mask=inside, other=0.0)
+        total += gradient * tl.load(x + place, mask=inside, other=0.0)
+        tl.store(dx + place, gradient * share[:, None], mask=inside)
+    tl.store(dgates + row, tl.sum(total, 1) * share * (1.0 - share), mask=real)
+
+
+class TritonGate(torch.autograd.Function):
+    """values (n, C, B, H, W) times σ(gates), gates (n, C, B, 1, 1)."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, gates: Tensor) -> Tensor:
+        """Scale each map by its gate, (n, C, B, H, W)."""
+        ctx.save_for_backward(values, gates)
+        outcome = torch.empty_like(values)
+        grid, sizes, tile = _gate_tiles(values, gates)
+        _gate_forward[grid](values, gates, outcome, *sizes, **tile)
+        return outcome
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients of both."""
+        values, gates = ctx.saved_tensors
+        of_values, of_gates = torch.empty_like(values), torch.empty_like(gates)
+        grid, sizes, tile = _gate_tiles(values, gates)
+        _gate_backward[grid](gradients[0].contiguous(), values, gates, of_values, of_gates, *sizes, **tile)
+        return of_values, of_gates
+
+
+def _gate_tiles(values: Tensor, gates: Tensor) -> tuple[tuple[int], tuple[int, int], dict[str, int]]:
+    rows, size = gates.numel(), values.numel() // gates.numel()
+    block = int(min(512, triton.next_power_of_2(size)))
+    together = max(1, WIDE // block)
+    return (triton.cdiv(rows, together),), (rows, size), {"ROWS": together, "BLOCK": block}
