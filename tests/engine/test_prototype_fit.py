@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from support_fit import again, all_but_the_last, by_autograd, make_fit, make_network, make_uploads
 from tinyproto.core.task import Batch, ParamGroup, Task
@@ -25,7 +25,7 @@ class Plain:
     def __init__(self) -> None:
         self.calls = 0
 
-    def of_learned(self, batch: Batch, learned: Tensor, penalty: Tensor, logged: Tensor) -> Tensor:
+    def loss_gradient(self, batch: Batch, learned: Tensor, penalty: Tensor, logged: Tensor) -> Tensor:
         self.calls += 1
         with torch.enable_grad():
             leaf = learned.detach().requires_grad_()
@@ -34,7 +34,7 @@ class Plain:
         logged += loss.detach() * len(batch.labels)
         return gradient
 
-    def through_relu(
+    def relu_gradient(
         self, of_hidden: Tensor, hidden: Tensor, hidden_bias: Tensor, of_learned: Tensor, output_bias: Tensor,
         rate: float,
     ) -> None:  # fmt: skip
@@ -46,25 +46,25 @@ class Plain:
 class Reversed(Plain):
     """Right in the loss, wrong in its gradient."""
 
-    def of_learned(self, batch: Batch, learned: Tensor, penalty: Tensor, logged: Tensor) -> Tensor:
-        return super().of_learned(batch, learned, penalty, logged).flip(0)
+    def loss_gradient(self, batch: Batch, learned: Tensor, penalty: Tensor, logged: Tensor) -> Tensor:
+        return super().loss_gradient(batch, learned, penalty, logged).flip(0)
 
 
 class Still(Plain):
     """Leaves a bias where it is."""
 
-    def through_relu(
+    def relu_gradient(
         self, of_hidden: Tensor, hidden: Tensor, hidden_bias: Tensor, of_learned: Tensor, output_bias: Tensor,
         rate: float,
     ) -> None:  # fmt: skip
-        super().through_relu(of_hidden, hidden, hidden_bias.clone(), of_learned, output_bias, rate)
+        super().relu_gradient(of_hidden, hidden, hidden_bias.clone(), of_learned, output_bias, rate)
 
 
 class Empty(Plain):
     """Gives what is not a number."""
 
-    def of_learned(self, batch: Batch, learned: Tensor, penalty: Tensor, logged: Tensor) -> Tensor:
-        return super().of_learned(batch, learned, penalty, logged) * torch.nan
+    def loss_gradient(self, batch: Batch, learned: Tensor, penalty: Tensor, logged: Tensor) -> Tensor:
+        return super().loss_gradient(batch, learned, penalty, logged) * torch.nan
 
 
 class Failing(Plain):
@@ -74,15 +74,19 @@ class Failing(Plain):
         super().__init__()
         self.error = error
 
-    def of_learned(self, batch: Batch, learned: Tensor, penalty: Tensor, logged: Tensor) -> Tensor:
+    def loss_gradient(self, batch: Batch, learned: Tensor, penalty: Tensor, logged: Tensor) -> Tensor:
         raise self.error
+
+
+def steps_of(network: nn.Module, kernels: Plain, rate: float) -> PrototypeFit:
+    return PrototypeFit(network, rate, kernels.loss_gradient, kernels.relu_gradient)
 
 
 def steps_by(monkeypatch: pytest.MonkeyPatch, kernels: Plain) -> None:
     """The steps of every fit are taken by these kernels."""
 
     def replaced(task: Task) -> PrototypeFit:
-        return PrototypeFit(task.modules["prototypes"], kernels, task.groups[0].learning_rate)
+        return steps_of(task.modules["prototypes"], kernels, task.groups[0].learning_rate)
 
     monkeypatch.setattr(graphed, "prototype_fit", replaced)
 
@@ -95,7 +99,7 @@ def test_a_step_written_out_moves_every_weight_by_its_gradient(classes: int, dim
     loss, gradients = by_autograd(network, batch, penalty)
     before = {name: value.detach().clone() for name, value in network.named_parameters()}
     logged = torch.full((1, 1), 3.0, dtype=torch.float64)
-    PrototypeFit(network, Plain(), rate=0.5).step(dict(network.named_parameters()), batch, penalty, logged)
+    steps_of(network, Plain(), rate=0.5).step(dict(network.named_parameters()), batch, penalty, logged)
     for name, value in network.named_parameters():
         torch.testing.assert_close(value.detach(), before[name] - 0.5 * gradients[name])
     assert float(logged) == pytest.approx(3.0 + count * float(loss))
@@ -171,7 +175,7 @@ def test_a_proof_is_asked_for_once_and_touches_neither_weights_nor_draws(classes
     network, kernels = make_network(classes, 20), Plain()
     weights = {name: value.detach() for name, value in network.named_parameters()}
     before = {name: value.clone() for name, value in weights.items()}
-    fit, batch = PrototypeFit(network, kernels, rate=0.1), Batch(*make_uploads(classes, 20, 9))
+    fit, batch = steps_of(network, kernels, rate=0.1), Batch(*make_uploads(classes, 20, 9))
     state = torch.get_rng_state()
     for _ in range(3):
         fit.check(weights, batch, all_but_the_last(classes))
@@ -179,7 +183,7 @@ def test_a_proof_is_asked_for_once_and_touches_neither_weights_nor_draws(classes
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[name]) for name, value in weights.items())
     with pytest.raises(CannotStack):
-        PrototypeFit(network, Reversed(), rate=0.1).check(weights, batch, all_but_the_last(classes))
+        steps_of(network, Reversed(), rate=0.1).check(weights, batch, all_but_the_last(classes))
 
 
 def test_what_is_no_fit_on_a_gpu_has_no_step_of_its_own() -> None:

@@ -11,7 +11,7 @@ from tinyproto.core.task import Batch
 from tinyproto.core.trainable import margin_contrastive_loss
 from tinyproto.engine.eager import EagerTrainer
 from tinyproto.engine.graphed import CapturedTask, GraphedTrainer
-from tinyproto.engine.prototype_fit import MOST_CLASSES, Kernels, PrototypeFit, prototype_fit
+from tinyproto.engine.prototype_fit import MOST_CLASSES, PrototypeFit, prototype_fit
 
 pytestmark = [
     pytest.mark.gpu,
@@ -19,12 +19,17 @@ pytestmark = [
 ]
 
 
+class Kernels:
+    def __init__(self) -> None:
+        from tinyproto.stacked.kernels.contrast import loss_gradient, relu_gradient
+
+        self.loss_gradient, self.relu_gradient = loss_gradient, relu_gradient
+
+
 @pytest.fixture
 def kernels() -> Kernels:
     pytest.importorskip("triton")
-    from tinyproto.stacked.kernels.contrast import TritonContrast
-
-    return TritonContrast()
+    return Kernels()
 
 
 def uploads(classes: int, dim: int, count: int) -> Batch:
@@ -34,7 +39,7 @@ def uploads(classes: int, dim: int, count: int) -> Batch:
 def found_by(kernels: Kernels, batch: Batch, learned: Tensor, penalty: Tensor) -> tuple[Tensor, Tensor]:
     """Mean loss, and its gradient."""
     logged = torch.zeros(1, 1, device="cuda").double()
-    gradient = kernels.of_learned(batch, learned, penalty, logged)
+    gradient = kernels.loss_gradient(batch, learned, penalty, logged)
     return logged.squeeze() / len(batch.labels), gradient
 
 
@@ -95,7 +100,7 @@ def test_the_way_back_through_a_relu_is_pytorch_s(kernels: Kernels, classes: int
     gradient, later, inputs = (make_uploads(classes, dim, classes, seed)[0].cuda() for seed in (1, 2, 3))
     expected = torch.where(inputs > 0, gradient, 0.0)
     first, second = torch.ones(dim, device="cuda"), torch.zeros(dim, device="cuda")
-    kernels.through_relu(gradient, torch.relu(inputs), first, later, second, 0.5)
+    kernels.relu_gradient(gradient, torch.relu(inputs), first, later, second, 0.5)
     assert torch.equal(gradient, expected)
     assert_close((first, second), (1.0 - 0.5 * expected.double().sum(0), -0.5 * later.double().sum(0)))
 
@@ -106,7 +111,7 @@ def test_a_captured_step_is_the_step(kernels: Kernels, classes: int, dim: int, c
     batch, penalty = uploads(classes, dim, count), all_but_the_last(classes).cuda()
     start = {name: value.detach().clone() for name, value in network.named_parameters()}
     loss, gradients = by_autograd(network.double(), Batch(batch.inputs.double(), batch.labels), penalty.double())
-    fit = PrototypeFit(network, kernels, rate=1.0)
+    fit = PrototypeFit(network, 1.0, kernels.loss_gradient, kernels.relu_gradient)
     weights = {name: value.clone() for name, value in start.items()}
     logged = torch.zeros(1, 1, device="cuda").double()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]

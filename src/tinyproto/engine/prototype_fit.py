@@ -7,9 +7,8 @@ both biases, and each matrix moves inside the product that is its gradient.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from importlib.util import find_spec
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,28 +23,22 @@ MOST_CLASSES = 256
 """A kernel's program holds a column of all prototypes."""
 
 
-class Kernels(Protocol):
-    """The two parts of the backward pass that are not matrix products."""
-
-    def of_learned(self, batch: Batch, learned: Tensor, penalty: Tensor, logged: Tensor) -> Tensor:
-        """Return the loss's gradient (K, d); add the sum of the batch's losses to `logged`."""
-        ...
-
-    def through_relu(
-        self, of_hidden: Tensor, hidden: Tensor, hidden_bias: Tensor, of_learned: Tensor, output_bias: Tensor,
-        rate: float,
-    ) -> None:  # fmt: skip
-        """Turn `of_hidden` (K, d), the gradient after the ReLU, into the one before it; move both layers' biases."""
-        ...
+LossGradient = Callable[[Batch, Tensor, Tensor, Tensor], Tensor]
+ReluGradient = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, float], None]
 
 
 class PrototypeFit:
-    """Steps of one fit's network; `check` compares them with autograd before they are used."""
+    """Steps of one fit's network; `check` compares them with autograd before they are used.
 
-    def __init__(self, network: nn.Module, kernels: Kernels, rate: float) -> None:
+    The two gradients are the parts of the backward pass that are not matrix products, see `kernels/contrast.py`.
+    """
+
+    def __init__(
+        self, network: nn.Module, rate: float, loss_gradient: LossGradient, relu_gradient: ReluGradient
+    ) -> None:
         self.network = network  # for its structure; each step is given the weights
-        self.kernels = kernels
         self.rate = rate
+        self.loss_gradient, self.relu_gradient = loss_gradient, relu_gradient
         self.checked: set[Hashable] = set()
 
     def step(self, weights: State, batch: Batch, penalty: Tensor, logged: Tensor) -> None:
@@ -60,10 +53,10 @@ class PrototypeFit:
 
         hidden = torch._addmm_activation(hidden_bias, embedding, hidden_weight.T)  # through ReLU, (K, d)
         learned = torch.addmm(output_bias, hidden, output_weight.T)  # (K, d)
-        of_learned = self.kernels.of_learned(batch, learned, penalty, logged)
+        of_learned = self.loss_gradient(batch, learned, penalty, logged)
         of_hidden = of_learned @ output_weight
         output_weight.addmm_(of_learned.T, hidden, alpha=-rate)
-        self.kernels.through_relu(of_hidden, hidden, hidden_bias, of_learned, output_bias, rate)
+        self.relu_gradient(of_hidden, hidden, hidden_bias, of_learned, output_bias, rate)
         of_embedding = of_hidden @ hidden_weight
         hidden_weight.addmm_(of_hidden.T, embedding, alpha=-rate)
         embedding.sub_(of_embedding, alpha=rate)
@@ -124,6 +117,6 @@ def prototype_fit(task: Task) -> PrototypeFit | None:
     weight = network.embedding.weight
     if not weight.is_cuda or weight.dtype != torch.float32 or len(weight) > MOST_CLASSES:
         return None
-    from tinyproto.stacked.kernels.contrast import TritonContrast
+    from tinyproto.stacked.kernels.contrast import loss_gradient, relu_gradient
 
-    return PrototypeFit(network, TritonContrast(), task.groups[0].learning_rate)
+    return PrototypeFit(network, task.groups[0].learning_rate, loss_gradient, relu_gradient)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tinyproto.stacked.fallback import Layer, check_kernel
+from tinyproto.stacked.fallback import check_kernel
 from tinyproto.stacked.layers import apply
 
 Pair = tuple[int, int]
@@ -69,23 +69,17 @@ def convolution(values: Tensor, weight: Tensor, bias: Tensor | None, shape: Geom
     if not (values.is_cuda and values.dtype == torch.float32 and shape.has_kernel):
         return plain_convolution(values, weight, bias, shape)
     values = values.contiguous()
-    name, kernel = ("depthwise", _depthwise(shape)) if shape.depthwise else ("convolution", _dense(shape))
-    check_kernel(name, shape, kernel, partial(plain_convolution, bias=None, shape=shape), values, weight)
+    kernel, plain = partial(_kernel_convolution, shape=shape), partial(plain_convolution, bias=None, shape=shape)
+    check_kernel("depthwise" if shape.depthwise else "convolution", shape, kernel, plain, values, weight)
     return _add_bias(kernel(values, weight), bias)
 
 
-def _depthwise(shape: Geometry) -> Layer:
-    from tinyproto.stacked.kernels.convolution import TritonDepthwise
+def _kernel_convolution(values: Tensor, weight: Tensor, shape: Geometry) -> Tensor:
+    from tinyproto.stacked.kernels.convolution import TritonConvolution, TritonDepthwise
 
-    return lambda maps, filters: apply(
-        TritonDepthwise, maps, filters[:, :, 0].contiguous(), shape.stride[0], shape.padding[0]
-    )
-
-
-def _dense(shape: Geometry) -> Layer:
-    from tinyproto.stacked.kernels.convolution import TritonConvolution
-
-    return lambda maps, filters: apply(TritonConvolution, maps, filters, shape.stride[0], shape.padding[0])
+    if shape.depthwise:
+        return apply(TritonDepthwise, values, weight[:, :, 0].contiguous(), shape.stride[0], shape.padding[0])
+    return apply(TritonConvolution, values, weight, shape.stride[0], shape.padding[0])
 
 
 def plain_convolution(values: Tensor, weight: Tensor, bias: Tensor | None, shape: Geometry) -> Tensor:

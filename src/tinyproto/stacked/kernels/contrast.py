@@ -53,7 +53,7 @@ def _distances(
 
 
 @triton.jit(do_not_specialize=["count"])
-def _gradient(
+def _loss_gradient(
     uploads, learned, slopes, losses, gradient, logged, count,
     K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
@@ -83,7 +83,7 @@ def _gradient(
 
 
 @triton.jit
-def _through_relu(
+def _relu_gradient(
     of_hidden, hidden, hidden_bias, of_learned, output_bias, rate,
     K: tl.constexpr, D: tl.constexpr, CLASSES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -103,32 +103,29 @@ def _through_relu(
     tl.store(output_bias + column, before - rate * tl.sum(later, 0), mask=inside)
 
 
-class TritonContrast:
-    """The two parts of a step's backward pass that are not matrix products."""
+def loss_gradient(batch: Batch, learned: Tensor, penalty: Tensor, logged: Tensor) -> Tensor:
+    """Return the loss's gradient (K, d); add the sum of the batch's losses to `logged`."""
+    (classes, dim), count = learned.shape, len(batch.labels)
+    uploads, labels = batch.inputs.contiguous(), batch.labels.contiguous()
+    slopes, losses = learned.new_empty(count, classes), learned.new_empty(count)
+    gradient = torch.empty_like(learned)
+    sizes, padded = {"K": classes, "D": dim}, triton.next_power_of_2(classes)
+    block = min(TILE // padded, triton.next_power_of_2(dim))
+    tile = {"CLASSES": padded, "BLOCK": block, "TOGETHER": min(4, triton.cdiv(dim, block))}
+    _distances[(count,)](uploads, labels, learned, penalty, slopes, losses, count, **sizes, **tile, num_warps=16)
+    grid, tile = (classes, triton.cdiv(dim, COLUMNS)), {"BLOCK": COLUMNS, "TOGETHER": 16}
+    _loss_gradient[grid](uploads, learned, slopes, losses, gradient, logged, count, **sizes, **tile, num_warps=1)
+    return gradient
 
-    def of_learned(self, batch: Batch, learned: Tensor, penalty: Tensor, logged: Tensor) -> Tensor:
-        """Return the loss's gradient (K, d); add the sum of the batch's losses to `logged`."""
-        (classes, dim), count = learned.shape, len(batch.labels)
-        uploads, labels = batch.inputs.contiguous(), batch.labels.contiguous()
-        slopes, losses = learned.new_empty(count, classes), learned.new_empty(count)
-        gradient = torch.empty_like(learned)
-        sizes, padded = {"K": classes, "D": dim}, triton.next_power_of_2(classes)
-        block = min(TILE // padded, triton.next_power_of_2(dim))
-        tile = {"CLASSES": padded, "BLOCK": block, "TOGETHER": min(4, triton.cdiv(dim, block))}
-        _distances[(count,)](uploads, labels, learned, penalty, slopes, losses, count, **sizes, **tile, num_warps=16)
-        grid, tile = (classes, triton.cdiv(dim, COLUMNS)), {"BLOCK": COLUMNS, "TOGETHER": 16}
-        _gradient[grid](uploads, learned, slopes, losses, gradient, logged, count, **sizes, **tile, num_warps=1)
-        return gradient
 
-    def through_relu(
-        self, of_hidden: Tensor, hidden: Tensor, hidden_bias: Tensor, of_learned: Tensor, output_bias: Tensor,
-        rate: float,
-    ) -> None:  # fmt: skip
-        """Turn `of_hidden` (K, d), the gradient after the ReLU, into the one before it; move both layers' biases."""
-        classes, dim = hidden.shape
-        padded = triton.next_power_of_2(classes)
-        least, most = NARROW
-        block = max(least, min(most, 1024 // padded))
-        sizes = {"K": classes, "D": dim, "CLASSES": padded, "BLOCK": block}
-        grid = (triton.cdiv(dim, block),)
-        _through_relu[grid](of_hidden, hidden, hidden_bias, of_learned, output_bias, rate, **sizes)
+def relu_gradient(
+    of_hidden: Tensor, hidden: Tensor, hidden_bias: Tensor, of_learned: Tensor, output_bias: Tensor, rate: float
+) -> None:
+    """Turn `of_hidden` (K, d), the gradient after the ReLU, into the one before it; move both layers' biases."""
+    classes, dim = hidden.shape
+    padded = triton.next_power_of_2(classes)
+    least, most = NARROW
+    block = max(least, min(most, 1024 // padded))
+    sizes = {"K": classes, "D": dim, "CLASSES": padded, "BLOCK": block}
+    grid = (triton.cdiv(dim, block),)
+    _relu_gradient[grid](of_hidden, hidden, hidden_bias, of_learned, output_bias, rate, **sizes)
