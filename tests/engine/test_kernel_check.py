@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tinyproto.engine.training.stacked import proof
-from tinyproto.engine.training.stacked.convolution import geometry, has_own_kernel, plain_convolution
-from tinyproto.engine.training.stacked.operations import CannotStack
-from tinyproto.engine.training.stacked.proof import prove
+from tinyproto.stacked import fallback
+from tinyproto.stacked.convolution import geometry, plain_convolution
+from tinyproto.stacked.fallback import CannotStack, check_kernel
 
 VALUES, WEIGHT = torch.zeros(2, 3, 4, 5, 5), torch.zeros(2, 6, 3, 3, 3)
 PLAIN = partial(plain_convolution, bias=None, shape=geometry(nn.Conv2d(3, 6, 3, 1, 1)))
@@ -19,7 +18,7 @@ PLAIN = partial(plain_convolution, bias=None, shape=geometry(nn.Conv2d(3, 6, 3, 
 
 @pytest.fixture(autouse=True)
 def nothing_proven(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proof, "_PROVEN", set())
+    monkeypatch.setattr(fallback, "_CHECKED", set())
 
 
 def test_a_kernel_that_agrees_is_asked_once() -> None:
@@ -32,7 +31,7 @@ def test_a_kernel_that_agrees_is_asked_once() -> None:
 
     state = torch.get_rng_state()
     for _ in range(3):
-        prove("own", "same", mine, PLAIN, VALUES, WEIGHT)
+        check_kernel("own", "same", mine, PLAIN, VALUES, WEIGHT)
     assert asked == 1
     assert torch.equal(torch.get_rng_state(), state)  # a run's own draws are not touched
 
@@ -58,9 +57,9 @@ class WrongGradient(torch.autograd.Function):
     ],
     ids=["values", "gradient", "nan"],
 )
-def test_a_kernel_that_does_not_agree_is_refused(mine: proof.Layer) -> None:
-    with pytest.raises(CannotStack, match="the odd kernel gives other values than PyTorch on this device"):
-        prove("odd", "other", mine, PLAIN, VALUES, WEIGHT)
+def test_a_kernel_that_does_not_agree_is_refused(mine: fallback.Layer) -> None:
+    with pytest.raises(CannotStack, match="odd kernel"):
+        check_kernel("odd", "other", mine, PLAIN, VALUES, WEIGHT)
 
 
 @pytest.mark.parametrize(
@@ -76,4 +75,4 @@ def test_a_kernel_that_does_not_agree_is_refused(mine: proof.Layer) -> None:
     ],
 )
 def test_only_regular_convolutions_have_a_kernel_of_their_own(layer: nn.Conv2d, own: bool) -> None:
-    assert has_own_kernel(geometry(layer)) == own
+    assert geometry(layer).has_kernel == own

@@ -1,4 +1,4 @@
-"""What is no matrix product in a step of the server's fit of trainable prototypes: the loss, and the bends on its way.
+"""Kernels for the server's fit of trainable prototypes: the parts of a step that are not matrix products.
 
 Prototypes are (K, D), uploads (count, D).
 """
@@ -13,11 +13,11 @@ from torch import Tensor
 from tinyproto.core.task import Batch
 
 TILE = 8192
-"""Values that a program holds of all prototypes when it measures distances, 16 to a thread."""
+"""Values of all prototypes that a program holds when it computes distances, 16 to a thread."""
 COLUMNS = 128
-"""Of one prototype, that a warp holds when it adds up its gradient."""
+"""Columns of one prototype that a warp holds when it sums the gradient."""
 NARROW = (8, 32)
-"""Columns of all prototypes that a program holds when it sums them: eight values are what memory moves at once."""
+"""Fewest and most columns of all prototypes that a program sums; memory moves eight values at once."""
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -25,7 +25,7 @@ def _distances(
     uploads, labels, learned, penalty, slopes, losses, count,
     K: tl.constexpr, D: tl.constexpr, CLASSES: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
-    """One upload against all prototypes: its loss, and the loss's slope along every difference to a prototype."""
+    """Compare one upload with all prototypes: store its loss, and the loss's slope along each difference."""
     row = tl.program_id(0)
     k = tl.arange(0, CLASSES)
     at = tl.arange(0, BLOCK)
@@ -53,13 +53,13 @@ def _distances(
 
 
 @triton.jit(do_not_specialize=["count"])
-def _gradient(
+def _loss_gradient(
     uploads, learned, slopes, losses, gradient, logged, count,
     K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of one prototype's gradient; the first program logs the loss.
+    """Sum some columns of one prototype's gradient; the first program logs the loss.
 
-    The slope along a difference is one number for all threads: spread over a tile it would have to be passed around.
+    The slope along a difference is one number for all threads; in a tile, threads would have to exchange it.
     """
     k = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -83,11 +83,11 @@ def _gradient(
 
 
 @triton.jit
-def _through_relu(
+def _relu_gradient(
     of_hidden, hidden, hidden_bias, of_learned, output_bias, rate,
     K: tl.constexpr, D: tl.constexpr, CLASSES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of the gradient before a ReLU, in place, from those after it; both biases beneath them move."""
+    """Turn some columns of the gradient after a ReLU into those before it, in place, and move both layers' biases."""
     k = tl.arange(0, CLASSES)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = column < D
@@ -103,32 +103,29 @@ def _through_relu(
     tl.store(output_bias + column, before - rate * tl.sum(later, 0), mask=inside)
 
 
-class TritonContrast:
-    """The two halves of a step's way back that are not matrix products."""
+def loss_gradient(batch: Batch, learned: Tensor, penalty: Tensor, logged: Tensor) -> Tensor:
+    """Return the loss's gradient (K, d); add the sum of the batch's losses to `logged`."""
+    (classes, dim), count = learned.shape, len(batch.labels)
+    uploads, labels = batch.inputs.contiguous(), batch.labels.contiguous()
+    slopes, losses = learned.new_empty(count, classes), learned.new_empty(count)
+    gradient = torch.empty_like(learned)
+    sizes, padded = {"K": classes, "D": dim}, triton.next_power_of_2(classes)
+    block = min(TILE // padded, triton.next_power_of_2(dim))
+    tile = {"CLASSES": padded, "BLOCK": block, "TOGETHER": min(4, triton.cdiv(dim, block))}
+    _distances[(count,)](uploads, labels, learned, penalty, slopes, losses, count, **sizes, **tile, num_warps=16)
+    grid, tile = (classes, triton.cdiv(dim, COLUMNS)), {"BLOCK": COLUMNS, "TOGETHER": 16}
+    _loss_gradient[grid](uploads, learned, slopes, losses, gradient, logged, count, **sizes, **tile, num_warps=1)
+    return gradient
 
-    def of_learned(self, batch: Batch, learned: Tensor, penalty: Tensor, logged: Tensor) -> Tensor:
-        """The loss's gradient (K, d); adds the sum of the batch's losses to `logged`."""
-        (classes, dim), count = learned.shape, len(batch.labels)
-        uploads, labels = batch.inputs.contiguous(), batch.labels.contiguous()
-        slopes, losses = learned.new_empty(count, classes), learned.new_empty(count)
-        gradient = torch.empty_like(learned)
-        sizes, whole = {"K": classes, "D": dim}, triton.next_power_of_2(classes)
-        block = min(TILE // whole, triton.next_power_of_2(dim))
-        tile = {"CLASSES": whole, "BLOCK": block, "TOGETHER": min(4, triton.cdiv(dim, block))}
-        _distances[(count,)](uploads, labels, learned, penalty, slopes, losses, count, **sizes, **tile, num_warps=16)
-        grid, tile = (classes, triton.cdiv(dim, COLUMNS)), {"BLOCK": COLUMNS, "TOGETHER": 16}
-        _gradient[grid](uploads, learned, slopes, losses, gradient, logged, count, **sizes, **tile, num_warps=1)
-        return gradient
 
-    def through_relu(
-        self, of_hidden: Tensor, hidden: Tensor, hidden_bias: Tensor, of_learned: Tensor, output_bias: Tensor,
-        rate: float,
-    ) -> None:  # fmt: skip
-        """Make `of_hidden`, the gradient (K, d) after a ReLU, that before it; moves the biases of both layers."""
-        classes, dim = hidden.shape
-        whole = triton.next_power_of_2(classes)
-        least, most = NARROW
-        block = max(least, min(most, 1024 // whole))
-        sizes = {"K": classes, "D": dim, "CLASSES": whole, "BLOCK": block}
-        grid = (triton.cdiv(dim, block),)
-        _through_relu[grid](of_hidden, hidden, hidden_bias, of_learned, output_bias, rate, **sizes)
+def relu_gradient(
+    of_hidden: Tensor, hidden: Tensor, hidden_bias: Tensor, of_learned: Tensor, output_bias: Tensor, rate: float
+) -> None:
+    """Turn `of_hidden` (K, d), the gradient after the ReLU, into the one before it; move both layers' biases."""
+    classes, dim = hidden.shape
+    padded = triton.next_power_of_2(classes)
+    least, most = NARROW
+    block = max(least, min(most, 1024 // padded))
+    sizes = {"K": classes, "D": dim, "CLASSES": padded, "BLOCK": block}
+    grid = (triton.cdiv(dim, block),)
+    _relu_gradient[grid](of_hidden, hidden, hidden_bias, of_learned, output_bias, rate, **sizes)

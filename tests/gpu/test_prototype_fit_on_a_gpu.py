@@ -9,10 +9,9 @@ from torch import Tensor
 from support_fit import again, all_but_the_last, by_autograd, make_fit, make_network, make_uploads
 from tinyproto.core.task import Batch
 from tinyproto.core.trainable import margin_contrastive_loss
-from tinyproto.engine.training.eager import EagerTrainer
-from tinyproto.engine.training.graphed import GraphedTrainer
-from tinyproto.engine.training.stacked.contrast import MOST_CLASSES, ContrastiveFit, Kernels, own_step
-from tinyproto.engine.training.stacked.stack import Stack
+from tinyproto.engine.eager import EagerTrainer
+from tinyproto.engine.graphed import CapturedTask, GraphedTrainer
+from tinyproto.engine.prototype_fit import MOST_CLASSES, PrototypeFit, prototype_fit
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,12 +19,17 @@ pytestmark = [
 ]
 
 
+class Kernels:
+    def __init__(self) -> None:
+        from tinyproto.stacked.kernels.contrast import loss_gradient, relu_gradient
+
+        self.loss_gradient, self.relu_gradient = loss_gradient, relu_gradient
+
+
 @pytest.fixture
 def kernels() -> Kernels:
     pytest.importorskip("triton")
-    from tinyproto.engine.training.stacked.kernels.contrast import TritonContrast
-
-    return TritonContrast()
+    return Kernels()
 
 
 def uploads(classes: int, dim: int, count: int) -> Batch:
@@ -35,7 +39,7 @@ def uploads(classes: int, dim: int, count: int) -> Batch:
 def found_by(kernels: Kernels, batch: Batch, learned: Tensor, penalty: Tensor) -> tuple[Tensor, Tensor]:
     """Mean loss, and its gradient."""
     logged = torch.zeros(1, 1, device="cuda").double()
-    gradient = kernels.of_learned(batch, learned, penalty, logged)
+    gradient = kernels.loss_gradient(batch, learned, penalty, logged)
     return logged.squeeze() / len(batch.labels), gradient
 
 
@@ -96,7 +100,7 @@ def test_the_way_back_through_a_relu_is_pytorch_s(kernels: Kernels, classes: int
     gradient, later, inputs = (make_uploads(classes, dim, classes, seed)[0].cuda() for seed in (1, 2, 3))
     expected = torch.where(inputs > 0, gradient, 0.0)
     first, second = torch.ones(dim, device="cuda"), torch.zeros(dim, device="cuda")
-    kernels.through_relu(gradient, torch.relu(inputs), first, later, second, 0.5)
+    kernels.relu_gradient(gradient, torch.relu(inputs), first, later, second, 0.5)
     assert torch.equal(gradient, expected)
     assert_close((first, second), (1.0 - 0.5 * expected.double().sum(0), -0.5 * later.double().sum(0)))
 
@@ -107,7 +111,7 @@ def test_a_captured_step_is_the_step(kernels: Kernels, classes: int, dim: int, c
     batch, penalty = uploads(classes, dim, count), all_but_the_last(classes).cuda()
     start = {name: value.detach().clone() for name, value in network.named_parameters()}
     loss, gradients = by_autograd(network.double(), Batch(batch.inputs.double(), batch.labels), penalty.double())
-    fit = ContrastiveFit(network, kernels, rate=1.0)
+    fit = PrototypeFit(network, 1.0, kernels.loss_gradient, kernels.relu_gradient)
     weights = {name: value.clone() for name, value in start.items()}
     logged = torch.zeros(1, 1, device="cuda").double()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -137,7 +141,7 @@ def test_a_whole_fit_ends_where_the_reference_ends(classes: int, dim: int, count
     trainer = GraphedTrainer("cuda")
     (found,) = trainer.fit([mine])
     assert trainer.notes == []
-    assert built_by(trainer).own_step is not None
+    assert built_by(trainer).kernels is not None
     torch.testing.assert_close(found.parts, expected.parts, rtol=1e-4, atol=1e-5)
     before, after, wanted = (dict(each.modules.named_parameters()) for each in (task, mine, reference))
     for name, start in before.items():
@@ -151,15 +155,15 @@ def test_more_classes_than_a_program_holds_and_other_types_go_the_way_of_all() -
     EagerTrainer("cuda").fit([reference])
     trainer = GraphedTrainer("cuda")
     trainer.fit([mine])
-    assert built_by(trainer).own_step is None
+    assert built_by(trainer).kernels is None
     for one, two in zip(mine.modules.parameters(), reference.modules.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-5)
     doubled = make_fit(10, 20, 30, device="cuda")
     doubled.modules.double()
-    assert own_step(doubled) is None
+    assert prototype_fit(doubled) is None
 
 
-def built_by(trainer: GraphedTrainer) -> Stack:
-    (built,) = trainer.stacks.found.values()
+def built_by(trainer: GraphedTrainer) -> CapturedTask:
+    (built,) = trainer.captured.values()
     assert built is not None
     return built
