@@ -11,7 +11,7 @@ from paper.page.comparisons import Pair
 from paper.page.records import Records, cells_of, method_name
 from paper.page.tables import NOT_RUN, NOTHING, plain_outcome, signed, spread_cell
 from paper.printed import Address
-from tinyproto.engine.evaluate import RULES
+from tinyproto.engine.measure import RULES
 from tinyproto.report.words import counted, number, size
 
 STEM = "tiny_imagenet_100"

@@ -12,7 +12,7 @@ from paper.page.comparisons import Pair, means
 from paper.page.records import TABLES, Outcome, Records, cells_of, method_name, place_name
 from paper.page.tables import NOT_RUN, NOTHING, signed, spread_cell, two_digits
 from paper.printed import printed_tables
-from tinyproto.engine.evaluate import RULES
+from tinyproto.engine.measure import RULES
 from tinyproto.report.compare import Spread
 from tinyproto.report.words import counted
 from tinyproto.tracking.checkpoints import differences

@@ -17,14 +17,13 @@ from support import (
     tiny_net,
     wide_net,
 )
-from tinyproto.algorithms.base import Client, ClientInfo, Round
+from tinyproto.algorithms.base import Client, ClientInfo, Round, expected_frames
 from tinyproto.algorithms.exchange import exchanged, host
 from tinyproto.algorithms.fedkd import SPEC, FedKDHyper, LowRank
 from tinyproto.core.losses import Opinion, Reduction, adaptive_losses
 from tinyproto.core.low_rank import restore_tensors
-from tinyproto.core.messages import AtMost, Message
+from tinyproto.core.prototypes import AtMost, Message
 from tinyproto.core.task import ParamGroup, batch_plan
-from tinyproto.engine.agreement import expected_frames
 from tinyproto.engine.training import EagerTrainer
 
 MIXED = replace(FEDERATION, networks=(wide_net, tiny_net))

@@ -21,7 +21,7 @@ from tinyproto.algorithms.base import Algorithm, Client, ClientInfo, Round
 from tinyproto.algorithms.exchange import drawn, exchanged, host
 from tinyproto.algorithms.fml import SPEC, FMLHyper
 from tinyproto.core.losses import Reduction, mutual_losses
-from tinyproto.core.messages import Message
+from tinyproto.core.prototypes import Message
 from tinyproto.core.task import ParamGroup, Task, TensorData, batch_plan
 from tinyproto.engine.training import EagerTrainer
 from tinyproto.models.count import count_parameters

@@ -6,13 +6,12 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from support_rounds import build, simulation
-
 import tinyproto
+from support_rounds import build, simulation
 from tinyproto.algorithms.base import Round
 from tinyproto.data.federation import FederatedData
+from tinyproto.engine.measure import Meter
 from tinyproto.engine.round import RoundPlan, play_round
-from tinyproto.wire.meter import Meter
 
 ROOT = Path(tinyproto.__file__).parent
 MOST_FILES = 22
@@ -27,7 +26,7 @@ def files_of_a_round(data: FederatedData) -> list[str]:
     play_round(played.server, played.host, plans[0], Meter(), tolerant=True)
     entered: set[str] = set()
 
-    def note(frame: FrameType, event: str, argument: object) -> None:  # noqa: ARG001
+    def note(frame: FrameType, event: str, argument: object) -> None:
         if event == "call" and frame.f_code.co_name != "<module>":
             entered.add(frame.f_code.co_filename)
 

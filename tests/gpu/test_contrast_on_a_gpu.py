@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from support_fit import again, all_but_the_last, by_autograd, make_fit, make_network, make_uploads
+from tinyproto.core.losses import margin_contrastive_loss
 from tinyproto.core.task import Batch
-from tinyproto.core.trainable import margin_contrastive_loss
 from tinyproto.engine.training.eager import EagerTrainer
 from tinyproto.engine.training.graphed import GraphedTrainer
 from tinyproto.engine.training.stacked.contrast import MOST_CLASSES, ContrastiveFit, Kernels, own_step

@@ -26,28 +26,28 @@ from tinyproto.core.low_rank import (
     largest_rank,
     restore_tensors,
 )
-from tinyproto.core.messages import AtMost, Shape
+from tinyproto.core.prototypes import AtMost, Shape
 from tinyproto.core.task import Batch, Loss, State, Step
 
 
 @dataclass(frozen=True)
 class FedKDHyper(AuxiliaryHyper):
-    """The auxiliary network's, and how much of it has to survive compression."""
+    """The auxiliary network's hyper-parameters, and the share of it that compression keeps."""
 
     energy_start: Annotated[float, "T_start, the share of a tensor's energy kept in round 1, 0 to 1"] = 0.95
     energy_end: Annotated[float, "T_end, the share it moves towards, 0 to 1"] = 0.98
-    matrices: Annotated[MatrixView, "what is factorised of a convolution: all its filters, or each kernel"] = "filters"
+    matrices: Annotated[MatrixView, "the factorised part of a convolution: all its filters, or each kernel"] = "filters"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.energy_start <= self.energy_end <= 1:
             raise ValueError(
-                f"0 < energy_start ≤ energy_end ≤ 1 is needed, not {self.energy_start} and {self.energy_end}"
+                f"0 < energy_start ≤ energy_end ≤ 1 is required, not {self.energy_start} and {self.energy_end}"
             )
 
 
 def adaptive_loss(hyper: FedKDHyper) -> Loss:
-    """Both networks' losses on one batch, summed; W_h is the module `adapter`."""
+    """Return the sum of both networks' losses on a batch; W_h is the module `adapter`."""
 
     def step(modules: nn.ModuleDict, batch: Batch, context: Mapping[str, Tensor]) -> Step:  # noqa: ARG001
         own, shared = modules["model"](batch.inputs), modules["auxiliary"](batch.inputs)
@@ -68,14 +68,14 @@ def adaptive_loss(hyper: FedKDHyper) -> Loss:
 
 @dataclass(frozen=True)
 class LowRank:
-    """Tensors travel as two factors where these are smaller and hold enough of the energy."""
+    """Tensors travel as two factors if these are smaller and hold enough of the energy."""
 
     tensors: dict[str, tuple[int, ...]]
     hyper: FedKDHyper
 
     @property
     def shapes(self) -> Mapping[str, Shape]:
-        """Every tensor, and its factors where factors can be smaller."""
+        """Return the shape of each tensor, and of its factors if they can be smaller."""
         shapes: dict[str, Shape] = dict(self.tensors)
         for name in self.parts:
             *many, rows, columns = self._matrices(name)
@@ -85,17 +85,17 @@ class LowRank:
 
     @property
     def parts(self) -> Mapping[str, tuple[str, ...]]:
-        """The two factors in a tensor's place."""
+        """Return the two factors that may replace a tensor."""
         wide = [name for name, shape in self.tensors.items() if len(shape) >= 2 and shape[0] > 1]
         return {name: (name + LEFT, name + RIGHT) for name in wide if largest_rank(self._matrices(name)) > 0}
 
     def encode(self, tensors: State, round_: Round) -> State:
-        """At this round's threshold."""
+        """Return the smaller form of each tensor at this round's threshold."""
         energy = energy_threshold(round_.number, round_.total, self.hyper.energy_start, self.hyper.energy_end)
         return compress_tensors(tensors, energy, self.hyper.matrices)
 
     def decode(self, travelled: Mapping[str, Tensor]) -> State:
-        """Products of factors, and tensors that came whole."""
+        """Return products of factors, and the tensors that were not factorised."""
         return restore_tensors(dict(travelled), self.tensors)
 
     def _matrices(self, name: str) -> tuple[int, ...]:
@@ -103,7 +103,7 @@ class LowRank:
 
 
 def build(hyper: FedKDHyper, federation: FederationSpec) -> Algorithm:
-    """FedKD; the mentee is averaged, all clients alike. Table 2 leaves its reduction r open, so there is no formula."""
+    """Return FedKD; the mentee is the uniform mean over clients. Table 2 has no formula, since it leaves r open."""
     shared = SharedNetwork.of(hyper, federation)
     coder = LowRank(shared.shapes, hyper)
     width = federation.proto_dim

@@ -14,16 +14,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tinyproto.algorithms.auxiliary import AuxiliaryClient, AuxiliaryHyper, SharedNetwork
-from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, FederationSpec
-from tinyproto.algorithms.exchange import Whole
+from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, FederationSpec, exchanged_parameters
+from tinyproto.algorithms.exchange import Unchanged
 from tinyproto.core.losses import mutual_losses
-from tinyproto.core.messages import exchanged_parameters
 from tinyproto.core.task import Batch, Loss, Step
 
 
 @dataclass(frozen=True)
 class FMLHyper(AuxiliaryHyper):
-    """The auxiliary network's, and how much each network heeds the labels."""
+    """The auxiliary network's hyper-parameters, and the weight of the labels for each network."""
 
     local_weight: Annotated[
         float, "α, of the labels for the client's own network, 0 to 1; the rest is distillation"
@@ -38,7 +37,7 @@ class FMLHyper(AuxiliaryHyper):
 
 
 def mutual_loss(hyper: FMLHyper) -> Loss:
-    """Both networks' losses on one batch, summed."""
+    """Return the sum of both networks' losses on a batch."""
 
     def step(modules: nn.ModuleDict, batch: Batch, context: Mapping[str, Tensor]) -> Step:  # noqa: ARG001
         own, shared = modules["model"](batch.inputs).logits, modules["auxiliary"](batch.inputs).logits
@@ -58,9 +57,9 @@ def mutual_loss(hyper: FMLHyper) -> Loss:
 
 
 def build(hyper: FMLHyper, federation: FederationSpec) -> Algorithm:
-    """FML; the shared network is averaged, all clients alike."""
+    """Return FML; the shared network is the uniform mean over clients."""
     shared = SharedNetwork.of(hyper, federation)
-    coder = Whole(shared.shapes)
+    coder = Unchanged(shared.shapes)
     return Algorithm(
         name="fml",
         client=AuxiliaryClient(

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from tinyproto.algorithms.defence import Defence, DefenceName
-from tinyproto.core.cps import MaskKind
+from tinyproto.core.masks import MaskKind
 from tinyproto.core.sizes import bytes_of
 from tinyproto.core.task import LastBatch
 from tinyproto.data.federation import CountedSamples

@@ -13,33 +13,33 @@ from torch import Tensor
 from tinyproto.core.task import State
 
 MatrixView = Literal["filters", "kernels"]
-"""How a convolution's weight becomes matrices: one of (out, in·k·k), or one of k × k for each pair of channels."""
+"""A convolution's weight is one matrix of (out, in·k·k), or one of k × k for each pair of channels."""
 
 LEFT, RIGHT = ".left", ".right"
-"""End the names of a tensor's factors."""
+"""Endings of the names of a tensor's factors."""
 
 
 class Factors(NamedTuple):
-    """left @ right is the tensor, as the matrices it was seen as."""
+    """Two matrices (or stacks of them) whose product is the tensor, seen as matrices."""
 
     left: Tensor  # (..., m, r)
     right: Tensor  # (..., r, n)
 
 
 def energy_threshold(round_number: int, rounds: int, start: float, end: float) -> float:
-    """T of a round: from `start` in round 1 in equal steps towards `end`, which it would reach after the last."""
+    """Return T of a round: from `start` in round 1 in equal steps towards `end`, which comes after the last round."""
     return start + (round_number - 1) / rounds * (end - start)
 
 
 def as_matrices(tensor: Tensor, view: MatrixView) -> Tensor:
-    """A weight as one matrix (m, n) or several (..., m, n)."""
+    """Return a weight as one matrix (m, n) or several (..., m, n)."""
     return tensor.flatten(1) if view == "filters" else tensor
 
 
 def kept_rank(singular_values: Tensor, energy: float) -> int:
-    """The smallest r whose first r components hold more than `energy` of Σσ², over all matrices together.
+    """Return the smallest r whose first r components hold more than `energy` of Σσ², over all matrices together.
 
-    All of them where no smaller number does: a flat spectrum is kept, never zeroed.
+    Return all of them if no smaller number does: a flat spectrum is kept, never zeroed.
     """
     energies = singular_values.double().square().flatten(0, -2).sum(0)  # (n,)
     enough = energies.cumsum(0) > energy * energies.sum()
@@ -47,13 +47,13 @@ def kept_rank(singular_values: Tensor, energy: float) -> int:
 
 
 def largest_rank(shape: torch.Size | tuple[int, ...]) -> int:
-    """The greatest r for which factors of (..., m, n) have fewer entries than the matrices themselves; may be 0."""
+    """Return the greatest r for which factors of (..., m, n) have fewer entries than the matrices; it may be 0."""
     m, n = shape[-2:]
     return (m * n - 1) // (m + n)
 
 
 def too_flat(gram: Tensor, energy: float, rank: int) -> bool:
-    """Whether `rank` components surely hold no more than `energy`, told without a decomposition.
+    """Return True if `rank` components certainly hold no more than `energy`, without a decomposition.
 
     A matrix's energies σ² are the eigenvalues λ of its Gram matrix G, and r of them are at most √r·‖λ‖ = √r·‖G‖.
     """
@@ -62,9 +62,9 @@ def too_flat(gram: Tensor, energy: float, rank: int) -> bool:
 
 
 def factorise(tensor: Tensor, energy: float, view: MatrixView) -> Factors | None:
-    """Factors that hold `energy` of the tensor; None where the tensor itself is no larger than they are.
+    """Return factors that hold `energy` of the tensor, or None if the tensor itself is no larger than they are.
 
-    None too where training diverged: such a tensor has no factors, and whoever receives it says what is wrong.
+    A tensor that is not finite has no factors either; the receiver reports that training diverged.
     The singular vectors of a matrix's shorter side are the eigenvectors of its small Gram matrix; those of the r
     greatest, and the matrix seen from them, are the truncated decomposition.
     """
@@ -89,12 +89,12 @@ def factorise(tensor: Tensor, energy: float, view: MatrixView) -> Factors | None
 
 
 def multiply(factors: Factors, shape: torch.Size | tuple[int, ...]) -> Tensor:
-    """The tensor of this shape that the factors stand for."""
+    """Return the tensor of this shape that the factors stand for."""
     return (factors.left @ factors.right).reshape(shape)
 
 
 def compress_tensors(tensors: State, energy: float, view: MatrixView) -> State:
-    """Every tensor in its smaller form: under its own name, or as factors under names ending in `LEFT` and `RIGHT`."""
+    """Return each tensor in its smaller form: by its name, or as factors by names ending in `LEFT` and `RIGHT`."""
     compressed: State = {}
     for name, tensor in tensors.items():
         factors = factorise(tensor, energy, view)
@@ -106,7 +106,7 @@ def compress_tensors(tensors: State, energy: float, view: MatrixView) -> State:
 
 
 def restore_tensors(compressed: State, shapes: dict[str, tuple[int, ...]]) -> State:
-    """Every tensor in its own shape again."""
+    """Return each tensor in its own shape again."""
     return {
         name: compressed[name]
         if name in compressed
