@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from tinyproto.core.losses import TrainablePrototypes, contrastive_step, distance_penalty, margin_contrastive_loss
+from tinyproto.algorithms.fedtgp import TrainablePrototypes, contrastive_step, distance_penalty, margin_contrastive_loss
 from tinyproto.core.task import Batch, ParamGroup, State, Task, TensorData, batch_plan
 
 

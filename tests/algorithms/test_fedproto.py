@@ -7,8 +7,7 @@ from torch.nn import functional
 from support import FEDERATION, NO_FIT, NUM_CLASSES, PROTO_DIM, STREAMS, make_client, random_prototypes, update
 from tinyproto.algorithms.base import ClientInfo, Round
 from tinyproto.algorithms.fedproto import SPEC, FedProtoHyper, keep_last
-from tinyproto.core.losses import mse_regulariser
-from tinyproto.core.prototypes import Message, Prototypes
+from tinyproto.core.prototypes import Message, Prototypes, mse_regulariser
 from tinyproto.core.task import batch_plan
 from tinyproto.engine.training import EagerTrainer
 

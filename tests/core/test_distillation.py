@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tinyproto.core.losses import (
+from tinyproto.core.distillation import (
     Mutual,
     Opinion,
     Reduction,

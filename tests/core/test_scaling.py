@@ -15,8 +15,7 @@ from tinyproto.core.cps import (
     scale_by_count,
     shorten,
 )
-from tinyproto.core.losses import mse_regulariser
-from tinyproto.core.prototypes import Prototypes, sum_over_holders
+from tinyproto.core.prototypes import Prototypes, mse_regulariser, sum_over_holders
 
 
 def test_each_row_is_multiplied_by_its_class_count() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from support_fit import again, all_but_the_last, by_autograd, make_fit, make_network, make_uploads
-from tinyproto.core.losses import margin_contrastive_loss
+from tinyproto.algorithms.fedtgp import margin_contrastive_loss
 from tinyproto.core.task import Batch, ParamGroup, Task
 from tinyproto.engine.training.eager import EagerTrainer
 from tinyproto.engine.training.graphed import GraphedTrainer

@@ -20,7 +20,7 @@ from tinyproto.algorithms.exchange import (
     shapes_of,
     smallest,
 )
-from tinyproto.core.losses import Reduction
+from tinyproto.core.distillation import Reduction
 from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.core.streams import Streams, global_randomness
 from tinyproto.core.task import BatchPlan, FitResult, Loss, Task

@@ -27,7 +27,7 @@ from tinyproto.algorithms.base import (
     prototype_parameters,
 )
 from tinyproto.algorithms.fedproto import StreamingServer, store_rows, stored_rows
-from tinyproto.core.losses import class_logit_loss
+from tinyproto.core.distillation import class_logit_loss
 from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import Batch, BatchPlan, FitResult, Loss, Step, Task

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from tinyproto.algorithms.auxiliary import AuxiliaryClient, AuxiliaryHyper, SharedNetwork
 from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, FederationSpec, Round
-from tinyproto.core.losses import Opinion, adaptive_losses
+from tinyproto.core.distillation import Opinion, adaptive_losses
 from tinyproto.core.low_rank import (
     LEFT,
     RIGHT,

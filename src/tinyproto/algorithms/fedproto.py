@@ -30,8 +30,7 @@ from tinyproto.algorithms.base import (
     prototype_parameters,
 )
 from tinyproto.algorithms.streaming import Gathered
-from tinyproto.core.losses import REGULARISERS, Distance
-from tinyproto.core.prototypes import Message, Prototypes, simple_mean, sum_over_holders
+from tinyproto.core.prototypes import REGULARISERS, Distance, Message, Prototypes, simple_mean, sum_over_holders
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import Batch, BatchPlan, FitResult, Loss, State, Step, Task, Trainer
 

@@ -6,12 +6,13 @@ Data and Model Heterogeneity in Federated Learning", AAAI 2024.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, ClientInfo, FederationSpec, Round, Update, positive
 from tinyproto.algorithms.fedproto import (
@@ -22,10 +23,9 @@ from tinyproto.algorithms.fedproto import (
     prototype_algorithm,
     received_rows,
 )
-from tinyproto.core.losses import TrainablePrototypes, adaptive_margin, contrastive_step, distance_penalty
-from tinyproto.core.prototypes import Message, Prototypes, simple_mean, stack_rows, sum_over_holders
+from tinyproto.core.prototypes import TINY, Message, Prototypes, simple_mean, stack_rows, sum_over_holders
 from tinyproto.core.streams import Streams, global_randomness
-from tinyproto.core.task import ParamGroup, State, Task, TensorData, Trainer, batch_plan
+from tinyproto.core.task import Batch, ParamGroup, State, Step, Task, TensorData, Trainer, batch_plan
 
 OfferedClasses = Literal["uploaded", "all"]
 
@@ -48,6 +48,65 @@ class FedTGPHyper(FedProtoHyper):
             server_batch_size=self.server_batch_size,
             margin_cap=self.margin_cap,
         )
+
+
+class TrainablePrototypes(nn.Module):
+    """FedTGP's network: one learned vector per class through Linear, ReLU, Linear gives the global prototypes."""
+
+    def __init__(self, num_classes: int, dim: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(num_classes, dim)
+        self.hidden = nn.Linear(dim, dim)
+        self.output = nn.Linear(dim, dim)
+
+    def forward(self) -> Tensor:
+        """Return all global prototypes, (K, d)."""
+        projected: Tensor = self.output(functional.relu(self.hidden(self.embedding.weight)))
+        return projected
+
+
+def pairwise_distances(left: Tensor, right: Tensor) -> Tensor:
+    """Return Euclidean distances (N, K); distance and gradient stay finite at zero.
+
+    A CPU expands the square; a GPU takes the differences, which is one kernel instead of ten.
+    """
+    if left.is_cuda:
+        return torch.cdist(left, right, compute_mode="donot_use_mm_for_euclid_dist")
+    squared = left.square().sum(1, keepdim=True) + right.square().sum(1) - 2.0 * (left @ right.T)
+    return squared.clamp_min(TINY).sqrt()
+
+
+def adaptive_margin(class_centres: Prototypes, cap: float) -> Tensor:
+    """Return δ = min(max_k min_{k'≠k} ‖Q_k − Q_k'‖₂, cap) over the classes present; zero if fewer than two are.
+
+    Q_k is the unweighted mean of the uploads of class k.
+    """
+    centres = class_centres.values[class_centres.present].double()
+    if len(centres) < 2:
+        return torch.zeros((), device=class_centres.values.device)
+    distances = torch.cdist(centres, centres, compute_mode="donot_use_mm_for_euclid_dist")
+    distances.fill_diagonal_(torch.inf)
+    return distances.min(1).values.max().clamp_max(cap).float()
+
+
+def distance_penalty(margin: Tensor, offered: Tensor) -> Tensor:
+    """Return what is added to the distance from an upload of class j, a row, to each global prototype, (K, K).
+
+    It is the margin δ for its own class and ∞ for classes that are not offered.
+    """
+    penalty = torch.diag(margin.expand(len(offered)))
+    return penalty.masked_fill(~offered, torch.inf)
+
+
+def margin_contrastive_loss(uploads: Tensor, labels: Tensor, learned: Tensor, penalty: Tensor) -> Tensor:
+    """Return the cross-entropy over −distance to each offered global prototype, with the margin δ on the true class."""
+    return functional.cross_entropy(-(pairwise_distances(uploads, learned) + penalty[labels]), labels)
+
+
+def contrastive_step(modules: nn.ModuleDict, batch: Batch, context: Mapping[str, Tensor]) -> Step:
+    """Take one step of the server's fit: the uploads of this batch against all learned prototypes."""
+    loss = margin_contrastive_loss(batch.inputs, batch.labels, modules["prototypes"](), context["penalty"])
+    return Step(loss, loss.detach().unsqueeze(0))
 
 
 class TrainableServer:

@@ -16,7 +16,7 @@ from torch.nn import functional
 from tinyproto.algorithms.auxiliary import AuxiliaryClient, AuxiliaryHyper, SharedNetwork
 from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, FederationSpec, exchanged_parameters
 from tinyproto.algorithms.exchange import Unchanged
-from tinyproto.core.losses import mutual_losses
+from tinyproto.core.distillation import mutual_losses
 from tinyproto.core.task import Batch, Loss, Step
 
 

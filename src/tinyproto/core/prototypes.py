@@ -1,15 +1,24 @@
-"""Prototypes: class means of penultimate features, the message they travel in, and inference by the nearest of them."""
+"""Prototypes: class means of penultimate features, and the equations of prototype-based federated learning.
+
+Local prototypes are eq. (3), the pull of training towards global prototypes eq. (6), their mean eq. (9), and inference
+by the nearest of them eq. (12). `Message` is what they travel in.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+Distance = Literal["mse", "l2"]
+
+TINY = 1e-12
+"""Below this a squared distance counts as zero, so that the square root keeps a finite gradient."""
 
 
 class Prototypes(NamedTuple):
@@ -163,6 +172,39 @@ def stack_rows(uploads: Iterable[Prototypes]) -> tuple[Tensor, Tensor]:
     values = torch.cat([upload.values[upload.present] for upload in uploads])
     labels = torch.cat([upload.present.nonzero().squeeze(1) for upload in uploads])
     return values, labels
+
+
+def safe_norm(difference: Tensor) -> Tensor:
+    """Return the L2 norm over the last axis, with gradient zero (not NaN) at zero."""
+    return difference.square().sum(-1).clamp_min(TINY).sqrt()
+
+
+def mse_regulariser(features: Tensor, labels: Tensor, prototypes: Prototypes) -> Tensor:
+    """Return R of eq. (6) as the published runs compute it: the squared error of each sample to its class's prototype.
+
+    The mean is over all B·d entries; a sample whose class has no prototype contributes zero to the sum.
+    """
+    wanted = prototypes.present[labels].unsqueeze(1)
+    difference = torch.where(wanted, features - prototypes.values[labels], torch.zeros_like(features))
+    return difference.square().mean()
+
+
+def l2_regulariser(features: Tensor, labels: Tensor, prototypes: Prototypes) -> Tensor:
+    """Return R of eq. (6) and (11) as printed: Σ_j ρ(c̄ᴸ_j, c̄ᴳ_j), Euclidean.
+
+    c̄ᴸ_j is the mean of class j in the batch.
+    """
+    batch = class_sums(features, labels, prototypes.num_classes)
+    means = batch.sums / batch.counts.clamp_min(1).unsqueeze(1).to(features.dtype)
+    wanted = prototypes.present & (batch.counts > 0)
+    difference = torch.where(wanted.unsqueeze(1), means - prototypes.values, torch.zeros_like(means))
+    return torch.where(wanted, safe_norm(difference), torch.zeros_like(difference[:, 0])).sum()
+
+
+REGULARISERS: dict[Distance, Callable[[Tensor, Tensor, Prototypes], Tensor]] = {
+    "mse": mse_regulariser,
+    "l2": l2_regulariser,
+}
 
 
 def nearest(features: Tensor, prototypes: Prototypes) -> Tensor:

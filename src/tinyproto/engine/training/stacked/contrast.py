@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from tinyproto.core.losses import TrainablePrototypes, contrastive_step, distance_penalty, margin_contrastive_loss
+from tinyproto.algorithms.fedtgp import TrainablePrototypes, contrastive_step, distance_penalty, margin_contrastive_loss
 from tinyproto.core.task import Batch, State, Task
 from tinyproto.engine.training.stacked.operations import CannotStack
 from tinyproto.engine.training.stacked.proof import alike

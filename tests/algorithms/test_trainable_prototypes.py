@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tinyproto.core.losses import (
+from tinyproto.algorithms.fedtgp import (
     TrainablePrototypes,
     adaptive_margin,
     distance_penalty,
