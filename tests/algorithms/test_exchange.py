@@ -13,7 +13,6 @@ from support import FEDERATION, STREAMS, same_tensors, tensors_update, tiny_net,
 from tinyproto.algorithms.base import ClientInfo, Round
 from tinyproto.algorithms.exchange import (
     MeanServer,
-    Unchanged,
     Weighting,
     blueprint,
     drawn,
@@ -113,7 +112,7 @@ def test_the_smallest_network_has_the_fewest_parameters_and_of_equals_it_is_the_
 
 
 def server(weighting: Weighting) -> MeanServer:
-    return MeanServer(lambda _: {"w": torch.tensor([9.0])}, weighting, Unchanged({"w": (1,)}))
+    return MeanServer(lambda _: {"w": torch.tensor([9.0])}, weighting)
 
 
 def aggregated(weighting: Weighting, *uploads: tuple[float, int]) -> Tensor:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from tinyproto.algorithms.base import Client, FederationSpec, PrototypeSource, Round, client_task, positive
 from tinyproto.algorithms.exchange import (
+    UNCHANGED,
     Coder,
     MeanServer,
     blueprint,
@@ -20,13 +21,15 @@ from tinyproto.algorithms.exchange import (
     shapes_of,
     smallest,
 )
-from tinyproto.core.distillation import Reduction
 from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.core.streams import Streams, global_randomness
 from tinyproto.core.task import BatchPlan, FitResult, Loss, Task
 from tinyproto.errors import ModelError
 from tinyproto.models.build import ModelEntry
 from tinyproto.models.count import count_parameters
+
+Reduction = Literal["batch", "element"]
+"""A divergence is a mean over the samples, or over samples and classes, which is K times smaller."""
 
 SMALLEST = "smallest"
 
@@ -70,7 +73,7 @@ class SharedNetwork:
         """Return the network as the server draws it, equal to each client's before round 1."""
         return drawn(self.entry, self.federation.shape, streams)
 
-    def server(self, coder: Coder) -> MeanServer:
+    def server(self, coder: Coder = UNCHANGED) -> MeanServer:
         """Return a server that sends the uniform mean over clients."""
         return MeanServer(lambda streams: exchanged(self.draw(streams), buffers=self.buffers), "uniform", coder)
 
@@ -81,15 +84,14 @@ class AuxiliaryClient:
     prototype_source: PrototypeSource = "fresh"
 
     def __init__(
-        self, name: str, hyper: AuxiliaryHyper, shared: SharedNetwork, coder: Coder, loss: Loss,
-        part_names: tuple[str, ...], more: Callable[[], dict[str, nn.Module]] = dict,
+        self, name: str, hyper: AuxiliaryHyper, shared: SharedNetwork, loss: Loss, coder: Coder = UNCHANGED,
+        more: Callable[[], dict[str, nn.Module]] = dict,
     ) -> None:  # fmt: skip
         self.name = name
         self.hyper = hyper
         self.shared = shared
         self.coder = coder
         self.loss = loss
-        self.part_names = part_names
         self.more = more  # further modules that a client keeps
 
     def init(self, client: Client, streams: Streams) -> None:
@@ -113,7 +115,7 @@ class AuxiliaryClient:
             seed,
             key=(self.name, self.hyper),
             loss=self.loss,
-            part_names=self.part_names,
+            part_names=("cross_entropy", "auxiliary_cross_entropy"),
             learning_rate=self.shared.federation.learning_rate,
             clip_norm=self.hyper.clip_norm,
         )
@@ -122,3 +124,20 @@ class AuxiliaryClient:
         """Return the client's trained shared network."""
         tensors = host(exchanged(client.modules["auxiliary"], buffers=self.shared.buffers))
         return Message(tensors=self.coder.encode(tensors, round_))
+
+
+class Mutual(NamedTuple):
+    """The losses of two networks that learn together."""
+
+    local: Tensor
+    auxiliary: Tensor
+
+
+def divergence(logits: Tensor, target_logits: Tensor, reduction: Reduction) -> Tensor:
+    """Return KL(softmax(target) ‖ softmax(logits)), temperature 1.
+
+    The target enters as a logarithm: the gradient of a probability too small for float32 would be NaN.
+    """
+    target = target_logits.log_softmax(1)
+    total = (target.exp() * (target - logits.log_softmax(1))).sum()
+    return total / (len(logits) if reduction == "batch" else logits.numel())

@@ -5,13 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from tinyproto.algorithms.base import ClientInfo, FederationSpec, Round, Update
-from tinyproto.core.prototypes import Message, Shape
+from tinyproto.core.prototypes import Message
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import State, Trainer
 from tinyproto.errors import ModelError
@@ -68,52 +68,23 @@ def smallest(federation: FederationSpec) -> ModelEntry:
     return min(federation.networks, key=lambda entry: count_parameters(blueprint(entry, federation.shape)))
 
 
-class Coder(Protocol):
-    """Encodes tensors before they travel and decodes them after."""
-
-    @property
-    def shapes(self) -> Mapping[str, Shape]:
-        """Return the shapes of all tensors that may travel."""
-        ...
-
-    @property
-    def parts(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the names that may replace a tensor."""
-        ...
-
-    def encode(self, tensors: State, round_: Round) -> State:
-        """Return what travels for these tensors."""
-        ...
-
-    def decode(self, travelled: Mapping[str, Tensor]) -> State:
-        """Return the tensors from what arrived."""
-        ...
-
-
 @dataclass(frozen=True)
-class Unchanged:
-    """Tensors travel as they are."""
+class Coder:
+    """The forms in which tensors leave and arrive; by default they travel as they are."""
 
-    shapes: Mapping[str, tuple[int, ...]]
+    encode: Callable[[State, Round], State] = lambda tensors, _round: tensors
+    decode: Callable[[Mapping[str, Tensor]], State] = dict
 
-    @property
-    def parts(self) -> Mapping[str, tuple[str, ...]]:
-        """Return nothing: no tensor is replaced."""
-        return {}
 
-    def encode(self, tensors: State, round_: Round) -> State:  # noqa: ARG002
-        """Return the tensors as they are."""
-        return tensors
-
-    def decode(self, travelled: Mapping[str, Tensor]) -> State:
-        """Return the tensors as they are."""
-        return dict(travelled)
+UNCHANGED = Coder()
 
 
 class MeanServer:
     """Sends its state: the mean of the last uploads, or its own draw before round 1."""
 
-    def __init__(self, draw: Callable[[Streams], Mapping[str, Tensor]], weighting: Weighting, coder: Coder) -> None:
+    def __init__(
+        self, draw: Callable[[Streams], Mapping[str, Tensor]], weighting: Weighting, coder: Coder = UNCHANGED
+    ) -> None:
         self.draw = draw
         self.weighting = weighting
         self.coder = coder

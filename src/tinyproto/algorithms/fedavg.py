@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, Client, FederationSpec, Round, exchanged_parameters
-from tinyproto.algorithms.exchange import MeanServer, Unchanged, blueprint, drawn, exchanged, host, overwrite, shapes_of
+from tinyproto.algorithms.exchange import MeanServer, blueprint, drawn, exchanged, host, overwrite, shapes_of
 from tinyproto.algorithms.local import LocalClient
 from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.core.task import FitResult
@@ -51,7 +51,6 @@ def build(hyper: FedAvgHyper, federation: FederationSpec) -> Algorithm:  # noqa:
         server=MeanServer(
             lambda streams: exchanged(drawn(network, federation.shape, streams), buffers=True),
             weighting="samples",
-            coder=Unchanged(shapes),
         ),
         table2_parameters=lambda held: exchanged_parameters(held, count_parameters(model)),
         tensor_shapes=shapes,

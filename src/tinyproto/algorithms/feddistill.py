@@ -27,7 +27,6 @@ from tinyproto.algorithms.base import (
     prototype_parameters,
 )
 from tinyproto.algorithms.fedproto import StreamingServer, store_rows, stored_rows
-from tinyproto.core.distillation import class_logit_loss
 from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import Batch, BatchPlan, FitResult, Loss, Step, Task
@@ -41,6 +40,16 @@ class FedDistillHyper:
 
     def __post_init__(self) -> None:
         not_negative(distill_weight=self.distill_weight)
+
+
+def class_logit_loss(logits: Tensor, labels: Tensor, global_logits: Prototypes) -> Tensor:
+    """Return FedDistill's cross-entropy to the softmax of the class's global mean logits, mean over the batch.
+
+    A sample whose class has no global logits yet adds zero.
+    """
+    wanted = global_logits.present[labels].unsqueeze(1)
+    targets = global_logits.values[labels].softmax(1)  # (B, K)
+    return -(torch.where(wanted, targets, torch.zeros_like(targets)) * logits.log_softmax(1)).sum(1).mean()
 
 
 def distillation_loss(distill_weight: float) -> Loss:

@@ -13,10 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tinyproto.algorithms.auxiliary import AuxiliaryClient, AuxiliaryHyper, SharedNetwork
+from tinyproto.algorithms.auxiliary import AuxiliaryClient, AuxiliaryHyper, Mutual, Reduction, SharedNetwork, divergence
 from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, FederationSpec, exchanged_parameters
-from tinyproto.algorithms.exchange import Unchanged
-from tinyproto.core.distillation import mutual_losses
 from tinyproto.core.task import Batch, Loss, Step
 
 
@@ -34,6 +32,21 @@ class FMLHyper(AuxiliaryHyper):
         for name in ("local_weight", "auxiliary_weight"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1, not {getattr(self, name)}")
+
+
+def mutual_losses(
+    local: Tensor, auxiliary: Tensor, labels: Tensor, *, local_weight: float, auxiliary_weight: float,
+    reduction: Reduction, detach: bool,
+) -> Mutual:  # fmt: skip
+    """Return FML's α·CE + (1 − α)·KL towards the other's output, for both; `detach` makes the other a fixed target."""
+    target_of_local = auxiliary.detach() if detach else auxiliary
+    target_of_auxiliary = local.detach() if detach else local
+    return Mutual(
+        local_weight * functional.cross_entropy(local, labels)
+        + (1 - local_weight) * divergence(local, target_of_local, reduction),
+        auxiliary_weight * functional.cross_entropy(auxiliary, labels)
+        + (1 - auxiliary_weight) * divergence(auxiliary, target_of_auxiliary, reduction),
+    )
 
 
 def mutual_loss(hyper: FMLHyper) -> Loss:
@@ -59,15 +72,12 @@ def mutual_loss(hyper: FMLHyper) -> Loss:
 def build(hyper: FMLHyper, federation: FederationSpec) -> Algorithm:
     """Return FML; the shared network is the uniform mean over clients."""
     shared = SharedNetwork.of(hyper, federation)
-    coder = Unchanged(shared.shapes)
     return Algorithm(
         name="fml",
-        client=AuxiliaryClient(
-            "fml", hyper, shared, coder, mutual_loss(hyper), ("cross_entropy", "auxiliary_cross_entropy")
-        ),
-        server=shared.server(coder),
+        client=AuxiliaryClient("fml", hyper, shared, mutual_loss(hyper)),
+        server=shared.server(),
         table2_parameters=lambda held: exchanged_parameters(held, shared.parameters),
-        tensor_shapes=coder.shapes,
+        tensor_shapes=shared.shapes,
     )
 
 

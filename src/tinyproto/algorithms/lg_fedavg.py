@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, Client, FederationSpec, Round, exchanged_parameters
-from tinyproto.algorithms.exchange import MeanServer, Unchanged, blueprint, drawn, exchanged, host, overwrite, shapes_of
+from tinyproto.algorithms.exchange import MeanServer, blueprint, drawn, exchanged, host, overwrite, shapes_of
 from tinyproto.algorithms.local import LocalClient
 from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.core.task import FitResult
@@ -55,7 +55,6 @@ def build(hyper: LGFedAvgHyper, federation: FederationSpec) -> Algorithm:  # noq
         server=MeanServer(
             lambda streams: exchanged(drawn(first, federation.shape, streams).head, buffers=False),
             weighting="samples",
-            coder=Unchanged(heads[first]),
         ),
         table2_parameters=lambda held: exchanged_parameters(held, weights),
         tensor_shapes=heads[first],

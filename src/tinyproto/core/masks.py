@@ -35,8 +35,7 @@ def build_masks(kind: MaskKind, num_classes: int, dim: int, cps_dim: int, seed: 
         raise ValueError(f"num_classes must be at least 1, not {num_classes}")
     if not 1 <= cps_dim <= dim:
         raise ValueError(f"cps_dim must be between 1 and dim ({dim}), not {cps_dim}")
-    search = {"balanced": _balanced_search, "random": _random_search, "blocks": _block_search}[kind]
-    return torch.from_numpy(search(num_classes, dim, cps_dim, seed) != 0)
+    return torch.from_numpy(_search(kind, num_classes, dim, cps_dim, seed) != 0)
 
 
 def mask_digest(masks: Tensor) -> str:
@@ -64,20 +63,14 @@ class _SplitMix:
 
 
 @lru_cache(maxsize=8)
-def _balanced_search(num_classes: int, dim: int, cps_dim: int, seed: int) -> IntArray:
-    """Return masks with exact row weight and balanced columns whose largest pairwise overlap is small."""
+def _search(kind: MaskKind, num_classes: int, dim: int, cps_dim: int, seed: int) -> IntArray:
     random = _SplitMix(seed)
-    masks = _least_used_first(num_classes, dim, cps_dim, random)
-    if num_classes * cps_dim > dim and cps_dim < dim:
-        _exchange(masks, random)
-    masks.setflags(write=False)
-    return masks
-
-
-@lru_cache(maxsize=8)
-def _random_search(num_classes: int, dim: int, cps_dim: int, seed: int) -> IntArray:
-    """Return masks with balanced columns and whatever overlaps result."""
-    masks = _least_used_first(num_classes, dim, cps_dim, _SplitMix(seed))
+    if kind == "blocks":
+        masks = _blocks(num_classes, dim, cps_dim, random)
+    else:
+        masks = _least_used_first(num_classes, dim, cps_dim, random)
+        if kind == "balanced" and num_classes * cps_dim > dim and cps_dim < dim:
+            _exchange(masks, random)
     masks.setflags(write=False)
     return masks
 
@@ -133,8 +126,7 @@ def _exchange(masks: IntArray, random: _SplitMix) -> None:
             overlaps[b] = overlaps[:, b] = new_b
 
 
-@lru_cache(maxsize=8)
-def _block_search(num_classes: int, dim: int, cps_dim: int, seed: int) -> IntArray:
+def _blocks(num_classes: int, dim: int, cps_dim: int, random: _SplitMix) -> IntArray:
     """Return the published construction: K blocks of ⌊d/K⌋ dimensions, s / ⌊d/K⌋ of them per class.
 
     The first class owns the last blocks; each next one is the best of many random choices by the sum of Hamming
@@ -147,7 +139,6 @@ def _block_search(num_classes: int, dim: int, cps_dim: int, seed: int) -> IntArr
             "choose a multiple of the block length, or masks: balanced"
         )
     blocks = cps_dim // length
-    random = _SplitMix(seed)
     chosen = np.zeros((num_classes, num_classes), dtype=np.int64)
     chosen[0, num_classes - blocks :] = 1
     for row in range(1, num_classes):
@@ -161,7 +152,6 @@ def _block_search(num_classes: int, dim: int, cps_dim: int, seed: int) -> IntArr
         chosen[row, best] = 1
     masks = np.zeros((num_classes, dim), dtype=np.int64)
     masks[:, : num_classes * length] = np.repeat(chosen, length, axis=1)
-    masks.setflags(write=False)
     return masks
 
 

@@ -30,7 +30,7 @@ def row_lengths(values: Tensor, present: Tensor) -> Tensor:
 
 def coordinate_median(values: Tensor, present: Tensor) -> Tensor:
     """Return the median over a class's holders, coordinate by coordinate, (K, w); zero if there are none."""
-    return _over_holders(values, present).nanquantile(0.5, dim=0).nan_to_num()
+    return values.masked_fill(~present.unsqueeze(2), torch.nan).nanquantile(0.5, dim=0).nan_to_num()
 
 
 def trimmed_mean(values: Tensor, present: Tensor, share: float) -> Tensor:
@@ -105,7 +105,3 @@ def krum_order(values: Tensor, present: Tensor, hostile: int) -> Tensor:
     squared.fill_diagonal_(torch.inf)
     scores = squared.sort(1).values[:, : clients - hostile - 2].sum(1)
     return scores.argsort(stable=True)
-
-
-def _over_holders(values: Tensor, present: Tensor) -> Tensor:
-    return values.masked_fill(~present.unsqueeze(2), torch.nan)
