@@ -34,8 +34,8 @@ from tinyproto.engine.agreement import expected_frames
 from tinyproto.engine.intake import Intake, inspect_answer
 from tinyproto.engine.stopwatch import Stopwatch
 from tinyproto.errors import ConfigError
+from tinyproto.memory import PeakMemory
 from tinyproto.report.words import number, percent, size, times
-from tinyproto.simulation.memory import PeakMemory
 from tinyproto.tracking.environment import environment
 from tinyproto.wire.codec import decode_body, encode
 from tinyproto.wire.frame import HEADER_BYTES, Header, Kind, pack, unpack

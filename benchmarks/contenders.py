@@ -18,8 +18,7 @@ from tinyproto.engine.training import TrainerName
 from tinyproto.errors import ConfigError
 from tinyproto.experiment import Cell, Experiment
 from tinyproto.imports import load_dotted, unknown
-from tinyproto.simulation.loop import PlayedRound
-from tinyproto.simulation.loopback import ClientHost
+from tinyproto.simulation.loop import ClientHost, PlayedRound
 from tinyproto.workers.pool import WorkerPool
 
 BASELINE = "benchmarks.naive"

@@ -37,8 +37,7 @@ from tinyproto.errors import ConfigError
 from tinyproto.imports import unknown
 from tinyproto.models import NETWORKS
 from tinyproto.models.count import count_parameters
-from tinyproto.simulation.loop import SimulationSettings, make_loopback
-from tinyproto.simulation.loopback import Loopback
+from tinyproto.simulation.loop import Loopback, SimulationSettings, make_loopback
 from tinyproto.tracking.environment import environment
 from tinyproto.wire.codec import encode
 from tinyproto.wire.frame import Header, Kind

@@ -23,9 +23,9 @@ from tinyproto.config.load import overridden
 from tinyproto.core.threads import one_thread
 from tinyproto.errors import ConfigError
 from tinyproto.experiment import Experiment
+from tinyproto.memory import PeakMemory
 from tinyproto.models import entry_name
 from tinyproto.report.words import counted, number, size, times
-from tinyproto.simulation.memory import PeakMemory
 from tinyproto.tracking.environment import environment
 
 PHASES = ("train", "prototypes", "server", "evaluate", "rest")

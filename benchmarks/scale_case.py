@@ -22,8 +22,7 @@ from tinyproto.data.images import Images
 from tinyproto.data.sources.base import MINUS_ONE_TO_ONE
 from tinyproto.errors import TinyProtoError
 from tinyproto.experiment import Experiment
-from tinyproto.simulation.loop import PlayedRound, Simulation
-from tinyproto.simulation.loopback import Loopback
+from tinyproto.simulation.loop import Loopback, PlayedRound, Simulation
 from tinyproto.tracking.summary import PHASES
 
 NUM_CLASSES, PROTO_DIM, CPS_DIM = 100, 500, 50

@@ -25,7 +25,7 @@ from tinyproto.core.prototypes import Prototypes
 from tinyproto.engine.server import Reply
 from tinyproto.errors import ConfigError, TinyProtoError
 from tinyproto.experiment import Cell, Experiment
-from tinyproto.simulation.loopback import Loopback
+from tinyproto.simulation.loop import Loopback
 from tinyproto.tracking.environment import environment
 from tinyproto.wire.frame import Kind
 from tinyproto.wire.validate import open_frame

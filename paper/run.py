@@ -28,12 +28,12 @@ from tinyproto.data.images import Images
 from tinyproto.data.sources import SOURCES, Progress
 from tinyproto.errors import DataError, InUseError, RunFolderError, TinyProtoError
 from tinyproto.experiment import Cell, most_at_once, resolve_device
-from tinyproto.grid.crew import Job, play_jobs
-from tinyproto.grid.observer import Observer
+from tinyproto.grid.cell import Observer
+from tinyproto.grid.parallel import Job, play_jobs
 from tinyproto.tracking.checkpoints import FREE, differences
 from tinyproto.tracking.lock import alone_in, locked
 from tinyproto.tracking.run_folder import RunFolder
-from tinyproto.workers.pipe import Handover
+from tinyproto.workers.child import Handover
 
 DATASETS_HELD = 2
 """Datasets in this process's memory at once: the one whose cells start, and the one before, whose cells end."""

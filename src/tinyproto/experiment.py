@@ -22,14 +22,13 @@ from tinyproto.data.images import Images
 from tinyproto.data.partition_kinds import holdings
 from tinyproto.data.sources import SOURCES, Progress, silent
 from tinyproto.engine.client import LocalTraining
+from tinyproto.engine.participation import participant_count, read_trace
 from tinyproto.engine.round import last_derived
 from tinyproto.engine.training import Choice, choose
 from tinyproto.errors import ConfigError
+from tinyproto.memory import client_budget
 from tinyproto.models import build_model, entry_name, rehearse_training
-from tinyproto.simulation.loop import PlayedRound, Simulation, SimulationSettings, make_loopback
-from tinyproto.simulation.loopback import ClientHost, Loopback
-from tinyproto.simulation.memory import client_budget
-from tinyproto.simulation.participation import participant_count, read_trace
+from tinyproto.simulation.loop import ClientHost, Loopback, PlayedRound, Simulation, SimulationSettings, make_loopback
 from tinyproto.storage.client_files import ClientFiles
 from tinyproto.tracking.run_folder import cell_name
 from tinyproto.tracking.summary import summarise

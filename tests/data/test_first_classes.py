@@ -18,7 +18,7 @@ from tinyproto.data.sources import Request, load_labels, part_name, tiny_imagene
 from tinyproto.data.sources.tiny_imagenet import WNIDS
 from tinyproto.errors import DataError
 from tinyproto.experiment import Experiment
-from tinyproto.workers.pipe import Handover, handed_over
+from tinyproto.workers.child import Handover, handed_over
 
 PART = "tiny_imagenet, first 2 classes"
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tinyproto.data.images import Images, SharedPixels
-from tinyproto.workers.pipe import Handover, handed_over
+from tinyproto.workers.child import Handover, handed_over
 
 READ_ELSEWHERE = """
 import json, sys

@@ -25,8 +25,7 @@ from tinyproto.engine.server import Reply, read_hello
 from tinyproto.engine.stopwatch import Stopwatch
 from tinyproto.errors import WireError
 from tinyproto.models.split import SplitModel
-from tinyproto.simulation.loop import SimulationSettings
-from tinyproto.simulation.loopback import Loopback
+from tinyproto.simulation.loop import Loopback, SimulationSettings
 from tinyproto.wire.codec import decode, encode
 from tinyproto.wire.frame import Header, Kind
 from tinyproto.wire.meter import Cost, Meter

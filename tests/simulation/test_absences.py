@@ -16,10 +16,10 @@ from tinyproto.algorithms.base import Round
 from tinyproto.core.streams import Streams
 from tinyproto.data.federation import FederatedData
 from tinyproto.engine.client import LocalTraining
+from tinyproto.engine.participation import Event, Trace, read_trace, with_absences
 from tinyproto.engine.round import RoundPlan, RoundRecord
 from tinyproto.errors import DataError
 from tinyproto.simulation.loop import SimulationSettings
-from tinyproto.simulation.participation import Event, Trace, read_trace, with_absences
 from tinyproto.wire.meter import WAYS, Cost
 from tinyproto.wire.values import WireSettings
 

@@ -7,8 +7,8 @@ import torch
 
 from tinyproto.core.sizes import bytes_of
 from tinyproto.errors import ConfigError
+from tinyproto.memory import client_budget, total_memory
 from tinyproto.simulation import memory as budget
-from tinyproto.simulation.memory import client_budget, total_memory
 
 CPU = torch.device("cpu")
 

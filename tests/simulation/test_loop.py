@@ -12,10 +12,10 @@ from tinyproto.core.streams import Streams
 from tinyproto.core.threads import one_thread
 from tinyproto.data.federation import FederatedData
 from tinyproto.engine.client import LocalTraining
+from tinyproto.engine.participation import draw_participants
 from tinyproto.engine.round import RoundRecord
+from tinyproto.memory import PeakMemory
 from tinyproto.simulation.loop import SimulationSettings
-from tinyproto.simulation.memory import PeakMemory
-from tinyproto.simulation.participation import draw_participants
 
 SETTINGS = SimulationSettings(LocalTraining(rounds=3, batch_size=8), PROTO_DIM)
 

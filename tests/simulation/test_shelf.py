@@ -15,12 +15,12 @@ from tinyproto.algorithms.base import Client
 from tinyproto.core.messages import Message
 from tinyproto.data.federation import FederatedData
 from tinyproto.engine.client import LocalTraining
+from tinyproto.engine.participation import EvaluatedClients
 from tinyproto.engine.round import RoundRecord
 from tinyproto.errors import ClientStateError
 from tinyproto.models import ModelEntry
 from tinyproto.simulation.clients import memory_of
 from tinyproto.simulation.loop import SimulationSettings
-from tinyproto.simulation.participation import EvaluatedClients
 
 SETTINGS = SimulationSettings(LocalTraining(4, batch_size=8), PROTO_DIM, participation=0.4)
 ONE_BYTE = replace(SETTINGS, client_memory=1)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tinyproto.workers import pool
-from tinyproto.workers.pipe import Parcel, pack_tensors, receive, send, unpack_tensors
+from tinyproto.workers.child import Parcel, pack_tensors, receive, send, unpack_tensors
 from tinyproto.workers.pool import deal
 
 

@@ -19,6 +19,7 @@ from tinyproto.algorithms.defence import Defence
 from tinyproto.config.load import completed, parse_config
 from tinyproto.core.streams import Streams
 from tinyproto.core.threads import one_thread
+from tinyproto.engine.participation import participant_count, plan_round
 from tinyproto.engine.round import first_derived, last_derived, play_round
 from tinyproto.engine.server import ServerRuntime
 from tinyproto.engine.stopwatch import Stopwatch
@@ -30,9 +31,8 @@ from tinyproto.federation.flower.channel import BelowQuorum, FlowerChannel
 from tinyproto.federation.journal import Journal
 from tinyproto.federation.roster import Clock
 from tinyproto.federation.terms import agree, offered_terms
+from tinyproto.memory import PeakMemory
 from tinyproto.simulation.loop import PlayedRound
-from tinyproto.simulation.memory import PeakMemory
-from tinyproto.simulation.participation import participant_count, plan_round
 from tinyproto.storage.checkpoint import load_newest, restore, set_aside
 from tinyproto.storage.client_files import Stored
 from tinyproto.tracking.checkpoints import Checkpoints, check_same_config

@@ -15,10 +15,9 @@ from pathlib import Path
 from tinyproto.config.load import completed
 from tinyproto.errors import CheckpointError
 from tinyproto.experiment import Cell, Experiment
-from tinyproto.grid.cell import Host, describe, play_cell
-from tinyproto.grid.crew import play_at_once
+from tinyproto.grid.cell import Failures, Host, Observer, Silent, cells_failed, describe, play_cell
 from tinyproto.grid.ledger import Ledger
-from tinyproto.grid.observer import Failures, Observer, Silent, cells_failed
+from tinyproto.grid.parallel import play_at_once
 from tinyproto.storage.checkpoint import Checkpoint, Position, load_newest, set_aside
 from tinyproto.tracking.checkpoints import check_same_config
 from tinyproto.tracking.lock import alone_in

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from tinyproto.simulation.memory import container_limit, status_bytes
+from tinyproto.memory import container_limit, status_bytes
 
 CONTEXT = 600 * 2**20
 """Device memory of a process besides its tensors: CUDA's context, kernels, libraries."""

@@ -15,12 +15,10 @@ from tinyproto.config import parse_config
 from tinyproto.errors import ConfigError
 from tinyproto.experiment import Cell, Experiment
 from tinyproto.grid.capacity import SHOWN_BY_ROUND, footprint
-from tinyproto.grid.cell import describe, play_cell
-from tinyproto.grid.observer import Silent
+from tinyproto.grid.cell import Silent, describe, play_cell
 from tinyproto.simulation.loop import PlayedRound
 from tinyproto.tracking.run_folder import RunFolder, record_values
-from tinyproto.workers.child import failure, open_service
-from tinyproto.workers.pipe import Parcel, handed_over, receive, send
+from tinyproto.workers.child import Parcel, failure, handed_over, open_service, receive, send
 
 
 def main() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from tinyproto.algorithms.base import Algorithm, Round
 from tinyproto.algorithms.defence import Defence
@@ -16,18 +18,17 @@ from tinyproto.core.threads import one_thread
 from tinyproto.data.federation import CountedSamples, FederatedData
 from tinyproto.engine.agreement import expected_frames
 from tinyproto.engine.client import ClientRuntime, LocalTraining, Steps
+from tinyproto.engine.participation import EvaluatedClients, Trace, plan_round, with_absences
 from tinyproto.engine.round import RoundPlan, RoundRecord, play_round
-from tinyproto.engine.server import NO_DEFENCE, ServerRuntime
+from tinyproto.engine.server import NO_DEFENCE, Channel, Reply, ServerRuntime
 from tinyproto.engine.stopwatch import Clock, Stopwatch
 from tinyproto.engine.training import Known, Precision, make_trainer
-from tinyproto.errors import LeftOutError
+from tinyproto.errors import LeftOutError, WireError
+from tinyproto.memory import PeakMemory
 from tinyproto.models import ModelEntry, ModelShape
 from tinyproto.simulation.client_store import UNBOUNDED, ClientShelf
-from tinyproto.simulation.clients import ClientBuilder
-from tinyproto.simulation.loopback import ClientHost, Loopback
-from tinyproto.simulation.memory import PeakMemory
-from tinyproto.simulation.participation import EvaluatedClients, Trace, plan_round, with_absences
-from tinyproto.storage.client_files import ClientFiles
+from tinyproto.simulation.clients import ClientBuilder, snapshot_clients
+from tinyproto.storage.client_files import ClientFiles, Stored
 from tinyproto.wire.meter import Direction, Meter
 from tinyproto.wire.values import EXACT, WireSettings
 
@@ -149,3 +150,89 @@ class Simulation:
             self.streams,
         )  # fmt: skip
         return with_absences(plan, settings.dropout, settings.late, self.streams)
+
+
+class ClientHost(Channel, Protocol):
+    """A channel to simulated clients, whose state can be saved and put back."""
+
+    def save(self) -> Mapping[int, Stored]:
+        """Have all that changed on disk; where it lies, by client, for those that ever changed."""
+        ...
+
+    def restore(self, stored: Mapping[int, Stored]) -> None:
+        """Put the clients where they were saved."""
+        ...
+
+    def snapshot(self, clients: Sequence[int], parts: Collection[str]) -> Mapping[str, Tensor]:
+        """Some parts of what changes of some clients, by name."""
+        ...
+
+    def take_seconds(self) -> Mapping[str, float]:
+        """Seconds per phase on the clients' side since last asked."""
+        ...
+
+    def other_memory(self) -> int:
+        """Peak bytes of the other processes in which clients live."""
+        ...
+
+    def take_notes(self) -> list[str]:
+        """What a user should know of how clients are trained, since last asked."""
+        ...
+
+    def take_steps(self) -> Steps | None:
+        """Steps of SGD since last asked; None where nobody counts them."""
+        ...
+
+
+class Loopback:
+    """Clients in this process; as many as fit into memory are handed over at once, for a trainer to run together."""
+
+    def __init__(self, clients: ClientRuntime, shelf: ClientShelf) -> None:
+        self.clients = clients
+        self.shelf = shelf
+
+    def exchange(self, round_number: int, frames: Mapping[int, bytes]) -> Iterable[Reply]:  # noqa: ARG002
+        """Deliver, and return the answers; a client whose training diverged has been put back."""
+        for portion in self.shelf.portions(frames):
+            left_out: dict[int, WireError] = {}
+            with self.shelf.holding(portion):
+                replies = self.clients.handle({client: frames[client] for client in portion}, left_out)
+            if not self.shelf.has_room_for_all:
+                self.clients.last_good.forget()
+            for client, frame in replies.items():
+                yield Reply(client, frame, left_out.get(client))
+
+    def save(self) -> Mapping[int, Stored]:
+        """Have all that changed on disk."""
+        return self.shelf.save()
+
+    def restore(self, stored: Mapping[int, Stored]) -> None:
+        """Put the clients where they were saved."""
+        self.shelf.restore(stored)
+
+    def snapshot(self, clients: Sequence[int], parts: Collection[str]) -> Mapping[str, Tensor]:
+        """Some parts of what changes of some clients, by name."""
+        return dict(snapshot_clients((self.shelf[client] for client in clients), parts))
+
+    def take_seconds(self) -> Mapping[str, float]:
+        """Seconds per phase since last asked."""
+        return self.clients.stopwatch.take()
+
+    def other_memory(self) -> int:
+        """None: all clients are in this process."""
+        return 0
+
+    def take_steps(self) -> Steps:
+        """Taken and computed since last asked."""
+        steps, self.clients.steps = self.clients.steps, Steps()
+        return steps
+
+    def take_notes(self) -> list[str]:
+        """What the trainer has to say."""
+        return _taken(self.clients.trainer.notes)
+
+
+def _taken(notes: list[str]) -> list[str]:
+    told = list(notes)
+    notes.clear()
+    return told

@@ -13,8 +13,7 @@ from tinyproto.data.images import Images
 from tinyproto.engine.server import Reply
 from tinyproto.errors import TinyProtoError, WireError, WorkerError
 from tinyproto.storage.client_files import Stored, stored_from
-from tinyproto.workers.child import Child
-from tinyproto.workers.pipe import Handover, Parcel, unpack_tensors
+from tinyproto.workers.child import Child, Handover, Parcel, unpack_tensors
 
 MOST_FRAME_BYTES = 64 * 2**20
 """A worker is sent frames up to about so many bytes at a time; prototypes of thousands of clients are less."""

@@ -12,11 +12,10 @@ import torch
 
 from tinyproto.config import parse_config
 from tinyproto.experiment import Experiment
-from tinyproto.simulation.loopback import Loopback
-from tinyproto.simulation.memory import PeakMemory
+from tinyproto.memory import PeakMemory
+from tinyproto.simulation.loop import Loopback
 from tinyproto.storage.client_files import stored_from
-from tinyproto.workers.child import failure, open_service
-from tinyproto.workers.pipe import Parcel, handed_over, pack_tensors, receive, send
+from tinyproto.workers.child import Parcel, failure, handed_over, open_service, pack_tensors, receive, send
 
 
 def main() -> None:

@@ -14,13 +14,12 @@ from typing import Any, Protocol
 from tinyproto.errors import TinyProtoError
 from tinyproto.experiment import Cell, Experiment
 from tinyproto.grid.capacity import Footprint, Room
+from tinyproto.grid.cell import Failures, Observer
 from tinyproto.grid.ledger import Ledger
 from tinyproto.grid.mps import Sharing, shared_gpu
-from tinyproto.grid.observer import Failures, Observer
 from tinyproto.simulation.loop import PlayedRound
 from tinyproto.tracking.run_folder import RunFolder, record_from
-from tinyproto.workers.child import Child
-from tinyproto.workers.pipe import Handover, Parcel
+from tinyproto.workers.child import Child, Handover, Parcel
 
 TICK = 0.2
 """Seconds between two looks at whether a stop is wanted."""
