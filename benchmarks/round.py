@@ -83,9 +83,7 @@ def measure_rounds(
 
 
 def _features(experiment: Experiment, baseline: Baseline, rounds: int) -> dict[str, Any]:
-    return measure_features(
-        baseline, experiment.images.num_classes, experiment.federation.proto_dim, repeats=max(rounds, 3)
-    )
+    return measure_features(baseline, experiment.images.num_classes, experiment.shape.proto_dim, repeats=max(rounds, 3))
 
 
 def _measure(

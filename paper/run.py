@@ -22,18 +22,18 @@ from paper.records_reader import (
     rounds_played,
     write_record,
 )
-from tinyproto.config.load import completed
-from tinyproto.config.schema import DataSection
+from tinyproto.builder import Cell, resolve_device
+from tinyproto.config.load import completed, differences
+from tinyproto.config.schema import DataSection, neutral_keys
 from tinyproto.data.images import Images
 from tinyproto.data.sources import SOURCES, Progress
 from tinyproto.errors import DataError, InUseError, RunFolderError, TinyProtoError
-from tinyproto.experiment import Cell, most_at_once, resolve_device
+from tinyproto.experiment import most_at_once
 from tinyproto.grid.cell import Observer
-from tinyproto.grid.parallel import Job, play_jobs
-from tinyproto.tracking.checkpoints import FREE, differences
+from tinyproto.grid.parallel import Job, run_jobs
 from tinyproto.tracking.lock import alone_in, locked
 from tinyproto.tracking.run_folder import RunFolder
-from tinyproto.workers.child import Handover
+from tinyproto.workers.child import SharedDataset
 
 DATASETS_HELD = 2
 """Datasets in this process's memory at once: the one whose cells start, and the one before, whose cells end."""
@@ -126,9 +126,11 @@ class Reproduction:
         observer.opens(len(left))
         datasets = _Datasets(observer)
         with _Claims(self.records, self.work) as claims:
-            foreman = _Recorder(self, [one.cell for one in left], observer, outcome, claims)
-            jobs = [job for index, one in enumerate(left) if (job := foreman.job(index, one, datasets)) is not None]
-            outcome.stopped = bool(jobs) and not play_jobs(jobs, at_once, device, foreman, observer)
+            recorder = _Recorder(self, [one.cell for one in left], observer, outcome, claims)
+            jobs = [job for index, one in enumerate(left) if (job := recorder.job(index, one, datasets)) is not None]
+            outcome.stopped = bool(jobs) and not run_jobs(
+                jobs, at_once, device, observer, completed=recorder.done, failed=recorder.failed
+            )
 
     def record(self, cell: PlannedCell, folder: RunFolder) -> None:
         """Make a record of a cell that is done, and remove what it was made from."""
@@ -139,7 +141,7 @@ class Reproduction:
 
 
 class _Recorder:
-    """The foreman of a reproduction."""
+    """Turns completed jobs of a reproduction into records."""
 
     def __init__(
         self, reproduction: Reproduction, cells: Sequence[PlannedCell], observer: Observer, outcome: Outcome,
@@ -157,7 +159,7 @@ class _Recorder:
         cell = Cell(index, planned.config.algorithms[0], planned.seed, of=planned.stem)
         model = planned.config.model
 
-        def begin() -> Handover | None:
+        def begin() -> SharedDataset | None:
             return datasets.handover(model.data) if self._claimed(job) else None
 
         job = Job(
@@ -192,14 +194,12 @@ class _Recorder:
         if not same or (begun["seeds"], begun["train"]["rounds"]) != (now["seeds"], now["train"]["rounds"]):
             raise RunFolderError(f"{job.folder.path} was begun with another config; remove it to begin again")
         changed = {
-            key: then
-            for key, (then, _) in differences([completed(begun), now]).items()
-            if key not in (*FREE, "data.root", "name")
+            key: then for key, (then, _) in differences([completed(begun), now]).items() if key not in neutral_keys()
         }
         if changed:
             kept = ", ".join(f"{key}={value}" for key, value in changed.items())
             self._observer.told(f"{job.cell.title}: goes on with {kept}, as it was begun")
-        names = [key.removeprefix("train.") for key in FREE if key.startswith("train.")]
+        names = [key.removeprefix("train.") for key in sorted(neutral_keys()) if key.startswith("train.")]
         free = {name: now["train"][name] for name in names}
         return replace(job, config={**begun, "train": {**begun["train"], **free}})
 
@@ -210,7 +210,7 @@ class _Recorder:
         self._claims.release(cell.place)
         self._outcome.recorded.append(cell)
 
-    def failed(self, job: Job, reason: str, *, again: bool = True) -> None:
+    def failed(self, job: Job, reason: str, again: bool = True) -> None:
         """Remember it, and leave the cell to others."""
         self._outcome.for_good += not again
         self._claims.release(self._cells[job.cell.index].place)
@@ -280,11 +280,11 @@ class _Datasets:
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._held: OrderedDict[str, Handover] = OrderedDict()
+        self._held: OrderedDict[str, SharedDataset] = OrderedDict()
         self._missing: dict[str, TinyProtoError] = {}
         self._told: set[str] = set()
 
-    def handover(self, section: DataSection) -> Handover:
+    def handover(self, section: DataSection) -> SharedDataset:
         """For a process; raises what keeps a dataset from being loaded, each time it is asked for."""
         name = section.dataset
         if name in self._missing:
@@ -293,7 +293,7 @@ class _Datasets:
             while len(self._held) >= DATASETS_HELD:
                 self._held.popitem(last=False)
             try:
-                self._held[name] = Handover(_all_of(section, self._tell))
+                self._held[name] = SharedDataset(_all_of(section, self._tell))
             except TinyProtoError as error:
                 self._missing[name] = error
                 raise

@@ -18,8 +18,8 @@ from tinyproto.engine.round import RoundRecord
 from tinyproto.errors import ConfigError, ModelError
 from tinyproto.experiment import Experiment
 from tinyproto.models import SMALL_CNNS, ModelEntry
-from tinyproto.simulation.client_store import ClientShelf
-from tinyproto.simulation.loop import PlayedRound
+from tinyproto.simulation.client_store import ClientStore
+from tinyproto.tracking.summary import RoundResult
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,22 +107,22 @@ def simulate(
     (cell,) = experiment.cells
     host = experiment.loopback(cell)
     simulation = experiment.simulation(cell, host)
-    played: list[PlayedRound] = list(simulation.rounds())
+    played: list[RoundResult] = list(simulation.rounds())
     return Result(
         summary=experiment.summarise(cell, simulation, played),
         rounds=[round_.record for round_ in played],
-        clients=_Clients(host.shelf),
+        clients=_Clients(host.store),
     )
 
 
 class _Clients(Sequence[Client]):
-    """The clients of a shelf by their place, which is their id."""
+    """The clients of a store by their place, which is their id."""
 
-    def __init__(self, shelf: ClientShelf) -> None:
-        self._shelf = shelf
+    def __init__(self, store: ClientStore) -> None:
+        self._store = store
 
     def __len__(self) -> int:
-        return len(self._shelf)
+        return len(self._store)
 
     @overload
     def __getitem__(self, place: int) -> Client: ...
@@ -132,8 +132,8 @@ class _Clients(Sequence[Client]):
 
     def __getitem__(self, place: int | slice) -> Client | list[Client]:
         if isinstance(place, slice):
-            return [self._shelf[client] for client in range(len(self))[place]]
-        return self._shelf[range(len(self))[place]]
+            return [self._store[client] for client in range(len(self))[place]]
+        return self._store[range(len(self))[place]]
 
 
 def _algorithm(given: Any) -> str | dict[str, Any]:

@@ -20,15 +20,16 @@ from paper.records_reader import finished_cells
 from support_cli import tree
 from support_grid import StopsAfter, assert_same, make_experiment
 from tinyproto import grid
+from tinyproto.builder import Cell
 from tinyproto.config import Config, load_config
 from tinyproto.engine.round import ClientRecord
 from tinyproto.errors import CellsFailed, CheckpointError, RunFolderError
-from tinyproto.experiment import Cell, Experiment
+from tinyproto.experiment import Experiment
 from tinyproto.report.runs import read_run
-from tinyproto.simulation.loop import PlayedRound
 from tinyproto.storage.checkpoint import SCHEMA_VERSION, load_newest
 from tinyproto.storage.tensor_files import load_sealed, save_sealed
 from tinyproto.tracking.run_folder import RunFolder
+from tinyproto.tracking.summary import RoundResult
 
 CONFIG = """\
 name: trial
@@ -68,7 +69,7 @@ class HoldsClients(StopsAfter):
         self.seen: list[weakref.ref[ClientRecord]] = []
         self.alive: list[int] = []
 
-    def played(self, cell: Cell, played: PlayedRound) -> None:
+    def played(self, cell: Cell, played: RoundResult) -> None:
         self.alive.append(sum(found() is not None for found in self.seen))
         super().played(cell, played)
         self.seen += [weakref.ref(client) for client in played.record.clients.values()]
@@ -152,7 +153,7 @@ def test_a_finished_run_without_checkpoints_stays_as_it_is(tmp_path: Path) -> No
     assert (folder / "rounds.jsonl").read_bytes() == before[0]
 
 
-class Counts(grid.Silent):
+class Counts(grid.Observer):
     """Counts the checkpoints, and the client states beside them, while a run goes on."""
 
     def __init__(self, folder: Path) -> None:
@@ -357,7 +358,7 @@ def test_the_memory_for_clients_may_change_on_the_way(tmp_path: Path, undisturbe
     assert_same(grid.resume(experiment(tmp_path, "train.client_memory=1B"), folder), undisturbed)
 
 
-class SecondComer(grid.Silent):
+class SecondComer(grid.Observer):
     """Tries to play in the folder of the run that it observes, in each way."""
 
     def __init__(self, tmp_path: Path) -> None:
@@ -465,7 +466,7 @@ def test_a_failed_cell_that_a_resume_plays_ends_where_it_would_have_ended(
 ) -> None:
     real = RunFolder.append_round
 
-    def full(self: RunFolder, identity: dict[str, Any], played: PlayedRound) -> None:
+    def full(self: RunFolder, identity: dict[str, Any], played: RoundResult) -> None:
         if identity["label"] == "fedproto" and played.record.round == 2:
             raise RunFolderError("cannot write: no space left")
         real(self, identity, played)
@@ -488,7 +489,7 @@ def test_what_is_out_of_memory_in_turn_fails_alone_and_a_fault_names_its_cell(
 ) -> None:
     real, error = RunFolder.append_round, Exception()
 
-    def mishap(self: RunFolder, identity: dict[str, Any], played: PlayedRound) -> None:
+    def mishap(self: RunFolder, identity: dict[str, Any], played: RoundResult) -> None:
         if identity["label"] == "local":
             raise error
         real(self, identity, played)

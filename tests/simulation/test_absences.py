@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support import PROTO_DIM, InProcess, head_weight, same_tensors, tiny_net
+from support import PROTO_DIM, InProcess, SimulationSettings, head_weight, same_tensors, tiny_net
 from support_rounds import build
 from tinyproto.algorithms import ALGORITHMS
 from tinyproto.algorithms.base import Round
@@ -19,7 +19,6 @@ from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.participation import Event, Trace, read_trace, with_absences
 from tinyproto.engine.round import RoundPlan, RoundRecord
 from tinyproto.errors import DataError
-from tinyproto.simulation.loop import SimulationSettings
 from tinyproto.wire.meter import WAYS, Cost
 from tinyproto.wire.values import WireSettings
 

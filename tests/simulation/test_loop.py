@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from support import NUM_CLASSES, PROTO_DIM, InProcess, head_weight, tiny_net
+from support import NUM_CLASSES, PROTO_DIM, InProcess, SimulationSettings, head_weight, tiny_net
 from tinyproto.algorithms import ALGORITHMS, Algorithm
 from tinyproto.algorithms.base import FederationSpec
 from tinyproto.core.streams import Streams
@@ -15,7 +15,6 @@ from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.participation import draw_participants
 from tinyproto.engine.round import RoundRecord
 from tinyproto.memory import PeakMemory
-from tinyproto.simulation.loop import SimulationSettings
 
 SETTINGS = SimulationSettings(LocalTraining(rounds=3, batch_size=8), PROTO_DIM)
 

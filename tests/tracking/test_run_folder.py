@@ -11,15 +11,15 @@ from safetensors.torch import load_file
 from tinyproto.config import parse_config
 from tinyproto.engine.round import ClientRecord, RoundRecord
 from tinyproto.errors import RunFolderError
-from tinyproto.simulation.loop import PlayedRound
 from tinyproto.tracking.run_folder import NewRun, RunFolder
+from tinyproto.tracking.summary import RoundResult
 from tinyproto.wire.meter import Cost
 
 RESOLVED = parse_config({"models": ["small_cnn_a"], "algorithms": ["fedproto"]}).resolved()
 IDENTITY = {"algorithm": "fedproto", "label": "weak", "seed": 3}
 
 
-def played(number: int = 1, seconds: float = 0.5) -> PlayedRound:
+def played(number: int = 1, seconds: float = 0.5) -> RoundResult:
     record = RoundRecord(
         round=number,
         closing=False,
@@ -35,7 +35,7 @@ def played(number: int = 1, seconds: float = 0.5) -> PlayedRound:
             2: ClientRecord(4, {"head": 2, "global": None, "local": 1}, {"up": 12, "down": 0}, {"up": 50, "down": 20}),
         },
     )
-    return PlayedRound(record, {"total": seconds})
+    return RoundResult(record, {"total": seconds})
 
 
 def tree(path: Path) -> dict[str, bytes]:

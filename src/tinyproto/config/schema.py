@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,6 +29,12 @@ Statistic = Literal["best", "last", "last10"]
 Positive = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
+
+NEUTRAL: dict[str, Any] = {"neutral": True}
+"""Marks a key that does not change results: it says where things are, or how they are executed."""
+
+ROUNDING: dict[str, Any] = {"neutral": "rounding"}
+"""Marks a key that changes results by rounding only."""
 
 
 def _all_different(seeds: list[int]) -> list[int]:
@@ -73,13 +79,17 @@ class DataSection(Section):
 
     name: str = Field("digits", description="cifar10, cifar100, tiny_imagenet, image_folder, npz, or digits (embedded)")
     root: str | None = Field(
-        None, description="folder that holds the dataset's files, or the .npz file; data if null; digits has none"
+        None,
+        description="folder that holds the dataset's files, or the .npz file; data if null; digits has none",
+        json_schema_extra=NEUTRAL,
     )
     image_size: Positive | None = Field(
         None, description="image_folder: height and width that all images are brought to; null: they have one size"
     )
     cache: str | None = Field(
-        None, description="tiny_imagenet, image_folder: where decoded images are kept; null: beside them"
+        None,
+        description="tiny_imagenet, image_folder: where decoded images are kept; null: beside them",
+        json_schema_extra=NEUTRAL,
     )
 
     first_classes: Annotated[int, Field(ge=2)] | None = Field(
@@ -213,6 +223,7 @@ class TrainSection(Section):
         0.5,
         ge=0,
         le=1,
+        json_schema_extra=NEUTRAL,
         description="share of a round's participants that a simulation may leave out because their training diverged; "
         "with more, or with all of them, it ends",
     )
@@ -225,6 +236,7 @@ class TrainSection(Section):
     )
     trainer: TrainerName = Field(
         "auto",
+        json_schema_extra=ROUNDING,
         description="how steps are executed: eager is the reference; graphed captures the steps of a client, stacked "
         "computes clients of one network together, both for GPUs; auto: what is quickest for so many rounds",
     )
@@ -235,20 +247,23 @@ class TrainSection(Section):
     )
     workers: Literal["auto"] | Positive = Field(
         "auto",
+        json_schema_extra=NEUTRAL,
         description="processes that train clients side by side; auto: one per core, if the run is long enough; on "
         "a GPU, and of several cells at once, all clients of a cell are in one",
     )
     client_memory: Annotated[str, AfterValidator(_memory)] = Field(
         "auto",
+        json_schema_extra=NEUTRAL,
         description="what clients' networks and states may take, such as 2GB, all processes together; beyond it the "
         "longest unused go to disk; auto: a quarter of the memory of the machine, or of the GPU where they are there",
     )
     parallel_cells: Literal["auto"] | Positive = Field(
         1,
+        json_schema_extra=NEUTRAL,
         description="cells of the grid (an algorithm with a seed) that run at once, each in a process of its own; "
         "fewer where memory is short; auto: up to 8 on a GPU, one per core on a CPU if cells are many and long",
     )
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    device: str = Field("auto", json_schema_extra=ROUNDING, description="auto, cpu, cuda or cuda:N")
 
     @model_validator(mode="after")
     def _one_says_who_is_late(self) -> TrainSection:
@@ -322,7 +337,12 @@ class RobustSection(Section):
 class CheckpointSection(Section):
     """How much a killed run loses at the most."""
 
-    every_seconds: float = Field(30.0, ge=0, description="seconds between checkpoints; 0 writes one after every round")
+    every_seconds: float = Field(
+        30.0,
+        ge=0,
+        json_schema_extra=NEUTRAL,
+        description="seconds between checkpoints; 0 writes one after every round",
+    )
 
 
 class FederationSection(Section):
@@ -362,7 +382,7 @@ class ConfigModel(Section):
 
     schema_version: Literal[1] = Field(1, description="of this file's format")
     name: Annotated[str, AfterValidator(_folder_name)] = Field(
-        "run", description="of the run folder: letters, digits, `.`, `_`, `-`"
+        "run", json_schema_extra=NEUTRAL, description="of the run folder: letters, digits, `.`, `_`, `-`"
     )
     preset: PresetName = Field("sound", description="the reading of every open point of the paper")
     data: DataSection = DataSection()
@@ -385,6 +405,29 @@ class ConfigModel(Section):
     )
     keep_models: bool = Field(
         False,
+        json_schema_extra=NEUTRAL,
         description="whether every client's network, as it ended, is kept in the run folder's `models/`; read by "
         "`tinyproto run` and `tinyproto resume`, since in a federation the clients have them",
     )
+
+
+def neutral_keys(*, rounding: bool = False) -> frozenset[str]:
+    """Return the dotted keys that do not change results; with `rounding`, also those that change their rounding only.
+
+    (Where clients are stacked, train.client_memory may change how sums are rounded.)
+    """
+    marks = (True, "rounding") if rounding else (True,)
+    return frozenset(
+        f"{prefix}{key}"
+        for prefix, section in _sections()
+        for key, field in section.model_fields.items()
+        if isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("neutral") in marks
+    )
+
+
+def _sections() -> Iterator[tuple[str, type[Section]]]:
+    """Yield the config itself and each of its sections, with the prefix of its keys."""
+    yield "", ConfigModel
+    for name, field in ConfigModel.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield f"{name}.", field.annotation

@@ -1,4 +1,4 @@
-"""Several cells at once, each in a process of its own, as many as the memory takes."""
+"""Several cells at once, each in a process of its own, as many as the memory allows."""
 
 from __future__ import annotations
 
@@ -9,107 +9,101 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from tinyproto.builder import Cell
 from tinyproto.errors import TinyProtoError
-from tinyproto.experiment import Cell, Experiment
-from tinyproto.grid.capacity import Footprint, Room
-from tinyproto.grid.cell import Failures, Observer
-from tinyproto.grid.ledger import Ledger
+from tinyproto.grid.capacity import Capacity, Footprint
+from tinyproto.grid.cell import Observer
 from tinyproto.grid.mps import Sharing, shared_gpu
-from tinyproto.simulation.loop import PlayedRound
 from tinyproto.tracking.run_folder import RunFolder, record_from
-from tinyproto.workers.child import Child, Handover, Parcel
+from tinyproto.tracking.summary import RoundResult
+from tinyproto.workers.child import Child, Parcel, SharedDataset
 
 TICK = 0.2
-"""Seconds between two looks at whether a stop is wanted."""
+"""Seconds between two checks for a wanted stop."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A cell for a process of its own; the jobs of a queue may be of several experiments."""
+    """A cell to run in a process of its own; jobs that run together may belong to several experiments."""
 
-    cell: Cell  # as the observer is told of it
+    cell: Cell  # as the observer knows it
     config: Mapping[str, Any]  # resolved, of the experiment
     index: int  # of the cell in that experiment's grid
     folder: RunFolder
-    dataset: Callable[[], Handover | None]  # asked for when the job starts; None where it is not to be played any more
+    dataset: Callable[[], SharedDataset | None]  # called when the job starts; None if it is not to run any more
     kind: str = ""  # jobs of one kind take about the same memory
-    alone: bool = False  # no run folder around it says what it ran on, so its own folder does
+    alone: bool = False  # no run folder contains its folder, so config and environment are written there
 
 
-class Foreman(Protocol):
-    """Who takes what the processes deliver."""
+Completed = Callable[[Job, dict[str, Any]], None]
+"""Takes a completed job and its result; the job's folder holds everything."""
 
-    def done(self, job: Job, result: dict[str, Any]) -> None:
-        """A job is done; its folder holds everything."""
-        ...
-
-    def failed(self, job: Job, reason: str, *, again: bool = True) -> None:
-        """A job cannot be finished; the others go on. `again`: running it again may help."""
-        ...
+Failed = Callable[[Job, str, bool], None]
+"""Takes a failed job, the reason, and True if running it again may help."""
 
 
-def play_jobs(
-    jobs: Sequence[Job], at_once: int, device: str, foreman: Foreman, observer: Observer
-) -> bool:  # fmt: skip
-    """The jobs in their order, at most so many at once and fewer where memory is short; whether all were played.
+def run_jobs(
+    jobs: Sequence[Job], at_once: int, device: str, observer: Observer, *, completed: Completed, failed: Failed
+) -> bool:
+    """Run jobs in their order, at most `at_once` together and fewer if memory is short; return False if stopped.
 
-    A job that fails does not keep the others from their end. Where they stop early, because the observer wants it,
-    every one under way has left a checkpoint.
+    A job that fails does not stop the others. If the observer wants a stop, every job in progress leaves a checkpoint.
     """
-    on_gpu = device != "cpu"
-    with shared_gpu(device) if on_gpu else nullcontext(Sharing({}, "")) as sharing:
+    with shared_gpu(device) if device != "cpu" else nullcontext(Sharing({}, "")) as sharing:
         if sharing.words:
             observer.told(sharing.words)
-        crew = _Crew(jobs, at_once, device, sharing, foreman, observer)
+        pool = _JobPool(jobs, at_once, device, sharing, observer, completed, failed)
         try:
-            crew.play()
+            pool.run()
         finally:
-            crew.close()
-    return not crew.stopping
+            pool.close()
+    return not pool.stopping
 
 
-class _Crew:
-    """The jobs' processes, and the jobs that wait for one."""
+class _JobPool:
+    """The processes of jobs, and the jobs that wait for one."""
 
     def __init__(
-        self, jobs: Sequence[Job], at_once: int, device: str, sharing: Sharing, foreman: Foreman, observer: Observer
-    ) -> None:
+        self, jobs: Sequence[Job], at_once: int, device: str, sharing: Sharing, observer: Observer,
+        completed: Completed, failed: Failed,
+    ) -> None:  # fmt: skip
         self.waiting = deque(jobs)
         self.at_once = at_once
         self.device = device
         self.sharing = sharing
-        self.foreman = foreman
         self.observer = observer
+        self.completed = completed
+        self.failed = failed
         self.running: dict[Child, Job] = {}
-        self.room = Room(at_once)
+        self.capacity = Capacity(at_once)
         self.stopping = False
         self.answers: queue.SimpleQueue[tuple[Child, Parcel | None]] = queue.SimpleQueue()
 
-    def play(self) -> None:
-        """Until nothing is left, or all have stopped."""
+    def run(self) -> None:
+        """Run until no job is left, or all have stopped."""
         while self.running or (self.waiting and not self.stopping):
             if not self.stopping and self.observer.stop_wanted():
                 self._stop()
-            while self.waiting and not self.stopping and self._has_room(self.waiting[0]):
+            while self.waiting and not self.stopping and self._has_place(self.waiting[0]):
                 self._start(self.waiting.popleft())
             with suppress(queue.Empty):
                 self._take(*self.answers.get(timeout=TICK))
 
     def close(self) -> None:
-        """End what is still running, now."""
+        """End all processes now."""
         for child in list(self.running):
             self._dismiss(child)
 
-    def _has_room(self, job: Job) -> bool:
-        return self.room.has_place(job.kind, [other.kind for other in self.running.values()])
+    def _has_place(self, job: Job) -> bool:
+        return self.capacity.has_place(job.kind, [other.kind for other in self.running.values()])
 
     def _start(self, job: Job) -> None:
         try:
             dataset = job.dataset()
         except TinyProtoError as error:
-            self.foreman.failed(job, str(error))
+            self.failed(job, str(error), True)
             return
         if dataset is None:
             return
@@ -121,7 +115,7 @@ class _Crew:
         threading.Thread(target=self._listen, args=(child,), daemon=True).start()
 
     def _listen(self, child: Child) -> None:
-        """What the process says, to its end; a thread of its own, since nobody knows who speaks next."""
+        """Queue the answers of a process until it ends; in a thread, since any process may answer next."""
         try:
             while (answer := child.answer()) is not None:
                 self.answers.put((child, answer))
@@ -130,13 +124,13 @@ class _Crew:
         self.answers.put((child, None))
 
     def _stop(self) -> None:
-        """Have all finish their round and leave a checkpoint."""
+        """Ask all processes to finish their round and leave a checkpoint."""
         self.stopping = True
         for child in self.running:
             child.ask_to_stop()
 
     def _take(self, child: Child, answer: Parcel | None) -> None:
-        """One answer of one process; its last one says how it ended."""
+        """Handle one answer of one process; its last one says how it ended."""
         if child not in self.running:
             return
         job, together = self.running[child], len(self.running)
@@ -146,13 +140,14 @@ class _Crew:
             self._dismiss(child)
             self._ended(job, answer.head, together)
         else:
-            self._going_on(job, answer.head)
+            self._report(job, answer.head)
 
     def _dismiss(self, child: Child) -> None:
         del self.running[child]
         child.close()
 
-    def _going_on(self, job: Job, head: Mapping[str, Any]) -> None:
+    def _report(self, job: Job, head: Mapping[str, Any]) -> None:
+        """Pass what a process reports on to the observer."""
         if head["event"] == "started":
             self.observer.started(job.cell, head["done"])
             return
@@ -162,70 +157,39 @@ class _Crew:
         if head["event"] == "derived":
             self.observer.derived(job.cell, head["values"], head["round"])
             return
-        self.observer.played(job.cell, PlayedRound(record_from(head["record"]), head["seconds"], tuple(head["notes"])))
-        if head["shown"]:
+        self.observer.played(job.cell, RoundResult(record_from(head["record"]), head["seconds"], tuple(head["notes"])))
+        if head["measured"]:
             found = None if head["memory"] is None else Footprint(*head["memory"])
-            if self.room.measured(found, job.kind):
-                self.observer.told(self.room.words())
+            if self.capacity.measured(found, job.kind):
+                self.observer.told(self.capacity.words())
 
     def _ended(self, job: Job, head: Mapping[str, Any], together: int) -> None:
         if head["event"] == "finished":
-            self.foreman.done(job, head["result"])
+            self.completed(job, head["result"])
             self.observer.finished(job.cell, head["result"])
         elif head["event"] == "failed" and head["kind"] != "memory":
             reason = f"{head['place']}: {head['error']}" if head["place"] else head["error"]
-            self.foreman.failed(job, reason, again=head["kind"] != "diverged")
+            self.failed(job, reason, head["kind"] != "diverged")
         elif head["event"] == "failed":
             self._out_of_memory(job, head["error"], together)
-        elif not self.stopping:  # by a signal that was not ours
+        elif not self.stopping:  # by a signal from elsewhere
             self.waiting.appendleft(job)
 
     def _out_of_memory(self, job: Job, error: str, together: int) -> None:
-        """Beside others, it goes on with fewer; alone, there is nothing to be done."""
+        """Run the job again with fewer others; if it ran alone, it failed."""
         if together == 1:
-            self.foreman.failed(job, f"out of memory although nothing ran beside it ({error})")
+            self.failed(job, f"out of memory although nothing ran beside it ({error})", True)
             return
-        self.room.limit = together - 1
+        self.capacity.limit = together - 1
         self.waiting.appendleft(job)
         self.observer.told(
-            f"{job.cell.title}: out of memory with {together} cells at once ({error}); it goes on from its newest "
-            f"checkpoint, and from now on there are {self.room.limit} at the most"
+            f"{job.cell.title}: out of memory with {together} cells at once ({error}); it resumes from its newest "
+            f"checkpoint, and from now on at most {self.capacity.limit} run at once"
         )
 
     def _gone(self, job: Job, child: Child) -> None:
-        """It ended without a word."""
+        """Handle a process that ended without an answer."""
         end = child.end()
         self._dismiss(child)
         scarce = ", as happens where memory runs out" if end.status == -signal.SIGKILL else ""
-        self.foreman.failed(job, f"its process {end.words}{scarce}{end.last_words}")
-
-
-def play_at_once(
-    experiment: Experiment, ledger: Ledger, cells: Sequence[Cell], failures: Failures, observer: Observer
-) -> None:
-    """The cells in their order, as many at once as there is room for.
-
-    Raises KeyboardInterrupt where the observer wanted a stop; then every cell under way has left a checkpoint, and
-    those that are done are in the run's files.
-    """
-    dataset, config = Handover(experiment.images), experiment.config.resolved()
-    jobs = [Job(cell, config, cell.index, ledger.folder_of(cell), lambda: dataset) for cell in cells]
-    foreman = _AddsToTheRun(ledger, failures)
-    if not play_jobs(jobs, experiment.cells_at_once, experiment.device, foreman, observer):
-        raise KeyboardInterrupt
-
-
-class _AddsToTheRun:
-    """What is done goes into the run's files."""
-
-    def __init__(self, ledger: Ledger, failures: Failures) -> None:
-        self.ledger = ledger
-        self.failures = failures
-
-    def done(self, _job: Job, _result: dict[str, Any]) -> None:
-        """Add it, in the order of the grid."""
-        self.ledger.add_finished()
-
-    def failed(self, job: Job, reason: str, *, again: bool = True) -> None:
-        """Remember it."""
-        self.failures.add(job.cell, reason, again=again)
+        self.failed(job, f"its process {end.words}{scarce}{end.last_words}", True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from tinyproto.errors import ModelError, RunFolderError, one_line
 from tinyproto.imports import unknown
 from tinyproto.models import ModelShape, SplitModel, build_model
-from tinyproto.storage.tensor_files import save_whole
+from tinyproto.storage.tensor_files import save_tensors
 from tinyproto.tracking.run_folder import RunFolder, cell_name, is_federation
 
 FOLDER = "models"
@@ -38,7 +38,7 @@ class KeptModels:
         name = _file_name(facts["client"])
         with self._folder.writing(name):
             tag = json.dumps({"schema_version": SCHEMA_VERSION, **facts})
-            save_whole(self._folder.path / name, tensors, {_TAG: tag})
+            save_tensors(self._folder.path / name, tensors, {_TAG: tag})
 
 
 def keep_with_run(cell: RunFolder, run: RunFolder, name: str) -> None:

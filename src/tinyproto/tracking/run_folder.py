@@ -22,9 +22,8 @@ from torch import Tensor
 
 from tinyproto.engine.round import ClientRecord, RoundRecord
 from tinyproto.errors import RunFolderError, one_line
-from tinyproto.simulation.loop import PlayedRound
 from tinyproto.storage.tensor_files import disk_words
-from tinyproto.tracking.summary import SCHEMA_VERSION
+from tinyproto.tracking.summary import SCHEMA_VERSION, RoundResult
 from tinyproto.wire.meter import WAYS, Cost, Direction
 
 SERVE_FILE = "serve.json"
@@ -112,14 +111,14 @@ class RunFolder:
             results: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["results"]
             return list(results)
 
-    def read_rounds(self, identity: dict[str, Any]) -> list[PlayedRound]:
+    def read_rounds(self, identity: dict[str, Any]) -> list[RoundResult]:
         """What was recorded of one cell."""
         with self.reading("rounds.jsonl"):
             records = [record_from(record) for record in self._lines("rounds.jsonl", identity)]
         with self.reading("timings.jsonl"):
             timings = self._lines("timings.jsonl", identity)
             return [
-                PlayedRound(record, timing["seconds"], sockets=_sockets_from(timing.get("socket_bytes")))
+                RoundResult(record, timing["seconds"], sockets=_sockets_from(timing.get("socket_bytes")))
                 for record, timing in zip(records, timings, strict=True)
             ]
 
@@ -139,7 +138,7 @@ class RunFolder:
         if not overwrite:
             raise RunFolderError(
                 f"{path} exists already; --overwrite replaces it, name=NEW or --runs DIR goes elsewhere, and "
-                f"`{how_to_go_on(path)}` goes on with it"
+                f"`{how_to_resume(path)}` goes on with it"
             )
         names = {entry.name for entry in path.iterdir()} if path.is_dir() else {path.name}
         known = names <= FILES | {_partial(name) for name in FILES}
@@ -160,7 +159,7 @@ class RunFolder:
         """summary.json: what the cells that are done came to."""
         self.write_json("summary.json", {"schema_version": SCHEMA_VERSION, "results": results})
 
-    def append_round(self, identity: dict[str, Any], played: PlayedRound) -> None:
+    def append_round(self, identity: dict[str, Any], played: RoundResult) -> None:
         """One line for the record, which repeats byte for byte, and one for the clock, which does not."""
         record = record_values(played.record)
         self._append("rounds.jsonl", {**identity, **record})
@@ -190,11 +189,11 @@ class RunFolder:
 
     def _append_bytes(self, name: str, data: bytes) -> None:
         with self.writing(name), (self.path / name).open("ab", buffering=0) as file:
-            append_whole(file, data)
+            append_atomic(file, data)
 
     def _write(self, name: str, text: str) -> None:
         with self.writing(name):
-            write_whole(self.path / name, text)
+            write_atomic(self.path / name, text)
 
     @contextmanager
     def reading(self, name: str) -> Iterator[Path]:
@@ -262,7 +261,7 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
 
 
-def append_whole(file: FileIO, data: bytes) -> None:
+def append_atomic(file: FileIO, data: bytes) -> None:
     """All of it at the end of an open file; or nothing, and an OSError."""
     start = file.seek(0, os.SEEK_END)
     try:
@@ -278,7 +277,7 @@ def is_federation(path: Path) -> bool:
     return (path / SERVE_FILE).is_file()
 
 
-def how_to_go_on(path: Path) -> str:
+def how_to_resume(path: Path) -> str:
     """The command that goes on with what is in a run folder."""
     return f"tinyproto serve {path} --resume" if is_federation(path) else f"tinyproto resume {path}"
 
@@ -312,7 +311,7 @@ def lines_kept(file: Path) -> bytes:
     return gzip.decompress(packed.read_bytes()) if packed.is_file() and not file.is_file() else file.read_bytes()
 
 
-def write_whole(file: Path, text: str) -> None:
+def write_atomic(file: Path, text: str) -> None:
     """A file that is there whole or as it was."""
     partial = file.with_name(_partial(file.name))
     partial.write_text(text, encoding="utf-8")

@@ -1,26 +1,43 @@
-"""summary.json: what each cell of the grid reached and what it cost, from its records and its clock."""
+"""The result of a round, and summary.json: what each cell of the grid reached and what it cost."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tinyproto.algorithms.base import Derived
+from tinyproto.engine.client import Steps
 from tinyproto.engine.evaluate import RULES
 from tinyproto.engine.round import RoundRecord
-from tinyproto.simulation.loop import PlayedRound
 from tinyproto.wire.meter import WAYS, Cost, Direction, Purpose
 
 SCHEMA_VERSION = 1
 PHASES = ("total", "train", "prototypes", "server", "evaluate", "clients")
 
 MEANT = 10
-"""Evaluations that `last10` is the mean of, where there are as many."""
+"""The number of evaluations that `last10` is the mean of, if there are as many."""
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """A round's record, and its times."""
+
+    record: RoundRecord
+    seconds: dict[str, float]  # total, train, prototypes, server, evaluate, clients
+    notes: tuple[str, ...] = ()  # on how it was executed
+    steps: Steps | None = None  # of the clients, if they are counted
+    sockets: Mapping[int, Mapping[Direction, int]] | None = None  # bytes on the network by client, if there is one
+
+    def for_summary(self) -> RoundResult:
+        """Return what a summary reads; without the clients, a run of many rounds keeps far less in memory."""
+        record = replace(self.record, clients={}, loss={}, server={})
+        return RoundResult(record, self.seconds, sockets=self.sockets)
 
 
 def summarise(
-    played: Sequence[PlayedRound], identity: Mapping[str, Any], formula: int | None, peak_memory: int, derived: Derived
+    played: Sequence[RoundResult], identity: Mapping[str, Any], formula: int | None, peak_memory: int, derived: Derived
 ) -> dict[str, Any]:
     """One entry of summary.json's results; `identity` says which cell of the grid it is."""
     records = [round_.record for round_ in played]
@@ -98,7 +115,7 @@ def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _measured(played: Sequence[PlayedRound]) -> Sequence[PlayedRound]:
+def _measured(played: Sequence[RoundResult]) -> Sequence[RoundResult]:
     """Rounds 2 to T, since round 1 sends no prototypes down yet; round 1 where there is no other."""
     rounds = [round_ for round_ in played if not round_.record.closing]
     return rounds[1:] or rounds
@@ -108,7 +125,7 @@ def _cost(record: RoundRecord, purpose: Purpose) -> dict[Direction, Cost]:
     return record.traffic.get(purpose, {"up": Cost(), "down": Cost()})
 
 
-def _sockets(played: Sequence[PlayedRound]) -> dict[str, Any] | None:
+def _sockets(played: Sequence[RoundResult]) -> dict[str, Any] | None:
     """Bytes on the network, all clients together and for each; None where nobody counted them."""
     counted = [round_.sockets for round_ in played if round_.sockets is not None]
     if not counted:

@@ -188,7 +188,7 @@ def unpack_tensors(blob: bytes) -> dict[str, Tensor]:
 _FACTS = ("name", "num_classes", "scale", "shift")
 
 
-class Handover:
+class SharedDataset:
     """A dataset for workers that inherit its open files; without any, each worker loads its own."""
 
     def __init__(self, images: Images) -> None:
@@ -212,7 +212,7 @@ class Handover:
         return Parcel({**head, "images": self._facts, **addresses})
 
 
-def handed_over(request: Parcel) -> Images | None:
+def received_dataset(request: Parcel) -> Images | None:
     """The dataset on the worker's side; None where the worker has to load it."""
     if "images" not in request.head:
         return None

@@ -13,7 +13,7 @@ from tinyproto.data.images import Images
 from tinyproto.engine.server import Reply
 from tinyproto.errors import TinyProtoError, WireError, WorkerError
 from tinyproto.storage.client_files import Stored, stored_from
-from tinyproto.workers.child import Child, Handover, Parcel, unpack_tensors
+from tinyproto.workers.child import Child, Parcel, SharedDataset, unpack_tensors
 
 MOST_FRAME_BYTES = 64 * 2**20
 """A worker is sent frames up to about so many bytes at a time; prototypes of thousands of clients are less."""
@@ -23,7 +23,7 @@ class WorkerPool:
     """Processes that each hold a share of the clients; close it, and they are gone."""
 
     def __init__(self, config: Mapping[str, Any], images: Images, count: int) -> None:
-        dataset = Handover(images)
+        dataset = SharedDataset(images)
         self._workers = [_Process(index, config, dataset) for index in range(count)]
 
     def __enter__(self) -> WorkerPool:
@@ -155,7 +155,7 @@ def _batches(clients: Iterable[int], frames: Mapping[int, bytes]) -> Iterator[di
 class _Process:
     """One worker process and what is expected of it."""
 
-    def __init__(self, index: int, config: Mapping[str, Any], dataset: Handover) -> None:
+    def __init__(self, index: int, config: Mapping[str, Any], dataset: SharedDataset) -> None:
         self.name = f"worker {index + 1}"
         self._child = Child("tinyproto.workers.process", dataset.descriptors)
         self._loaded = False

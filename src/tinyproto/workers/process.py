@@ -15,7 +15,7 @@ from tinyproto.experiment import Experiment
 from tinyproto.memory import PeakMemory
 from tinyproto.simulation.loop import Loopback
 from tinyproto.storage.client_files import stored_from
-from tinyproto.workers.child import Parcel, failure, handed_over, open_service, pack_tensors, receive, send
+from tinyproto.workers.child import Parcel, failure, open_service, pack_tensors, receive, received_dataset, send
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ class Worker:
         getattr(self, f"_{parcel.head['do']}")(parcel)
 
     def _load(self, parcel: Parcel) -> None:
-        self.experiment = Experiment(parse_config(parcel.head["config"], "config.yaml"), handed_over(parcel))
+        self.experiment = Experiment(parse_config(parcel.head["config"], "config.yaml"), received_dataset(parcel))
         send(self.answers, Parcel({"done": "load"}))
 
     def _begin(self, parcel: Parcel) -> None:
