@@ -248,15 +248,11 @@ def test_a_kill_while_a_cell_is_folded_in_changes_nothing(
     assert_same(grid.resume(experiment(tmp_path), tmp_path / "runs" / "trial"), undisturbed)
 
 
-def test_a_run_of_the_layout_before_is_refused(tmp_path: Path) -> None:
+def test_a_run_that_began_with_another_config_is_refused(tmp_path: Path) -> None:
     folder = stopped(tmp_path)
     last = max((folder / "checkpoint").iterdir())
-    rewritten(last, position={"cell": 0, "next_round": 2, "rounds_bytes": 9, "timings_bytes": 9, "config": {}})
-    with pytest.raises(CheckpointError, match="was changed since the run began"):
-        grid.resume(experiment(tmp_path), folder)
-    config = experiment(tmp_path).config.resolved()
-    rewritten(last, position={"cell": 0, "next_round": 2, "rounds_bytes": 9, "timings_bytes": 9, "config": config})
-    with pytest.raises(CheckpointError, match="kept no cells/ folder"):
+    rewritten(last, position={"cell": 0, "next_round": 1, "rounds_bytes": 0, "timings_bytes": 0, "config": {}})
+    with pytest.raises(CheckpointError, match=r"config\.yaml was changed"):
         grid.resume(experiment(tmp_path), folder)
 
 
@@ -327,7 +323,7 @@ def test_a_client_state_that_is_damaged_is_refused(tmp_path: Path) -> None:
         content = bytearray(state.read_bytes())
         content[-3] ^= 1
         state.write_bytes(content)
-    with pytest.raises(CellsFailed, match="is damaged: it is not what was written"):
+    with pytest.raises(CellsFailed, match=r"the state of client .* is damaged"):
         grid.resume(experiment(tmp_path), folder)
 
 
@@ -401,7 +397,7 @@ def cut_short(file: Path) -> None:
     [
         ("summary.json", cut_short, r"summary\.json cannot be read: JSONDecodeError"),
         ("summary.json", lambda file: file.write_text("[]"), r"summary\.json cannot be read: TypeError"),
-        ("summary.json", Path.unlink, r"summary\.json has 0 of the 1 results that the checkpoint speaks of; "),
+        ("summary.json", Path.unlink, r"summary\.json has 0 of the 1 results that "),
         ("prototypes.safetensors", cut_short, r"prototypes\.safetensors cannot be read: SafetensorError"),
     ],
 )

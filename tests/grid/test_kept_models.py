@@ -167,7 +167,7 @@ def test_a_run_under_way_may_begin_to_keep_networks(tmp_path: Path, undisturbed:
     RunFolder(path).write_config(keeping.config.resolved())
     folder = grid.resume(keeping, path)
     assert kept(folder) == {name: file for name, file in kept(undisturbed).items() if name.startswith("lg_fedavg")}
-    with pytest.raises(RunFolderError, match=r"no networks of proto/type, seed 0: it has not ended, or had before"):
+    with pytest.raises(RunFolderError, match=r"no networks of proto/type, seed 0: "):
         tp.load_client(folder, "proto/type", 0, 0)
 
 
@@ -287,7 +287,7 @@ def test_a_network_of_ones_own_is_built_by_its_path_or_refused_in_words(
 
     (tmp_path / "nets_that_go.py").write_text(NETS.replace("nn.ReLU()", "nn.Linear(proto_dim, proto_dim)"))
     forget()
-    with pytest.raises(ModelError, match=r"does not fit the network 'nets_that_go:flat', which is another now: "):
+    with pytest.raises(ModelError, match=r"does not fit the network 'nets_that_go:flat'"):
         tp.load_client(folder, "local", 0, 2)
     (tmp_path / "nets_that_go.py").unlink()
     forget()

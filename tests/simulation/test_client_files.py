@@ -79,7 +79,7 @@ def stop(*_):
     raise KeyboardInterrupt
 
 
-tinyproto.experiment.summarise = stop
+tinyproto.experiment.summarise_cell = stop
 tp.simulate(num_clients=4, rounds=2, models=["small_cnn_c"], proto_dim=10, settings={"train": {"client_memory": "1B"}})
 """
 

@@ -71,7 +71,7 @@ def test_a_refusal_names_the_verb_that_goes_on_with_what_is_there(served: bool, 
     path = a_run(tmp_path / "mine").path
     if served:
         (path / "serve.json").write_text("{}")
-    with pytest.raises(RunFolderError, match=f"`{verb.format(path)}` goes on with it"):
+    with pytest.raises(RunFolderError, match=f"`{verb.format(path)}` to resume it"):
         RunFolder.create(path, overwrite=False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -33,6 +34,15 @@ NAMED = 5
 """The number of left-out clients that an error names."""
 
 
+@dataclass
+class HostReport:
+    """What a host of clients reports of one round."""
+
+    seconds: Mapping[str, float]  # per phase on the clients' side
+    notes: Sequence[str] = ()  # what a user should know of how clients are trained
+    steps: Steps | None = None  # of SGD; None if they are not counted
+
+
 class ClientHost(Channel, StoredClients, Protocol):
     """A channel to simulated clients, which are in this process or in workers."""
 
@@ -40,20 +50,12 @@ class ClientHost(Channel, StoredClients, Protocol):
         """Return copies of some parts of some clients, by name."""
         ...
 
-    def take_seconds(self) -> Mapping[str, float]:
-        """Return the seconds per phase on the clients' side since the last call."""
+    def take_report(self) -> HostReport:
+        """Return what happened since the last call."""
         ...
 
     def other_memory(self) -> int:
         """Return the peak bytes of the other processes that hold clients."""
-        ...
-
-    def take_notes(self) -> list[str]:
-        """Return what a user should know of how clients are trained, since the last call."""
-        ...
-
-    def take_steps(self) -> Steps | None:
-        """Return the steps of SGD since the last call; None if they are not counted."""
         ...
 
 
@@ -83,9 +85,11 @@ class Simulation:
                 plan = self._plan(Round(number, total))
                 record = play_round(self.server, self.host, plan, meter, tolerant=True)
             check_left_out(record, plan.participants, self.train.max_left_out)
-            seconds = {**self.host.take_seconds(), **stopwatch.take()}
-            total_seconds = {"total": stopwatch.now() - start, **seconds}
-            yield RoundResult(record, total_seconds, tuple(self.host.take_notes()), self.host.take_steps())
+            report = self.host.take_report()
+            seconds = {**report.seconds, **stopwatch.take()}
+            yield RoundResult(
+                record, {"total": stopwatch.now() - start, **seconds}, tuple(report.notes), report.steps
+            )  # fmt: skip
             meter = Meter()
 
     def _plan(self, round_: Round) -> RoundPlan:
@@ -139,24 +143,16 @@ class Loopback:
         """Return copies of some parts of some clients, by name."""
         return dict(snapshot_clients((self.store[client] for client in clients), parts))
 
-    def take_seconds(self) -> Mapping[str, float]:
-        """Return the seconds per phase since the last call."""
-        return self.clients.stopwatch.take()
+    def take_report(self) -> HostReport:
+        """Return seconds, the trainer's notes, and the steps taken and computed since the last call."""
+        report = HostReport(self.clients.stopwatch.take(), list(self.clients.trainer.notes), self.clients.steps)
+        self.clients.trainer.notes.clear()
+        self.clients.steps = Steps()
+        return report
 
     def other_memory(self) -> int:
         """Return 0: all clients are in this process."""
         return 0
-
-    def take_steps(self) -> Steps:
-        """Return the steps taken and computed since the last call."""
-        steps, self.clients.steps = self.clients.steps, Steps()
-        return steps
-
-    def take_notes(self) -> list[str]:
-        """Return the trainer's notes since the last call."""
-        notes = list(self.clients.trainer.notes)
-        self.clients.trainer.notes.clear()
-        return notes
 
 
 def make_loopback(

@@ -39,7 +39,7 @@ class RoundResult:
 def summarise(
     played: Sequence[RoundResult], identity: Mapping[str, Any], formula: int | None, peak_memory: int, derived: Derived
 ) -> dict[str, Any]:
-    """One entry of summary.json's results; `identity` says which cell of the grid it is."""
+    """Return one entry of summary.json's results; `identity` names the cell of the grid."""
     records = [round_.record for round_ in played]
     measured = _measured(played)
     training = [_cost(round_.record, "training") for round_ in measured]
@@ -73,9 +73,9 @@ def left_out(records: Iterable[RoundRecord]) -> dict[str, Any]:
 
 
 def accuracy_summary(records: Sequence[RoundRecord]) -> dict[str, dict[str, float | None]]:
-    """Best, last and mean of the last ten evaluations by each rule, and the last mean over clients.
+    """Return best, last and mean of the last ten evaluations by each rule, and the last mean over clients.
 
-    Round 1 evaluates networks that nobody has trained yet, so it never enters the mean of the last ten.
+    Round 1 evaluates untrained networks, so it never enters the mean of the last ten.
     """
     found = {rule: over_rounds([(record.round - 1, record.accuracy[rule]) for record in records]) for rule in RULES}
     means = {rule: _known(record.client_mean[rule] for record in records) for rule in RULES}
@@ -86,13 +86,13 @@ def accuracy_summary(records: Sequence[RoundRecord]) -> dict[str, dict[str, floa
 
 
 def over_rounds(curve: Sequence[tuple[int, float | None]]) -> dict[str, float | None]:
-    """Each statistic of a curve of accuracies after so many rounds of training; None where none is known."""
+    """Return each statistic of a curve of (rounds of training, accuracy); None if no accuracy is known."""
     found = {name: _known(curve[index][1] for index in places) for name, places in read_at(curve).items()}
     return {name: sum(values) / len(values) if values else None for name, values in found.items()}
 
 
 def read_at(curve: Sequence[tuple[int, float | None]]) -> dict[str, list[int]]:
-    """The places of a curve that each statistic is the mean of."""
+    """Return the indices of the points of a curve that each statistic is the mean of."""
     known = [index for index, (_, accuracy) in enumerate(curve) if accuracy is not None]
     best = max(known, key=lambda index: curve[index][1] or 0.0, default=None)
     return {
@@ -103,7 +103,7 @@ def read_at(curve: Sequence[tuple[int, float | None]]) -> dict[str, list[int]]:
 
 
 def _absences(records: Sequence[RoundRecord]) -> dict[str, dict[str, int]]:
-    """Return how often clients dropped out or were late, and the rounds left without an upload; nothing if never."""
+    """Count clients that dropped out or were late, and rounds without any upload; return nothing if there are none."""
     dropped, late = (sum(len(getattr(record, name)) for record in records) for name in ("dropped", "late"))
     if not dropped and not late:
         return {}
@@ -116,7 +116,7 @@ def _known(values: Iterable[float | None]) -> list[float]:
 
 
 def _measured(played: Sequence[RoundResult]) -> Sequence[RoundResult]:
-    """Rounds 2 to T, since round 1 sends no prototypes down yet; round 1 where there is no other."""
+    """Return rounds 2 to T, since round 1 sends no prototypes down yet; round 1 if there is no other."""
     rounds = [round_ for round_ in played if not round_.record.closing]
     return rounds[1:] or rounds
 
@@ -126,7 +126,7 @@ def _cost(record: RoundRecord, purpose: Purpose) -> dict[Direction, Cost]:
 
 
 def _sockets(played: Sequence[RoundResult]) -> dict[str, Any] | None:
-    """Bytes on the network, all clients together and for each; None where nobody counted them."""
+    """Return the bytes on the network, of all clients together and of each; None if they were not counted."""
     counted = [round_.sockets for round_ in played if round_.sockets is not None]
     if not counted:
         return None
@@ -142,6 +142,6 @@ def _sockets(played: Sequence[RoundResult]) -> dict[str, Any] | None:
 
 
 def _mean(values: Sequence[int]) -> int | float:
-    """A mean that stays whole where it is whole, since bytes usually are."""
+    """Return the mean, as an integer if it is one, since bytes usually are."""
     total, count = sum(values), len(values)
     return total // count if total % count == 0 else total / count

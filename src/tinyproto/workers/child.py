@@ -1,4 +1,4 @@
-"""A process of ours as its parent sees it: requests go in, answers come out, and its end is put into words."""
+"""Child processes: the messages between parent and child, either end of them, and the dataset they share."""
 
 from __future__ import annotations
 
@@ -15,143 +15,22 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors.torch import load, save
-from torch import Tensor
 
 from tinyproto.data.images import Images, SharedPixels
 from tinyproto.errors import LeftOutError, TinyProtoError, one_line
-
-
-class End(NamedTuple):
-    """How a process ended."""
-
-    status: int  # negative: the signal that killed it
-    words: str
-    last_words: str  # what it printed last, where it printed anything
-
-
-class Child:
-    """`python -m MODULE` with one thread, which speaks parcels (`workers/child.py`) and ends with its parent."""
-
-    def __init__(
-        self, module: str, descriptors: Sequence[int] = (), variables: Mapping[str, str] | None = None
-    ) -> None:
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, PARENTS_SIGNALS)  # inherited, until it can answer them
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", module],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                env={**os.environ, "OMP_NUM_THREADS": "1", PARENT: str(os.getpid()), **(variables or {})},
-                pass_fds=descriptors,
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    def ask(self, parcel: Parcel) -> bool:
-        """Send a request; whether anybody was there to take it."""
-        assert self._process.stdin is not None
-        try:
-            send(self._process.stdin, parcel)
-        except BrokenPipeError:
-            return False
-        return True
-
-    def answer(self) -> Parcel | None:
-        """The next answer; None where the process is gone."""
-        assert self._process.stdout is not None
-        return receive(self._process.stdout)
-
-    def ask_to_stop(self) -> None:
-        """Have it end when it has come to a good place for that."""
-        self._process.send_signal(signal.SIGTERM)
-
-    def end(self) -> End:
-        """Of a process that is gone: what became of it."""
-        status = self._process.wait(timeout=10)
-        self._errors.seek(0)
-        last = self._errors.read().decode(errors="replace").strip().splitlines()[-1:]
-        words = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        return End(status, words, f"; its last words: {last[0]}" if last else "")
-
-    def close(self) -> None:
-        """End it now."""
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._errors):
-            if stream is not None:
-                try:
-                    stream.close()
-                except BrokenPipeError:
-                    continue
-
-
-PARENT = "TINYPROTO_PARENT"
-"""The variable that tells a process of ours whose it is."""
-
-PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""A terminal, or whoever ends a whole process group, sends these to all of it; the parent answers them for all."""
-
-_PR_SET_PDEATHSIG = 1
-
-
-def open_service(stop: Callable[[], None] | None = None) -> tuple[IO[bytes], IO[bytes]]:
-    """Return where requests come from and where answers go, with one thread and deaf to the parent's signals.
-
-    Only a service that can stop in good order hears SIGTERM, by which its parent asks it to `stop`. Until here all of
-    them were held back (`workers/child.py`), so that none ends a process that is starting.
-    """
-    for number in PARENTS_SIGNALS:
-        if stop is not None and number is signal.SIGTERM:  # ignored even for a moment, one held back would be lost
-            signal.signal(number, lambda _number, _frame: stop())
-        else:
-            signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTS_SIGNALS)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.environ.get(PARENT) != str(os.getppid()):  # it ended while this process was starting
-        sys.exit()
-    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a user's network prints must not enter the pipe
-    torch.set_num_threads(1)
-    return requests, answers
-
-
-def failure(error: Exception) -> dict[str, str]:
-    """What went wrong, as the parent will say it: our own sentence, or another library's error with its place.
-
-    The kind "diverged" is of what would fail in the same way if it were run again.
-    """
-    place = " ".join(getattr(error, "__notes__", []))
-    if isinstance(error, LeftOutError):
-        return {"error": str(error), "kind": "diverged", "place": place}
-    if isinstance(error, TinyProtoError):
-        return {"error": str(error), "kind": "ours", "place": place}
-    return {"error": one_line(error), "kind": "memory" if _is_out_of_memory(error) else "fault", "place": place}
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Of the device or of the host; libraries below torch say so in words only."""
-    words = str(error)
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and ("out of memory" in words or "ALLOC_FAILED" in words)
-    )
-
 
 _LENGTH = struct.Struct("<Q")
 
 
 class Parcel(NamedTuple):
-    """What goes through the pipe at once."""
+    """One message: a JSON head and byte blobs."""
 
     head: dict[str, Any]
     blobs: Sequence[bytes] = ()
 
 
 def send(stream: IO[bytes], parcel: Parcel) -> None:
-    """Write a parcel and let it go."""
+    """Write a parcel."""
     head = json.dumps({**parcel.head, "blobs": [len(blob) for blob in parcel.blobs]}).encode()
     stream.write(_LENGTH.pack(len(head)) + head)
     for blob in parcel.blobs:
@@ -160,7 +39,7 @@ def send(stream: IO[bytes], parcel: Parcel) -> None:
 
 
 def receive(stream: IO[bytes]) -> Parcel | None:
-    """The next parcel; None where the other side is gone, be it in the middle of one."""
+    """Read the next parcel; return None if the other side is gone."""
     try:
         head = json.loads(_exactly(stream, _LENGTH.unpack(_exactly(stream, _LENGTH.size))[0]))
         return Parcel(head, [_exactly(stream, size) for size in head.pop("blobs")])
@@ -175,21 +54,129 @@ def _exactly(stream: IO[bytes], size: int) -> bytes:
     return data
 
 
-def pack_tensors(tensors: dict[str, Tensor]) -> bytes:
-    """Named tensors as one blob."""
-    return save(tensors)
+class End(NamedTuple):
+    """How a process ended."""
+
+    status: int  # negative: the signal that killed it
+    words: str
+    last_words: str  # the last line it printed, if any
 
 
-def unpack_tensors(blob: bytes) -> dict[str, Tensor]:
-    """Named tensors from one blob."""
-    return load(blob)
+class Child:
+    """`python -m MODULE` with one thread, which answers parcels and ends with its parent."""
+
+    def __init__(
+        self, module: str, descriptors: Sequence[int] = (), variables: Mapping[str, str] | None = None
+    ) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, PARENTS_SIGNALS)  # inherited, until the child handles them
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env={**os.environ, "OMP_NUM_THREADS": "1", PARENT: str(os.getpid()), **(variables or {})},
+                pass_fds=descriptors,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def ask(self, parcel: Parcel) -> bool:
+        """Send a request; return False if the process is gone."""
+        assert self._process.stdin is not None
+        try:
+            send(self._process.stdin, parcel)
+        except BrokenPipeError:
+            return False
+        return True
+
+    def answer(self) -> Parcel | None:
+        """Return the next answer; None if the process is gone."""
+        assert self._process.stdout is not None
+        return receive(self._process.stdout)
+
+    def ask_to_stop(self) -> None:
+        """Ask the process to stop at the end of its round."""
+        self._process.send_signal(signal.SIGTERM)
+
+    def end(self) -> End:
+        """Return how the process ended, once it is gone."""
+        status = self._process.wait(timeout=10)
+        self._errors.seek(0)
+        last = self._errors.read().decode(errors="replace").strip().splitlines()[-1:]
+        words = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        return End(status, words, f"; its last words: {last[0]}" if last else "")
+
+    def close(self) -> None:
+        """End the process now."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._errors):
+            if stream is not None:
+                try:
+                    stream.close()
+                except BrokenPipeError:
+                    continue
+
+
+PARENT = "TINYPROTO_PARENT"
+"""The environment variable that tells a child the id of its parent."""
+
+PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that a terminal sends to the whole process group; the parent handles them for its children."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def open_service(stop: Callable[[], None] | None = None) -> tuple[IO[bytes], IO[bytes]]:
+    """Return the streams of requests and answers; use one thread, and ignore the signals that the parent handles.
+
+    With `stop`, SIGTERM calls it: that is how the parent asks for a stop. Until here the signals were blocked, so none
+    of them ends a process that is starting.
+    """
+    for number in PARENTS_SIGNALS:
+        if stop is not None and number is signal.SIGTERM:  # never ignored: a blocked one would be lost
+            signal.signal(number, lambda _number, _frame: stop())
+        else:
+            signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTS_SIGNALS)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.environ.get(PARENT) != str(os.getppid()):  # the parent ended while this process was starting
+        sys.exit()
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a user's network prints must not enter the pipe
+    torch.set_num_threads(1)
+    return requests, answers
+
+
+def failure(error: Exception) -> dict[str, str]:
+    """Describe an error for the parent: one of this package by its message, another one by its type and place.
+
+    An error of the kind "diverged" would occur again if the cell were run again.
+    """
+    place = " ".join(getattr(error, "__notes__", []))
+    if isinstance(error, LeftOutError):
+        return {"error": str(error), "kind": "diverged", "place": place}
+    if isinstance(error, TinyProtoError):
+        return {"error": str(error), "kind": "ours", "place": place}
+    return {"error": one_line(error), "kind": "memory" if _is_out_of_memory(error) else "fault", "place": place}
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Return True for device and host memory; some libraries below torch only say it in the message."""
+    words = str(error)
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and ("out of memory" in words or "ALLOC_FAILED" in words)
+    )
 
 
 _FACTS = ("name", "num_classes", "scale", "shift")
 
 
 class SharedDataset:
-    """A dataset for workers that inherit its open files; without any, each worker loads its own."""
+    """A dataset whose open files child processes inherit; if it has none, each child loads the dataset."""
 
     def __init__(self, images: Images) -> None:
         assert images.shared is not None
@@ -200,11 +187,11 @@ class SharedDataset:
 
     @property
     def descriptors(self) -> list[int]:
-        """What a worker has to inherit."""
+        """The file descriptors that a child has to inherit."""
         return [part.descriptor for part in self._parts.values() if part.descriptor is not None]
 
     def request(self, config: Mapping[str, Any]) -> Parcel:
-        """What a worker needs to build the experiment."""
+        """Return the request that has a child build the experiment."""
         head = {"do": "load", "config": config}
         if len(self.descriptors) < len(self._parts):
             return Parcel(head)
@@ -213,7 +200,7 @@ class SharedDataset:
 
 
 def received_dataset(request: Parcel) -> Images | None:
-    """The dataset on the worker's side; None where the worker has to load it."""
+    """Return the dataset in the child; None if the child has to load it."""
     if "images" not in request.head:
         return None
     pixels, labels = (SharedPixels(**request.head[name]) for name in ("pixels", "labels"))
