@@ -35,7 +35,7 @@ from tinyproto.wire.validate import Expectation
 
 @dataclass(frozen=True)
 class Cell:
-    """One algorithm with one seed: what a grid consists of, and what a federation runs."""
+    """One algorithm with one seed: an element of a grid, or the one that a federation runs."""
 
     index: int  # its place in the grid
     entry: AlgorithmEntry
@@ -55,7 +55,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Setup:
-    """What the server and every client of one cell have in common."""
+    """The parts that the server and every client of one cell build alike."""
 
     spec: FederationSpec
     algorithm: Algorithm
@@ -64,7 +64,7 @@ class Setup:
 
     @cached_property
     def expectation(self) -> Expectation:
-        """What every frame has to match."""
+        """The format that every frame has to match."""
         return expected_frames(self.algorithm, self.spec.num_classes, self.spec.proto_dim, self.spec.wire)
 
     @property

@@ -211,7 +211,7 @@ def test_a_line_that_is_wrong_is_named(tmp_path: Path, text: str, says: str) -> 
 
 
 def test_a_trace_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"there is no file .*none\.csv; give a probability from 0 to below 1, or"):
+    with pytest.raises(DataError, match=r"missing file .*none\.csv; give a probability from 0 to below 1, or"):
         read_trace(tmp_path / "none.csv", 5)
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match=r"binary\.csv cannot be read: UnicodeDecodeError"):

@@ -74,7 +74,7 @@ import tinyproto as tp
 import tinyproto.experiment
 
 
-def stop(*_):
+def stop(*_, **__):
     assert list(Path(tempfile.gettempdir()).glob("tinyproto-clients-*/*.safetensors"))
     raise KeyboardInterrupt
 

@@ -36,7 +36,7 @@ NAMED = 5
 
 @dataclass
 class HostReport:
-    """What a host of clients reports of one round."""
+    """A host's account of the work since the last report."""
 
     seconds: Mapping[str, float]  # per phase on the clients' side
     notes: Sequence[str] = ()  # what a user should know of how clients are trained

@@ -159,15 +159,15 @@ class RunFolder:
         """Write summary.json with the results of the completed cells."""
         self.write_json("summary.json", {"schema_version": SCHEMA_VERSION, "results": results})
 
-    def append_round(self, identity: dict[str, Any], played: RoundResult) -> None:
+    def append_round(self, identity: dict[str, Any], result: RoundResult) -> None:
         """Append a line to rounds.jsonl, which repeats byte for byte, and one to timings.jsonl, which does not."""
-        self._append("rounds.jsonl", {**identity, **record_values(played.record)})
-        timing: dict[str, Any] = {"round": played.record.round, "seconds": played.seconds}
-        if played.steps is not None:
-            timing["steps"] = asdict(played.steps)
-        if played.sockets is not None:
+        self._append("rounds.jsonl", {**identity, **record_values(result.record)})
+        timing: dict[str, Any] = {"round": result.record.round, "seconds": result.seconds}
+        if result.steps is not None:
+            timing["steps"] = asdict(result.steps)
+        if result.sockets is not None:
             timing["socket_bytes"] = {
-                "id": list(played.sockets), **{way: [used[way] for used in played.sockets.values()] for way in WAYS}
+                "id": list(result.sockets), **{way: [used[way] for used in result.sockets.values()] for way in WAYS}
             }  # fmt: skip
         self._append("timings.jsonl", {**identity, **timing})
 

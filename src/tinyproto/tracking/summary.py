@@ -37,12 +37,12 @@ class RoundResult:
 
 
 def summarise(
-    played: Sequence[RoundResult], identity: Mapping[str, Any], formula: int | None, peak_memory: int, derived: Derived
+    rounds: Sequence[RoundResult], identity: Mapping[str, Any], formula: int | None, peak_memory: int, derived: Derived
 ) -> dict[str, Any]:
     """Return one entry of summary.json's results; `identity` names the cell of the grid."""
-    records = [round_.record for round_ in played]
-    measured = _measured(played)
-    training = [_cost(round_.record, "training") for round_ in measured]
+    records = [result.record for result in rounds]
+    measured = _measured(rounds)
+    training = [_cost(result.record, "training") for result in measured]
     return {
         **identity,
         "derived": dict(derived),
@@ -53,13 +53,13 @@ def summarise(
         "payload_bytes_per_round": {way: _mean([cost[way].payload for cost in training]) for way in WAYS},
         "wire_bytes_per_round": {way: _mean([cost[way].wire for cost in training]) for way in WAYS},
         "evaluation_bytes_per_round": {
-            way: _mean([_cost(round_.record, "evaluation")[way].wire for round_ in measured]) for way in WAYS
+            way: _mean([_cost(result.record, "evaluation")[way].wire for result in measured]) for way in WAYS
         },
         "socket_bytes_per_round": _sockets(measured),
         "hello_bytes": {way: sum(_cost(record, "hello")[way].wire for record in records) for way in WAYS},
         "closing_bytes": {way: _cost(records[-1], "closing")[way].wire for way in WAYS},
         "seconds_per_round": {
-            phase: sum(round_.seconds.get(phase, 0.0) for round_ in measured) / len(measured) for phase in PHASES
+            phase: sum(result.seconds.get(phase, 0.0) for result in measured) / len(measured) for phase in PHASES
         },
         "peak_memory_bytes": peak_memory,
         **_absences(records),
@@ -115,19 +115,19 @@ def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _measured(played: Sequence[RoundResult]) -> Sequence[RoundResult]:
+def _measured(rounds: Sequence[RoundResult]) -> Sequence[RoundResult]:
     """Return rounds 2 to T, since round 1 sends no prototypes down yet; round 1 if there is no other."""
-    rounds = [round_ for round_ in played if not round_.record.closing]
-    return rounds[1:] or rounds
+    trained = [result for result in rounds if not result.record.closing]
+    return trained[1:] or trained
 
 
 def _cost(record: RoundRecord, purpose: Purpose) -> dict[Direction, Cost]:
     return record.traffic.get(purpose, {"up": Cost(), "down": Cost()})
 
 
-def _sockets(played: Sequence[RoundResult]) -> dict[str, Any] | None:
+def _sockets(rounds: Sequence[RoundResult]) -> dict[str, Any] | None:
     """Return the bytes on the network, of all clients together and of each; None if they were not counted."""
-    counted = [round_.sockets for round_ in played if round_.sockets is not None]
+    counted = [result.sockets for result in rounds if result.sockets is not None]
     if not counted:
         return None
     clients = sorted({client for sockets in counted for client in sockets})

@@ -55,7 +55,7 @@ def _exactly(stream: IO[bytes], size: int) -> bytes:
 
 
 class End(NamedTuple):
-    """How a process ended."""
+    """The end of a process: its status, in words, and the last line it printed."""
 
     status: int  # negative: the signal that killed it
     words: str
