@@ -13,10 +13,11 @@ from rich.console import Console
 from rich.text import Text
 
 from tinyproto.algorithms.base import Derived
+from tinyproto.builder import Cell
 from tinyproto.cli.terminal import Output
-from tinyproto.experiment import Cell
+from tinyproto.grid import Observer
 from tinyproto.report.words import counted, derived_words, percent, size
-from tinyproto.simulation.loop import PlayedRound
+from tinyproto.tracking.summary import RoundResult
 
 LINE_SECONDS = 60.0
 """Without bars, so often a line says how the whole run stands."""
@@ -79,7 +80,7 @@ class Bars:
             self.bars.stop()
 
 
-class Progress(Bars):
+class Progress(Bars, Observer):
     """An observer that shows algorithm, round, accuracy, bytes and time left, of every cell under way."""
 
     def __init__(
@@ -124,7 +125,7 @@ class Progress(Bars):
     def _number(self, cell: Cell) -> str:
         return f"[{cell.index + 1}/{self.cells}]"
 
-    def played(self, cell: Cell, played: PlayedRound) -> None:
+    def played(self, cell: Cell, played: RoundResult) -> None:
         """Move the bar; the closing exchange brings the last accuracy, not another round."""
         bar = self.under_way[cell.index]
         record = played.record
@@ -212,7 +213,7 @@ class Progress(Bars):
         self.output.say(f"{self._number(cell)} {cell.title}: {', '.join(facts)}{left}")
 
 
-def _line(played: PlayedRound) -> str:
+def _line(played: RoundResult) -> str:
     """One round in words."""
     record = played.record
     what = "closing" if record.closing else f"round {record.round}"

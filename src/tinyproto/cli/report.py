@@ -22,7 +22,7 @@ from tinyproto.report.page import FEW_SETTINGS, Chapter, Report, figure_style, m
 from tinyproto.report.runs import Run, find_runs, read_readable_runs, read_runs
 from tinyproto.report.studies import Setting
 from tinyproto.report.words import derived_sentence, left_out_sentence, size
-from tinyproto.tracking.run_folder import write_whole
+from tinyproto.tracking.run_folder import write_atomic
 
 
 class Added(NamedTuple):
@@ -97,7 +97,7 @@ def _write(target: Path, text: str) -> None:
         raise RunFolderError(f"cannot write {target}: it is a folder; name a file")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(target, text)
+        write_atomic(target, text)
     except OSError as error:
         raise RunFolderError(f"cannot write {target}: {error.strerror or error}") from error
 

@@ -23,7 +23,7 @@ from tinyproto.report.networks import network_rows
 from tinyproto.report.runs import Run
 from tinyproto.report.studies import Series, Setting, Study, arrange
 from tinyproto.report.words import counted, derived_sentence, left_out_lines
-from tinyproto.tracking.run_folder import how_to_go_on
+from tinyproto.tracking.run_folder import how_to_resume
 
 MOST_BYTES = 2_900_000
 """Of the whole page; prototypes that would not fit are left out, and the page says so."""
@@ -127,7 +127,7 @@ def _head(runs: Sequence[Run], studies: Sequence[Study], passed_over: Sequence[s
             yield html.paragraph(
                 f"{run.name} is not finished: {counted(run.unfinished, 'cell')} of its grid "
                 f"{'is' if run.unfinished == 1 else 'are'} not in this report. "
-                f"Interrupted cells resume with: {how_to_go_on(run.folder)}"
+                f"Interrupted cells resume with: {how_to_resume(run.folder)}"
             )
 
 
