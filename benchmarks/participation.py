@@ -23,8 +23,8 @@ from tinyproto import grid
 from tinyproto.config import load_config
 from tinyproto.experiment import Experiment
 from tinyproto.report.compare import Spread, compare
-from tinyproto.report.draw import svg
-from tinyproto.report.draw.axes import (
+from tinyproto.report import svg
+from tinyproto.report.svg import (
     BOTTOM,
     LEFT,
     RIGHT,

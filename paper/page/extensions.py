@@ -13,7 +13,7 @@ from paper.page.records import Records
 from paper.page.wire_figures import wire_figures
 from paper.page.wire_types import WIRE_HEADER, WireRow, any_typed, wire_claims, wire_rows
 from tinyproto.report import html
-from tinyproto.report.figures.figure import Figure
+from tinyproto.report.figures import Figure
 
 TITLE, WIRE_TITLE, AUTO_TITLE = "Beyond the paper", "Types on the wire", "A scale that needs no search"
 WIRE_WORDS = (

@@ -13,7 +13,7 @@ from paper.page.records import Outcome, Records
 from paper.page.tables import two_digits
 from paper.printed import DATASET_NAMES, Address, ablation, printed_tables
 from tinyproto.algorithms import ALGORITHMS
-from tinyproto.report.figures.figure import Figure
+from tinyproto.report.figures import Figure
 from tinyproto.report.words import counted, size
 
 BYTES = "payload bytes a round, up and down"

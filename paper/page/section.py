@@ -24,7 +24,7 @@ from paper.page.readings import (
 from paper.page.records import REFERENCE, Records
 from paper.page.tables import HEADER, NOT_RUN, Table, paper_tables
 from tinyproto.report import html
-from tinyproto.report.figures.figure import Figure
+from tinyproto.report.figures import Figure
 from tinyproto.report.runs import Run
 
 NEAR = 0.015

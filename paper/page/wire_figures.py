@@ -11,7 +11,7 @@ from paper.page.records import Records
 from paper.page.tables import two_digits
 from paper.page.wire_types import STANDARD, STEM, WireRow
 from paper.printed import Address
-from tinyproto.report.figures.figure import Figure
+from tinyproto.report.figures import Figure
 from tinyproto.report.words import counted, size
 
 TYPE_INKS = {"float32": "c9", "float16": "c3", "bfloat16": "c3 hollow", "int8": "c8", "int4": "c1"}

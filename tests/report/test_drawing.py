@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tinyproto.report.draw import matrix, svg
-from tinyproto.report.draw.axes import Linear, Logarithmic, round_step, span
-from tinyproto.report.draw.matrix import ABSENT, ABSENT_COLOUR, LEVELS, NEGATIVE, NOTHING, POSITIVE, indices, png
+from tinyproto.report import heatmap, svg
+from tinyproto.report.svg import Linear, Logarithmic, round_step, span
+from tinyproto.report.heatmap import ABSENT, ABSENT_COLOUR, LEVELS, NEGATIVE, NOTHING, POSITIVE, indices, png
 
 # Scales
 

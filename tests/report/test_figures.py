@@ -12,10 +12,10 @@ import pytest
 from support_report import Made
 from tinyproto.errors import ConfigError
 from tinyproto.report.figures.clients import accuracy_per_client, who_holds_what
-from tinyproto.report.figures.figure import Figure
+from tinyproto.report.figures import Figure
 from tinyproto.report.figures.prototypes import Shown, choose, dead_units, prototype_figures
-from tinyproto.report.figures.rounds import accuracy_over_rounds
-from tinyproto.report.figures.traffic import Bought, accuracy_over_bytes, pareto_front
+from tinyproto.report.figures.curves import accuracy_over_rounds
+from tinyproto.report.figures.curves import Bought, accuracy_over_bytes, pareto_front
 from tinyproto.report.runs import PrototypeValues
 from tinyproto.report.studies import Series, Study, arrange
 
