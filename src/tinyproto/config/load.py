@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 import tinyproto
 from tinyproto.config.algorithms import AlgorithmEntry, resolve_algorithms
 from tinyproto.config.presets import PRESETS
-from tinyproto.config.schema import ConfigModel, FederationSection, RobustSection, WireSection
+from tinyproto.config.schema import ConfigModel, FederationSection, RobustSection, WireSection, schema_fields
 from tinyproto.data.images import Images
 from tinyproto.data.partition_kinds import OWN_KEYS
 from tinyproto.data.sources import check_name
@@ -219,7 +219,7 @@ def _nearest_key(place: Sequence[str]) -> str:
         assert issubclass(annotation, BaseModel)
         section = annotation
     here = nearest_name(place[-1], section.model_fields, cutoff=0.8)
-    elsewhere = [] if here else [name for name in _dotted_keys() if name.rpartition(".")[2] == place[-1]]
+    elsewhere = [] if here else [name for name, _ in schema_fields() if name.rpartition(".")[2] == place[-1]]
     if elsewhere:
         return f", did you mean {elsewhere[0]!r}?"
     nearest = here or nearest_name(place[-1], section.model_fields)
@@ -227,14 +227,6 @@ def _nearest_key(place: Sequence[str]) -> str:
     if not nearest:
         return f"; known here: {', '.join(known)}"
     return nearest.replace("'", f"'{'.'.join([*place[:-1], ''])}", 1)
-
-
-def _dotted_keys() -> Iterator[str]:
-    """Every key of the schema in full."""
-    for name, field in ConfigModel.model_fields.items():
-        yield name
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from (f"{name}.{inner}" for inner in field.annotation.model_fields)
 
 
 class _Loader(yaml.SafeLoader):

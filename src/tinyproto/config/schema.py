@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic.config import JsonDict
+from pydantic.fields import FieldInfo
 
 from tinyproto.algorithms.defence import Defence, DefenceName
 from tinyproto.core.cps import MaskKind
@@ -29,6 +31,12 @@ Statistic = Literal["best", "last", "last10"]
 Positive = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
+
+NEUTRAL: JsonDict = {"neutral": "run"}
+"""Mark of a key that does not change results, or only their rounding; two runs may differ in it."""
+
+NEUTRAL_ON_RESUME: JsonDict = {"neutral": "resume"}
+"""Mark of a result-neutral key that may also differ between the start of a run and its resumption."""
 
 
 def _all_different(seeds: list[int]) -> list[int]:
@@ -79,7 +87,9 @@ class DataSection(Section):
         None, description="image_folder: height and width that all images are brought to; null: they have one size"
     )
     cache: str | None = Field(
-        None, description="tiny_imagenet, image_folder: where decoded images are kept; null: beside them"
+        None,
+        description="tiny_imagenet, image_folder: where decoded images are kept; null: beside them",
+        json_schema_extra=NEUTRAL,
     )
 
     first_classes: Annotated[int, Field(ge=2)] | None = Field(
@@ -215,6 +225,7 @@ class TrainSection(Section):
         le=1,
         description="share of a round's participants that a simulation may leave out because their training diverged; "
         "with more, or with all of them, it ends",
+        json_schema_extra=NEUTRAL_ON_RESUME,
     )
     shuffle: bool = Field(True, description="new batches each epoch, or the same in the same order")
     last_batch: LastBatch = Field(
@@ -227,6 +238,7 @@ class TrainSection(Section):
         "auto",
         description="how steps are executed: eager is the reference; graphed captures the steps of a client, stacked "
         "computes clients of one network together, both for GPUs; auto: what is quickest for so many rounds",
+        json_schema_extra=NEUTRAL,
     )
     precision: Precision = Field(
         "float32",
@@ -237,18 +249,21 @@ class TrainSection(Section):
         "auto",
         description="processes that train clients side by side; auto: one per core, if the run is long enough; on "
         "a GPU, and of several cells at once, all clients of a cell are in one",
+        json_schema_extra=NEUTRAL_ON_RESUME,
     )
     client_memory: Annotated[str, AfterValidator(_memory)] = Field(
         "auto",
         description="what clients' networks and states may take, such as 2GB, all processes together; beyond it the "
         "longest unused go to disk; auto: a quarter of the memory of the machine, or of the GPU where they are there",
+        json_schema_extra=NEUTRAL_ON_RESUME,
     )
     parallel_cells: Literal["auto"] | Positive = Field(
         1,
         description="cells of the grid (an algorithm with a seed) that run at once, each in a process of its own; "
         "fewer where memory is short; auto: up to 8 on a GPU, one per core on a CPU if cells are many and long",
+        json_schema_extra=NEUTRAL_ON_RESUME,
     )
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N", json_schema_extra=NEUTRAL)
 
     @model_validator(mode="after")
     def _one_says_who_is_late(self) -> TrainSection:
@@ -322,7 +337,9 @@ class RobustSection(Section):
 class CheckpointSection(Section):
     """How much a killed run loses at the most."""
 
-    every_seconds: float = Field(30.0, ge=0, description="seconds between checkpoints; 0 writes one after every round")
+    every_seconds: float = Field(
+        30.0, ge=0, description="seconds between checkpoints; 0 writes one after every round", json_schema_extra=NEUTRAL
+    )
 
 
 class FederationSection(Section):
@@ -362,7 +379,7 @@ class ConfigModel(Section):
 
     schema_version: Literal[1] = Field(1, description="of this file's format")
     name: Annotated[str, AfterValidator(_folder_name)] = Field(
-        "run", description="of the run folder: letters, digits, `.`, `_`, `-`"
+        "run", description="of the run folder: letters, digits, `.`, `_`, `-`", json_schema_extra=NEUTRAL
     )
     preset: PresetName = Field("sound", description="the reading of every open point of the paper")
     data: DataSection = DataSection()
@@ -387,4 +404,22 @@ class ConfigModel(Section):
         False,
         description="whether every client's network, as it ended, is kept in the run folder's `models/`; read by "
         "`tinyproto run` and `tinyproto resume`, since in a federation the clients have them",
+        json_schema_extra=NEUTRAL_ON_RESUME,
     )
+
+
+def schema_fields(section: type[BaseModel] = ConfigModel, path: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield each key of the schema in full, such as `train.rounds`, with its field; sections come before their keys."""
+    for name, field in section.model_fields.items():
+        yield f"{path}{name}", field
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from schema_fields(field.annotation, f"{path}{name}.")
+
+
+def neutral_keys(*, on_resume: bool = False) -> tuple[str, ...]:
+    """Return the dotted keys that do not change results; with `on_resume` only those that a resumed run may change.
+
+    `data.root` is not one of them: it decides which images `npz` and `image_folder` read.
+    """
+    marks = [NEUTRAL_ON_RESUME] if on_resume else [NEUTRAL, NEUTRAL_ON_RESUME]
+    return tuple(key for key, field in schema_fields() if field.json_schema_extra in marks)
