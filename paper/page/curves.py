@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tinyproto.report import svg
+from tinyproto.report.figures import Figure, Value
+from tinyproto.report.figures.curves import pareto_front, stairs
 from tinyproto.report.svg import (
     BOTTOM,
     LEFT,
@@ -23,8 +25,6 @@ from tinyproto.report.svg import (
     span,
     stroke,
 )
-from tinyproto.report.figures import Figure, Value
-from tinyproto.report.figures.curves import pareto_front, stairs
 from tinyproto.report.words import size
 
 Place = tuple[float, float]
@@ -96,7 +96,11 @@ def draw(
 ) -> Figure:  # fmt: skip
     """All curves in one frame; with the front of those that no other beats, where x is bytes and y accuracy."""
     drawn = [curve for curve in curves if curve.points or curve.printed]
-    front = pareto_front([point for curve in drawn for point in curve.points], lambda point: (point.x, point.y)) if with_front else []
+    front = (
+        pareto_front([point for curve in drawn for point in curve.points], lambda point: (point.x, point.y))
+        if with_front
+        else []
+    )
     parts = frame(x.scale, y.scale, x.name, y.name, x.words, y.words)
     parts += [svg.path(stairs([(point.x, point.y) for point in front], x.scale, y.scale), "front")] if front else []
     lines: Counter[Places] = Counter()

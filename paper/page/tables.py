@@ -9,8 +9,7 @@ from typing import Any
 from paper.page.records import REFERENCE, Outcome, Records, method_name, paper_cell
 from paper.printed import Address, Printed, PrintedTable, printed_tables
 from tinyproto.engine.evaluate import RULES
-from tinyproto.report.compare import share_cell
-from tinyproto.report.compare import RULE_NAMES, STATISTIC_NAMES, Spread
+from tinyproto.report.compare import RULE_NAMES, STATISTIC_NAMES, Spread, share_cell
 from tinyproto.report.words import counted, number, size
 
 HEADER = (

@@ -11,10 +11,9 @@ from paper.page.curves import RING, Curve, Point, accuracies, draw, widths
 from paper.page.figures import Drawn, paper_figures
 from paper.page.records import Records
 from support_paper import PaperRecord
-from tinyproto.report.svg import BOTTOM
-from tinyproto.report.svg import DOT
 from tinyproto.report.figures import Figure
 from tinyproto.report.runs import find_runs, read_runs
+from tinyproto.report.svg import BOTTOM, DOT
 
 
 def drawn(folder: Path, made: Sequence[PaperRecord]) -> dict[str, Drawn]:

@@ -12,8 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from tinyproto.report import heatmap, svg
+from tinyproto.report.heatmap import ABSENT, ABSENT_COLOUR, NEGATIVE, NOTHING, POSITIVE, SHADES, indices, png
 from tinyproto.report.svg import Linear, Logarithmic, round_step, span
-from tinyproto.report.heatmap import ABSENT, ABSENT_COLOUR, LEVELS, NEGATIVE, NOTHING, POSITIVE, indices, png
 
 # Scales
 
@@ -121,7 +121,7 @@ def test_a_picture_shows_positive_negative_nothing_and_absent_apart() -> None:
 
 
 def test_the_palette_grows_with_the_value_and_the_smallest_one_is_visible() -> None:
-    values = np.linspace(0, 1, LEVELS + 1, dtype=np.float32)[None]
+    values = np.linspace(0, 1, SHADES + 1, dtype=np.float32)[None]
     alphas = decoded(png(indices(values, np.ones_like(values, bool), 0.0, 1.0)))[0, :, 3].tolist()
     assert alphas[0] == 0
     assert alphas == sorted(set(alphas))
@@ -139,13 +139,13 @@ def test_equal_bounds_and_values_that_mean_nothing_do_no_harm() -> None:
 # SVG
 
 
-def made(values: NDArray[np.float32], **changes: object) -> matrix.Matrix:
+def made(values: NDArray[np.float32], **changes: object) -> heatmap.Matrix:
     rows, columns = values.shape
     given: dict[str, object] = {
         "values": values, "present": np.ones_like(values, bool), "row_names": [f"row {row}" for row in range(rows)],
         "column_names": [str(column) for column in range(columns)], "column_title": "unit", "low": 0.0, "high": 1.0,
     }  # fmt: skip
-    return matrix.Matrix(**{**given, **changes})  # type: ignore[arg-type]
+    return heatmap.Matrix(**{**given, **changes})  # type: ignore[arg-type]
 
 
 def words(parts: list[str]) -> list[str]:
@@ -155,28 +155,28 @@ def words(parts: list[str]) -> list[str]:
 
 def test_a_matrix_names_rows_and_columns_and_writes_numbers_where_there_is_room() -> None:
     drawing = made(np.array([[0.1, 0.9]], np.float32), number=lambda value: f"{100 * value:.0f}", title="share")
-    parts = matrix.draw(drawing)
+    parts = heatmap.draw(drawing)
     assert words(parts) == ["share", "row 0", "0", "1", "unit", "10", "90"]
     assert sum("on-ink" in part for part in parts) == 1
 
 
 def test_a_matrix_with_many_columns_names_every_so_many_and_writes_no_numbers() -> None:
     drawing = made(np.ones((1, 500), np.float32), number=lambda value: "100")
-    assert words(matrix.draw(drawing)) == ["row 0", *(str(column) for column in range(0, 500, 50)), "unit"]
+    assert words(heatmap.draw(drawing)) == ["row 0", *(str(column) for column in range(0, 500, 50)), "unit"]
 
 
 def test_a_matrix_with_many_rows_stays_a_page_high_and_skips_names() -> None:
     drawing = made(np.ones((200, 2), np.float32))
     assert drawing.height < 450
-    named = [name for name in words(matrix.draw(drawing)) if name.startswith("row")]
+    named = [name for name in words(heatmap.draw(drawing)) if name.startswith("row")]
     assert named == [f"row {row}" for row in range(0, 200, 5)]
 
 
 def test_a_long_row_name_keeps_its_ends_and_leaves_room_for_cells() -> None:
     drawing = made(np.ones((1, 2), np.float32), row_names=["beginning " + 200 * "x" + " end"])
-    assert drawing.left < matrix.RIGHT / 2
-    name = words(matrix.draw(drawing))[0]
-    assert len(name) <= matrix.LONGEST_NAME
+    assert drawing.left < heatmap.RIGHT / 2
+    name = words(heatmap.draw(drawing))[0]
+    assert len(name) <= heatmap.LONGEST_NAME
     assert name.startswith("beginning")
     assert name.endswith("x end")
     assert "…" in name

@@ -111,7 +111,8 @@ def report(
         typer.Option(help="The file to write.", show_default="RUN/report.html; ./report.html for several runs"),
     ] = None,
     figures: Annotated[
-        Path | None, typer.Option(help="Also write every figure as .svg and .csv into this folder.", show_default="none")
+        Path | None,
+        typer.Option(help="Also write every figure as .svg and .csv into this folder.", show_default="none"),
     ] = None,
     class_id: Annotated[
         int | None,
@@ -143,16 +144,16 @@ def report(
 
 @app.command()
 def models(
-    num_classes: Annotated[int, typer.Option(parser=positive("--num-classes"), metavar="K", help="Number of classes.")] = 100,
+    num_classes: Annotated[
+        int, typer.Option(parser=positive("--num-classes"), metavar="K", help="Number of classes.")
+    ] = 100,
     proto_dim: Annotated[
         int, typer.Option(parser=positive("--proto-dim"), metavar="D", help="Prototype dimension.")
     ] = 500,
     image_size: Annotated[
         int, typer.Option(parser=positive("--image-size"), metavar="N", help="Image height and width.")
     ] = 32,
-    channels: Annotated[
-        int, typer.Option(parser=positive("--channels"), metavar="C", help="Image channels.")
-    ] = 3,
+    channels: Annotated[int, typer.Option(parser=positive("--channels"), metavar="C", help="Image channels.")] = 3,
     json: Json = False,
 ) -> None:
     """List the networks that a config can name, with parameters, feature width and multiply-accumulates."""
@@ -242,7 +243,7 @@ def serve(
         init_keys(init, clients, host or [], output)
         return
     if config is None:
-        raise ConfigError("CONFIG is missing: name a config file or the built-in config federation, or make keys with --init")
+        raise ConfigError("name a CONFIG, such as the built-in config federation, or make keys with --init")
     if overwrite and resume:
         raise ConfigError("--resume continues a run and --overwrite replaces it; leave out one of them")
     from tinyproto.cli.serve import Asked, serve_config
@@ -284,10 +285,11 @@ def join(
         ),
     ] = None,
     keys: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The keys from the coordinator.", show_default="keys/client-N")
+        Path | None, typer.Option(metavar="DIR", help="The folder of its keys.", show_default="keys/client-N")
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The folder for the client's state.", show_default="clients/client-N")
+        Path | None,
+        typer.Option(metavar="DIR", help="The folder for its state.", show_default="clients/client-N"),
     ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:N or auto.")] = "cpu",
     give_up: Annotated[

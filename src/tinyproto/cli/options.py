@@ -12,7 +12,7 @@ from tinyproto.errors import ConfigError
 
 ConfigFile = Annotated[
     Path,
-    typer.Argument(metavar="CONFIG", help="A config file, or a built-in config such as quickstart.", show_default=False),
+    typer.Argument(metavar="CONFIG", help="A config file, or a built-in one such as quickstart.", show_default=False),
 ]
 Overrides = Annotated[
     list[str] | None,

@@ -78,9 +78,10 @@ def _verdicts(settings: Sequence[Setting]) -> Iterator[str]:
         yield from (f"{setting.name}: {one}" if len(settings) > 1 else one for one in sentences)
 
 
-def write_report(folders: Sequence[Path], target: Path) -> None:
-    """Write the page of these runs."""
+def write_report(folders: Sequence[Path], target: Path) -> Path:
+    """Write the page of these runs and return its path."""
     _write(target, make_report(read_runs(folders)).html)
+    return target
 
 
 def write_figures(page: Report, folder: Path) -> None:

@@ -98,11 +98,11 @@ def conclude(output: Output, config: Config, folder: Path, failure: CellsFailed 
     evaluate = config.model.evaluate
     comparison = compare(results, titles, evaluate.rule, evaluate.statistic, evaluate.every)
     sentences = verdict(comparison) if results else []
-    report = folder / "report.html"
+    report = None
     if results:
         output.console.print()
         print_comparison(output.console, comparison, sentences)
-        write_report([folder], report)
+        report = str(write_report([folder], folder / "report.html"))
         output.say(f"\nResults are in {folder}; open {report}")
-    run = {"run": str(folder), "report": str(report) if results else None, "verdict": sentences}
+    run = {"run": str(folder), "report": report, "verdict": sentences}
     output.result({**run, "failed": failure.failed if failure else [], **comparison.plain()})

@@ -61,7 +61,7 @@ def _by_network(series: Series, rule: str, statistic: str, models: Sequence[str]
 
 
 def _accuracy(cell: Cell, rule: str, statistic: str, models: Sequence[str], name: str) -> float | None:
-    """Return correct over all test samples of the clients with this network; client i has network i mod their number."""
+    """Return the accuracy over the samples of the clients with a network; client i has network i mod their number."""
     curve = [(record["round"] - 1, record["accuracy"][rule]) for record in cell.rounds]
     found = []
     for index in read_at(curve)[statistic]:

@@ -286,7 +286,11 @@ def _dead_units(dead: Sequence[tuple[Series, Sequence[DeadUnits]]]) -> str:
         "few zeros. With CPS, a class's global prototype has values only in the units that all clients send for it."
     )
     rows = [
-        [series.title, *(share_cell(spread(shares)) for shares in zip(*((u.local, u.global_) for u in units)))]
+        [
+            series.title,
+            share_cell(spread([one.local for one in units])),
+            share_cell(spread([one.global_ for one in units])),
+        ]
         for series, units in dead
     ]
     deviations = f"; {SPREAD_WORDS}" if any(len(units) > 1 for _, units in dead) else ""
@@ -297,9 +301,7 @@ def _dead_units(dead: Sequence[tuple[Series, Sequence[DeadUnits]]]) -> str:
     )
 
 
-def _that_fit(
-    groups: Sequence[tuple[str, str, Sequence[Figure]]], pictures: int, data: int
-) -> tuple[list[str], str]:
+def _that_fit(groups: Sequence[tuple[str, str, Sequence[Figure]]], pictures: int, data: int) -> tuple[list[str], str]:
     """Return the HTML of groups of figures that fit, and a note on what does not.
 
     A group has a title, a heading and figures. All pictures come first, up to `pictures` bytes; then the data of as
