@@ -75,7 +75,7 @@ def test_several_seeds_show_their_spread(tmp_path: Path) -> None:
     page = report(tmp_path, Made(seeds=(0, 1))).html
     assert "85.0 ± 2.4" in page  # 25/30 and 26/30, with n − 1
     captions = re.findall(r"<p[^>]*>([^<]*± sample standard deviation \(n − 1\)[^<]*)</p>", page)
-    assert len(captions) == 3  # numbers, by network, dead units
+    assert len(captions) == 2  # numbers and dead units
     assert "±" not in report(tmp_path / "one", Made()).html
 
 

@@ -55,7 +55,7 @@ def root(
 def run(
     config: ConfigFile,
     overrides: Overrides = None,
-    runs: Annotated[Path, typer.Option(help="The folder for run folders.")] = Path("runs"),
+    runs: Annotated[Path, typer.Option(help="The folder to create run folders in.")] = Path("runs"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run folder if it exists.")] = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -188,7 +188,7 @@ def serve(
             show_default="127.0.0.1:8443; with --resume the previous one",
         ),
     ] = None,
-    runs: Annotated[Path, typer.Option(help="The folder for run folders.")] = Path("runs"),
+    runs: Annotated[Path, typer.Option(help="The folder to create run folders in.")] = Path("runs"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run folder if it exists.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Resume after the last completed round.")] = False,
     init: Annotated[
@@ -285,11 +285,12 @@ def join(
         ),
     ] = None,
     keys: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The folder of its keys.", show_default="keys/client-N")
+        Path | None,
+        typer.Option(metavar="DIR", help="The folder with this client's keys.", show_default="keys/client-N"),
     ] = None,
     folder: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="The folder for its state.", show_default="clients/client-N"),
+        typer.Option(metavar="DIR", help="The folder for this client's state.", show_default="clients/client-N"),
     ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:N or auto.")] = "cpu",
     give_up: Annotated[
