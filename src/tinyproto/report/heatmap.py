@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-import struct
-import zlib
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from tinyproto.report import svg
 
@@ -128,24 +128,13 @@ def indices(values: NDArray[np.float32], present: NDArray[np.bool_], low: float,
 
 def png(cells: NDArray[np.uint8]) -> bytes:
     """Return an indexed PNG whose shades are opacities of one colour, so that it fits any background."""
-    height, width = cells.shape
     opacity = [0, *(int(30 + 225 * (shade + 1) / SHADES) for shade in range(SHADES))]
     colours = [(0, 0, 0), *[POSITIVE] * SHADES, *[NEGATIVE] * SHADES, ABSENT_COLOUR]
     alphas = [*opacity, *opacity[1:], 60]
-    rows = np.concatenate([np.zeros((height, 1), np.uint8), cells], axis=1)  # each row begins with its filter, none
-    header = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
-    chunks = (
-        (b"IHDR", header),
-        (b"PLTE", b"".join(bytes(colour) for colour in colours)),
-        (b"tRNS", bytes(alphas)),
-        (b"IDAT", zlib.compress(rows.tobytes(), 9)),
-        (b"IEND", b""),
-    )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, content) for kind, content in chunks)
-
-
-def _chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+    image, file = Image.fromarray(cells), io.BytesIO()
+    image.putpalette([channel for colour in colours for channel in colour])
+    image.save(file, "PNG", transparency=bytes(alphas), optimize=True)
+    return file.getvalue()
 
 
 def data_address(content: bytes, kind: str) -> str:

@@ -15,31 +15,26 @@ from tinyproto.report.studies import Series, Setting, Study
 from tinyproto.report.svg import BOTTOM, LEFT, RIGHT, TOP, LegendEntry, Linear, Logarithmic, Scale, stroke
 from tinyproto.report.words import counted, percent, size
 
+Points = dict[int, list[float]]  # rounds trained → accuracy of each seed
+T = TypeVar("T")
+
 # Rounds
-
-
-@dataclass(frozen=True)
-class _Curve:
-    series: Series
-    points: dict[int, list[float]]  # rounds trained → accuracy of each seed
 
 
 def accuracy_over_rounds(study: Study, rule: str, slug: str) -> Figure | None:
     """Draw a line per method and a band around it for its seeds; return None if the rule applies to no method."""
-    curves = [curve for _, series in study.series if (curve := _curve(series, rule)).points]
+    curves = [(series, points) for _, series in study.series if (points := _points(series, rule))]
     if not curves:
         return None
-    everything = [value for curve in curves for values in curve.points.values() for value in values]
-    last = max(max(curve.points) for curve in curves)
+    everything = [value for _, points in curves for values in points.values() for value in values]
+    last = max(max(points) for _, points in curves)
     x = Linear(0, max(last, 1), LEFT, RIGHT, finest=1.0)
     y = Linear(*svg.span(everything, 0.1, 0.0, 1.0), BOTTOM, TOP)
     parts = svg.frame(x, y, "rounds trained", f"Accuracy in %, {RULE_NAMES[rule]}", lambda value: f"{value:g}")
-    for curve in curves:
-        parts += _draw_curve(curve, x, y)
-    explained, bottom = svg.legend(
-        [LegendEntry(curve.series.title, stroke(f"curve {curve.series.ink}")) for curve in curves]
-    )
-    seeds = max(len(curve.series.cells) for curve in curves)
+    for series, points in curves:
+        parts += _draw_curve(series, points, x, y)
+    explained, bottom = svg.legend([LegendEntry(series.title, stroke(f"curve {series.ink}")) for series, _ in curves])
+    seeds = max(len(series.cells) for series, _ in curves)
     band = f" Line: mean over seeds; band: lowest to highest of up to {seeds} seeds." if seeds > 1 else ""
     return Figure(
         slug=slug,
@@ -49,43 +44,38 @@ def accuracy_over_rounds(study: Study, rule: str, slug: str) -> Figure | None:
         svg=svg.figure(bottom, parts + explained, f"Accuracy over rounds by {RULE_NAMES[rule]}"),
         columns=("method", "rule", "rounds_trained", "seed", "accuracy"),
         rows=[
-            [curve.series.title, rule, point.rounds, seed, accuracy]
-            for curve in curves
-            for seed, point, accuracy in curve.series.evaluations(rule)
+            [series.title, rule, point.rounds, seed, accuracy]
+            for series, _ in curves
+            for seed, point, accuracy in series.evaluations(rule)
         ],
     )
 
 
-def _curve(series: Series, rule: str) -> _Curve:
-    points: dict[int, list[float]] = {}
+def _points(series: Series, rule: str) -> Points:
+    points: Points = {}
     for _, point, accuracy in series.evaluations(rule):
         points.setdefault(point.rounds, []).append(accuracy)
-    return _Curve(series, points)
+    return points
 
 
-def _draw_curve(curve: _Curve, x: Linear, y: Linear) -> list[str]:
-    colour = curve.series.ink
-    places = [(x(rounds), values) for rounds, values in sorted(curve.points.items())]
+def _draw_curve(series: Series, points: Points, x: Linear, y: Linear) -> list[str]:
+    places = [(x(rounds), values) for rounds, values in sorted(points.items())]
     top = svg.thinned([(place, y(max(values))) for place, values in places])
     bottom = svg.thinned([(place, y(min(values))) for place, values in places])
-    band = [svg.path([*top, *reversed(bottom)], f"band {colour}", closed=True)] if len(curve.series.cells) > 1 else []
+    band = [svg.path([*top, *reversed(bottom)], f"band {series.ink}", closed=True)] if len(series.cells) > 1 else []
     means = [(place, y(statistics.fmean(values))) for place, values in places]
-    dot = [svg.marker(*means[0], f"dot {colour}", curve.series.title)] if len(means) == 1 else []
-    return [*band, svg.path(svg.thinned(means), f"curve {colour}"), *dot]
+    dot = [svg.marker(*means[0], f"dot {series.ink}", series.title)] if len(means) == 1 else []
+    return [*band, svg.path(svg.thinned(means), f"curve {series.ink}"), *dot]
 
 
-def _describe_curves(curves: list[_Curve], rule: str) -> str:
-    ends = [(statistics.fmean(curve.points[max(curve.points)]), curve) for curve in curves]
-    ends.sort(key=lambda pair: -pair[0])
-    listed = ", ".join(
-        f"{curve.series.title} {percent(value)} after {counted(max(curve.points), 'round')}" for value, curve in ends
-    )
+def _describe_curves(curves: Sequence[tuple[Series, Points]], rule: str) -> str:
+    ends = [(statistics.fmean(points[max(points)]), max(points), series.title) for series, points in curves]
+    ends.sort(key=lambda end: -end[0])
+    listed = ", ".join(f"{title} {percent(value)} after {counted(last, 'round')}" for value, last, title in ends)
     return f"Line chart of accuracy by {RULE_NAMES[rule]}. At the end: {listed}."
 
 
 # Bytes
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
