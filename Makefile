@@ -5,7 +5,7 @@ FLOWER := .venv-flower/bin
 LOWEST := .venv-lowest/bin
 COVERED := core algorithms wire engine
 
-.PHONY: run test test-all test-flower test-flower-all test-lowest soak docs format clean
+.PHONY: run test test-paper test-all test-flower test-flower-all test-lowest soak docs format clean
 
 run: .venv/.core
 	$(BIN)/tinyproto run configs/quickstart.yaml --overwrite
@@ -16,6 +16,10 @@ test: .venv/.dev
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 $(COVERED:%=--cov=tinyproto.%) --cov-report=
 	@for layer in $(COVERED); do $(BIN)/coverage report --skip-covered --fail-under=95 --include="*/tinyproto/$$layer/*" || exit 1; done
+
+# The paper's experiments, records and page; not part of `test`.
+test-paper: .venv/.dev
+	$(BIN)/pytest -n 2 tests/paper
 
 test-all: .venv/.dev
 	$(BIN)/pytest -n 2 -m "slow or browser or gpu or not slow"
@@ -45,8 +49,7 @@ docs: .venv/.dev
 	mv docs/configuration.md.new docs/configuration.md
 	$(BIN)/python docs/pictures/draw.py
 	$(BIN)/python docs/pictures/flow.py
-	$(BIN)/python -m paper.experiments
-	$(BIN)/python -X utf8 -m paper.page.markdown
+	$(BIN)/python -X utf8 -m paper docs
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix .
