@@ -73,7 +73,7 @@ def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
 
 
 class Output:
-    """Where a verb prints. With `json`, words go to standard error, so that standard output is one JSON value."""
+    """The output of a verb. With `json`, words go to standard error, so that standard output is one JSON value."""
 
     def __init__(self, *, json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
         if quiet and verbose:
