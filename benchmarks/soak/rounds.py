@@ -25,7 +25,7 @@ from tinyproto.simulation.loop import PlayedRound
 
 ROUNDS = 3000
 WARM = 100
-"""Rounds after which memory and time have to be flat."""
+"""Rounds after which memory and time must be flat."""
 
 WINDOW = 500
 MOST_GROWTH = 0.05

@@ -37,8 +37,3 @@ def positive(option: str, at_most: int = 100_000) -> Callable[[str], int]:
         return value
 
     return parse
-
-
-def names(text: str) -> tuple[str, ...]:
-    """A list separated by commas."""
-    return tuple(name.strip() for name in text.split(","))

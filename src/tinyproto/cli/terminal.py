@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from rich import box
@@ -29,16 +29,6 @@ def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
     for name, words in facts:
         table.add_row(escape(name), escape(words))
     return table
-
-
-def machine_facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What a measurement was made on, from its environment."""
-    versions = ", ".join(f"{name} {environment['packages'][name]}" for name in ("torch", "numpy"))
-    package = f"tinyproto {environment['tinyproto']} ({environment['commit'] or 'no checkout'})"
-    return [
-        ("machine", f"{environment['cpu']}, {environment['cpu_count']} cores, {environment['platform']}"),
-        ("versions", f"{package}, Python {environment['python']}, {versions}"),
-    ]
 
 
 class Output:
