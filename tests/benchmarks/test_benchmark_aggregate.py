@@ -147,7 +147,7 @@ def test_the_page_quotes_the_record_which_is_of_the_million() -> None:
     assert len(record["environment"]["commit"]) == 40
     shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in record["shares"].items())
     readable = record["readable_way"]
-    page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
+    page = "\n".join(path.read_text(encoding="utf-8") for path in (RECORD.parents[2] / "docs").rglob("*.md"))
     for line in (
         f"| payload per second of one core | {record['gigabytes_per_second_per_core']:.2f} GB |",
         f"| uploads per second of one core | {number(record['uploads_per_second'])} |",
