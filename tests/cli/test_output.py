@@ -176,7 +176,7 @@ def test_an_encoding_without_our_signs_gets_the_nearest_it_has(project: Path) ->
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("asked", [("models", "--json"), ("--help",), ("doctor",)])
+@pytest.mark.parametrize("asked", [("models", "--image-size=8"), ("--help",), ("doctor",)])
 def test_an_output_that_is_full_is_one_sentence(tmp_path: Path, asked: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(

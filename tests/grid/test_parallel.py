@@ -82,7 +82,7 @@ def in_turn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return grid.run(experiment(folder), folder / "runs")
 
 
-@pytest.mark.parametrize("cells", [2, 3])
+@pytest.mark.parametrize("cells", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_cells_at_once_leave_the_same_run_folder(tmp_path: Path, in_turn: Path, cells: int) -> None:
     told = Recording()
     folder = grid.run(experiment(tmp_path, f"train.parallel_cells={cells}"), tmp_path / "runs", observer=told)
