@@ -6,7 +6,7 @@ LOWEST := .venv-lowest/bin
 COVERED := core algorithms wire engine
 SUITES := paper benchmarks docs
 
-.PHONY: run test test-benchmarks test-docs test-all test-flower test-flower-all test-lowest soak docs format clean
+.PHONY: run test test-paper test-benchmarks test-docs test-all test-flower test-flower-all test-lowest soak docs format clean
 
 run: .venv/.core
 	$(BIN)/tinyproto run configs/quickstart.yaml --overwrite
@@ -19,7 +19,7 @@ test: .venv/.dev
 	@for layer in $(COVERED); do $(BIN)/coverage report --skip-covered --fail-under=95 --include="*/tinyproto/$$layer/*" || exit 1; done
 
 # The suites that `make test` leaves out, one target each.
-test-benchmarks test-docs: test-%: .venv/.dev
+test-paper test-benchmarks test-docs: test-%: .venv/.dev
 	$(BIN)/pytest -n 2 tests/$*
 
 test-all: .venv/.dev
@@ -46,7 +46,8 @@ soak: .venv/.core
 	$(BIN)/python -m benchmarks soak
 
 docs: .venv/.dev
-	$(BIN)/python -X utf8 docs/configuration.py
+	$(BIN)/python -X utf8 docs/configuration.py > docs/reference/configuration.md.new
+	mv docs/reference/configuration.md.new docs/reference/configuration.md
 	$(BIN)/python docs/pictures/draw.py
 	$(BIN)/python docs/pictures/flow.py
 	$(BIN)/python -X utf8 -m paper docs

@@ -33,8 +33,7 @@ from tinyproto.core.messages import Message
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.task import FitResult, batch_plan, batch_sizes
 from tinyproto.core.threads import one_thread
-from tinyproto.data.federation import FederatedData
-from tinyproto.data.images import Images
+from tinyproto.data.images import FederatedData, Images
 from tinyproto.data.partition import Share
 from tinyproto.engine.agreement import expected_frames
 from tinyproto.engine.client import LocalTraining

@@ -19,6 +19,7 @@ RANKS = {
     "data": 3,
     "wire": 3,
     "algorithms": 4,
+    "stacked": 4,
     "engine": 5,
     "storage": 6,
     "simulation": 7,
@@ -37,7 +38,7 @@ RANKS = {
 ENTRY_POINTS = ("federation/flower/client_app.py", "federation/flower/server_app.py")
 """Flower's entry points, which rank with `cli` and which no module imports."""
 
-LIGHT = ("core", "models", "data", "wire", "algorithms", "engine")
+LIGHT = ("core", "models", "data", "wire", "algorithms", "stacked", "engine")
 ALLOWED_IN_LIGHT = {"torch", "numpy", "tinyproto", "sklearn", "PIL", "triton"}
 LAZY_IN_LIGHT = {"sklearn", "PIL"}
 IMPURE = {"time", "logging", "random", "datetime"}

@@ -63,7 +63,7 @@ def test_help_names_the_verbs(tmp_path: Path) -> None:
     done = command("--help", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert all(verb in done.stdout for verb in ("run", "resume", "report", "doctor", "--version"))
-    assert called("-h", cwd=tmp_path).stdout == done.stdout
+    assert command("-h", cwd=tmp_path).stdout == done.stdout
 
 
 def test_help_of_run_names_its_arguments_and_gives_examples_that_work(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 import pytest
 
 from support_cli import CLASSES, CLIENTS, GoodRun, in_process, tree
-from support_paper import PaperRecord
 from support_report import Made
 
 Captured = pytest.CaptureFixture[str]
@@ -117,51 +116,6 @@ def test_where_nothing_can_be_shown_the_first_problem_is_the_error(
     Made(name="begun", done=0).write(made / "begun")
     assert in_process(monkeypatch, made, "report", "begun") == 2
     assert "begun has no finished cell yet; `tinyproto resume begun` goes on with it" in capsys.readouterr().err
-
-
-def test_records_of_the_paper_bring_its_tables_readings_and_claims(
-    tmp_path: Path, monkeypatch: Patch, capsys: Captured
-) -> None:
-    for label in ("local", "fedproto", "tinyproto_fp", "tinyproto_ft"):
-        PaperRecord("table1_cifar100", label, rounds=4).write(tmp_path / "results")
-    assert in_process(monkeypatch, tmp_path, "report", "results", "--figures", "figures", "--json") == 0
-    captured = capsys.readouterr()
-    paper = json.loads(captured.out)["paper"]
-    assert [len(table["rows"]) for table in paper["tables"]] == [9] * 6 + [24] * 3
-    assert len(paper["readings"]) == 19 + 3 + 4 + 6  # on CIFAR-100, of its ablation, with 50 clients and on CIFAR-10
-    assert paper["rules"] == []  # four rounds say nothing of the paper's 300
-    assert {claim["verdict"] for claim in paper["claims"]} == {"holds", "does not hold", "cannot be told yet"}
-    assert "TinyProto sends 10× fewer parameters than FedProto: does not hold so far" in captured.err
-    assert (tmp_path / "figures" / "paper-figure1.svg").is_file()
-    assert (tmp_path / "figures" / "paper-neurons-bytes.csv").is_file()
-    page = (tmp_path / "report.html").read_text()
-    assert page.index("The paper, repeated") < page.index("Verdict") < page.index(">Numbers<")
-    assert "Ablation of TinyProto-FT, CIFAR-10: not drawn, no cell of it is among the runs" in page
-
-
-def test_records_that_go_beyond_the_paper_bring_their_tables_figure_and_aims(
-    tmp_path: Path, monkeypatch: Patch, capsys: Captured
-) -> None:
-    for stem, label, payload in (
-        ("table1_cifar100", "fedproto", 5000),
-        ("table1_cifar100", "fedtgp", 5000),
-        ("bytes_cifar100", "tinyproto_ft(s=50-int8-held)", 80),
-    ):
-        PaperRecord(stem, label, rounds=4, payload=payload).write(tmp_path / "results")
-    assert in_process(monkeypatch, tmp_path, "report", "results", "--figures", "figures", "--json") == 0
-    captured = capsys.readouterr()
-    beyond = json.loads(captured.out)["paper"]["beyond"]
-    assert len(beyond["bytes"]) == 31 + 7
-    assert [row["rounds"] for row in beyond["bytes"] if row["experiment"] == "bytes_cifar100"].count(4) == 1
-    assert [len(search["constants"]) for search in beyond["auto"]] == [1, 4, 1, 6, 2, 3, 3]
-    assert [claim["verdict"] for claim in beyond["claims"]] == ["cannot be told yet"] * (2 + 7)
-    assert beyond["figures"] == ["beyond-bytes-4"]
-    assert (tmp_path / "figures" / "beyond-bytes-4.csv").is_file()
-    assert "TinyProto-FT (s=50, int8, held) trains with at least 55× fewer bytes" in " ".join(captured.err.split())
-    page = (tmp_path / "report.html").read_text()
-    assert page.index("Open readings") < page.index("Beyond the paper") < page.index("Verdict")
-    assert "TinyProto-FT, s=50, int4 stochastic" in page
-    assert "Not run yet: `tinyproto reproduce auto` plays it." in page
 
 
 def test_settings_are_named_where_there_are_several(made: Path, monkeypatch: Patch, capsys: Captured) -> None:

@@ -1,4 +1,4 @@
-"""The worked example of docs/add_an_algorithm.md: short, as shown, and different from FedProto as intended."""
+"""The worked example of docs/how-to/add_an_algorithm.md: short, as shown, and different from FedProto as intended."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_it_has_fewer_than_60_lines_and_the_page_shows_all_of_them() -> None:
     text = FILE.read_text(encoding="utf-8")
     assert len(text.splitlines()) < 60
     shown = [block.text for block in blocks_of(ROOT / "docs" / "add_an_algorithm.md") if block.language == "python"]
-    assert text in shown, "docs/add_an_algorithm.md does not show examples/robust_proto.py as it is"
+    assert text in shown, "docs/how-to/add_an_algorithm.md does not show examples/robust_proto.py as it is"
 
 
 def test_a_rare_class_stays_at_home() -> None:

@@ -14,7 +14,7 @@ from tinyproto.algorithms import ALGORITHMS, Algorithm
 from tinyproto.algorithms.base import Round
 from tinyproto.core.messages import Message
 from tinyproto.core.prototypes import class_means
-from tinyproto.data.federation import FederatedData
+from tinyproto.data.images import FederatedData
 from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.evaluate import score
 from tinyproto.engine.round import RoundPlan, RoundRecord, play_round

@@ -13,7 +13,7 @@ import torch
 from support import NUM_CLASSES, PROTO_DIM, InProcess, same_tensors, tiny_net
 from support_rounds import build
 from tinyproto.algorithms.base import Algorithm, Round
-from tinyproto.data.federation import FederatedData
+from tinyproto.data.images import FederatedData
 from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.round import RoundPlan, RoundRecord, play_round
 from tinyproto.engine.server import Reply

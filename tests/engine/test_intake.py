@@ -17,7 +17,7 @@ from tinyproto.algorithms.fedproto import AveragingServer, StreamingServer
 from tinyproto.algorithms.streaming import Gathered, StreamingSide, merge_tree
 from tinyproto.core.messages import Message
 from tinyproto.core.prototypes import PackedRows, Prototypes
-from tinyproto.data.federation import FederatedData
+from tinyproto.data.images import FederatedData
 from tinyproto.engine.agreement import expected_frames
 from tinyproto.engine.intake import Intake, InTurn
 from tinyproto.engine.round import RoundPlan, play_round

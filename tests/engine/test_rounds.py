@@ -15,7 +15,7 @@ from tinyproto.algorithms import ALGORITHMS
 from tinyproto.algorithms.base import Round
 from tinyproto.core.messages import Message
 from tinyproto.core.prototypes import Prototypes, class_means
-from tinyproto.data.federation import FederatedData
+from tinyproto.data.images import FederatedData
 from tinyproto.engine import round as round_module
 from tinyproto.engine.agreement import expected_frames
 from tinyproto.engine.client import LocalTraining
@@ -181,7 +181,7 @@ def test_a_refused_frame_changes_no_state(quarters: FederatedData, field: str, f
 def test_a_frame_of_another_federation_is_refused_by_the_client(quarters: FederatedData) -> None:
     played = simulation(quarters, build("fedproto"))
     stranger = expected_frames(build("tinyproto_fp"), NUM_CLASSES, PROTO_DIM).digest
-    with pytest.raises(WireError, match="digest: the other side runs another federation"):
+    with pytest.raises(WireError, match=r"digest: .* another federation"):
         played.loopback.clients.handle({0: encode(Header(Kind.TRAIN, 1, 0, stranger), Message())})
 
 

@@ -19,7 +19,7 @@ from tinyproto.algorithms import ALGORITHMS
 from tinyproto.algorithms.base import Round
 from tinyproto.core.messages import Message
 from tinyproto.core.prototypes import Prototypes
-from tinyproto.data.federation import FederatedData
+from tinyproto.data.images import FederatedData
 from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.round import RoundPlan, RoundRecord, play_round
 from tinyproto.engine.server import Reply

@@ -16,7 +16,7 @@ from tinyproto.algorithms import ALGORITHMS, Algorithm
 from tinyproto.algorithms.auxiliary import AuxiliaryClient
 from tinyproto.config import parse_config
 from tinyproto.core.streams import Streams
-from tinyproto.data.federation import FederatedData
+from tinyproto.data.images import FederatedData
 from tinyproto.data.partition import Share
 from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.round import RoundRecord

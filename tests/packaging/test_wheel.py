@@ -64,6 +64,13 @@ def test_it_has_its_types_its_page_and_the_built_in_configs_as_in_the_repository
         assert (package / config).read_bytes() == (ROOT / config).read_bytes()
 
 
+def test_it_has_neither_the_paper_nor_the_benchmarks(site: Path) -> None:
+    assert {path.name for path in site.iterdir() if path.suffix != ".dist-info"} - {"bin", "__pycache__"} == {
+        "tinyproto"
+    }
+    assert not [path for path in (site / "tinyproto").rglob("*") if path.name in ("paper", "benchmarks", "reproduce")]
+
+
 def test_its_version_is_that_of_its_metadata(site: Path, tmp_path: Path) -> None:
     (metadata,) = site.glob("tinyproto-*.dist-info")
     assert tinyproto(site, tmp_path, "--version") == f"tinyproto {distribution('tinyproto').version}\n"

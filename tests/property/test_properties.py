@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from torch import Tensor
 
+from support_data import dirichlet_shares
 from tinyproto.core.aggregate import HolderSums, count_scaled_sum, simple_mean
 from tinyproto.core.cps import MaskKind, build_masks, class_masks, compress, reconstruct, sparsify
 from tinyproto.core.messages import AtMost, Message
 from tinyproto.core.prototypes import Prototypes, class_means, nearest
-from tinyproto.data.partition import dirichlet_shares
 from tinyproto.errors import WireError
 from tinyproto.wire.codec import METRIC_CODES, decode, decode_body, encode
 from tinyproto.wire.frame import Header, Kind, pack, unpack

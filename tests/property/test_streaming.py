@@ -113,7 +113,7 @@ def plain_reading(frame: bytes) -> tuple[dict[int, list[float]], dict[str, float
         return None
     tested = metrics.get("test_samples", 0.0)
     correct = [metrics.get(f"correct_{rule}", 0.0) for rule in ("head", "global", "local")]
-    if any(not 0 <= right <= tested or right % 1 or tested % 1 for right in correct):
+    if tested >= 2**31 or any(not 0 <= right <= tested or right % 1 or tested % 1 for right in correct):
         return None
     return rows, metrics
 
@@ -242,6 +242,10 @@ def test_the_mutations_reach_both_verdicts() -> None:
     assert plain_reading(good) == ({}, {"loss": 1.0})
     assert plain_reading(repaired(good[:-1])) is None
     assert plain_reading(repaired(good)) is not None
+    tested = {"test_samples": 2.0**31 - 128, "correct_head": 1.0}
+    header = Header(Kind.UPDATE, ROUND, CLIENT, DIGEST)
+    assert plain_reading(encode(header, Message(metrics=tested))) is not None
+    assert plain_reading(encode(header, Message(metrics={**tested, "test_samples": 2.0**31}))) is None
 
 
 def float32s(*values: float) -> st.SearchStrategy[float]:

@@ -289,17 +289,3 @@ def test_many_runs_are_counted_in_the_heading_and_alike_ones_repeated_once(tmp_p
     assert "<h1>table1_cifar10, table1_cifar100 (8 runs)</h1>" in page
     assert page.count(">Config<") == 2
     assert page.count("and 3 more, which differ from it in algorithm and seed") == 2
-
-
-def test_the_paper_comes_before_the_studies_and_a_page_without_it_has_none(tmp_path: Path) -> None:
-    PaperRecord("table1_cifar100", "fedproto", 60, rounds=4).write(tmp_path / "paper")
-    page = make_report(read_runs(find_runs([tmp_path / "paper"])))
-    Parsed(page.html)
-    assert page.paper is not None
-    assert page.html.index(">The paper, repeated<") < page.html.index(">Its figures<") < page.html.index("Verdict")
-    slugs = [figure["id"] for figure in Parsed(page.html).named("figure")]
-    assert slugs == [figure.slug for figure in page.figures]
-    assert slugs[0] == "paper-figure1"
-    other = report(tmp_path / "other", Made())
-    assert other.paper is None
-    assert "The paper, repeated" not in other.html

@@ -343,7 +343,12 @@ def doctor(json: Json = False) -> None:
 
 
 def main() -> None:
-    """Entry point: an error a user can cause is one sentence on stderr and exit status 2."""
+    """Run the command."""
+    run_app(app, "tinyproto")
+
+
+def run_app(app: typer.Typer, name: str) -> None:
+    """Run a command line: an error that a user can cause becomes one sentence on stderr and exit status 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a terminal without Unicode shows ? instead of failing
             stream.reconfigure(errors=PLAIN)
@@ -353,15 +358,15 @@ def main() -> None:
         finally:
             sys.stdout.flush()
     except Interrupted as stopped:
-        print(f"tinyproto: interrupted; {stopped}", file=sys.stderr)
+        print(f"{name}: interrupted; {stopped}", file=sys.stderr)
         sys.exit(stopped.status)
     except TinyProtoError as error:
-        print(f"tinyproto: error: {error}", file=sys.stderr)
+        print(f"{name}: error: {error}", file=sys.stderr)
         sys.exit(USER_ERROR)
     except OSError as error:  # of what verbs read and write they speak themselves
         if not is_output_broken(error):
             raise
-        print(f"tinyproto: error: cannot write the output: {error.strerror or error}", file=sys.stderr)
+        print(f"{name}: error: cannot write the output: {error.strerror or error}", file=sys.stderr)
         sys.exit(USER_ERROR)
 
 

@@ -17,7 +17,7 @@ from tinyproto.algorithms.base import Client, ClientInfo
 from tinyproto.config.schema import Section
 from tinyproto.core.streams import Streams
 from tinyproto.core.threads import one_thread
-from tinyproto.data.federation import FederatedData
+from tinyproto.data.images import FederatedData
 from tinyproto.engine.client import ClientRuntime
 from tinyproto.engine.stopwatch import Stopwatch
 from tinyproto.engine.training import make_trainer

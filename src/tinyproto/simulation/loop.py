@@ -13,7 +13,7 @@ from tinyproto.algorithms.base import Algorithm, Round
 from tinyproto.algorithms.defence import Defence
 from tinyproto.core.streams import Streams
 from tinyproto.core.threads import one_thread
-from tinyproto.data.federation import CountedSamples, FederatedData
+from tinyproto.data.images import CountedSamples, FederatedData
 from tinyproto.engine.agreement import expected_frames
 from tinyproto.engine.client import ClientRuntime, LocalTraining, Steps
 from tinyproto.engine.round import RoundPlan, RoundRecord, play_round

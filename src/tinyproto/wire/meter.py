@@ -1,4 +1,4 @@
-"""The meter: parameters, payload and wire bytes of every frame, up and down, per client and purpose."""
+"""The meter: parameters, payload and wire bytes of all frames by purpose, direction and client."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ _IN_A_ROUND: tuple[Purpose, ...] = ("training", "evaluation", "closing")
 
 
 class Cost(NamedTuple):
-    """What one or many frames cost."""
+    """The cost of one or more frames."""
 
     parameters: int = 0  # numbers, as the paper counts
     payload: int = 0  # bytes of values and scales
     wire: int = 0  # bytes of frames
 
     def plus(self, other: Cost) -> Cost:
-        """The cost of both."""
+        """Return the sum of both costs."""
         return Cost(self.parameters + other.parameters, self.payload + other.payload, self.wire + other.wire)
 
 
 @dataclass
 class Meter:
-    """Counts the frames of one round."""
+    """Counter of the frames of one round."""
 
     costs: dict[tuple[Purpose, Direction, int], Cost] = field(default_factory=dict)
 
     def announce(self, purpose: Purpose, direction: Direction, client: int) -> None:
-        """A frame that will cost something once it is made; what is announced first stands first."""
+        """Reserve the place of a frame that is encoded later; costs are listed in the order of announcement."""
         self.costs.setdefault((purpose, direction, client), Cost())
 
     def count(self, purpose: Purpose, direction: Direction, client: int, cost: Cost) -> None:
-        """Add what one frame costs."""
+        """Add the cost of one frame."""
         key = (purpose, direction, client)
         self.costs[key] = self.costs.get(key, Cost()).plus(cost)
 
     def total(self, purpose: Purpose, direction: Direction) -> Cost:
-        """The cost of one purpose over all clients."""
+        """Return the cost of one purpose over all clients."""
         return _sum(cost for (*counted, _), cost in self.costs.items() if counted == [purpose, direction])
 
     def client(self, client: int, direction: Direction) -> Cost:
-        """The cost of one client in a round, whatever it was asked for; the hello is no part of a round."""
+        """Return the cost of one client in a round over all purposes but the hello, which is not part of a round."""
         return _sum(self.costs.get((purpose, direction, client), Cost()) for purpose in _IN_A_ROUND)
 
 
