@@ -292,7 +292,7 @@ def test_a_loss_that_cannot_be_stacked_fails_before_anything_has_changed() -> No
     together, _ = trained(side, trainer, "small_cnn_a", (20, 12), shifted)
     assert_alike(together, alone)
     (note,) = trainer.notes
-    assert re.match(r"client 0 .*one by one: .*other inputs", note)
+    assert re.match(r"client 0 .*one by one: its loss .*inputs", note)
 
 
 @pytest.mark.parametrize("network", ["small_cnn_d", "shufflenet_v2"])

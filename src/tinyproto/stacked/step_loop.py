@@ -221,7 +221,7 @@ def _computed(output: Output, batch: Tensor) -> Callable[[Tensor], Output]:
 
     def network(inputs: Tensor) -> Output:
         if inputs is not batch:
-            raise CannotStack("its loss gives a network other inputs than the batch")
+            raise CannotStack("its loss passes a network inputs other than the batch")
         return Output(*output)
 
     return network
