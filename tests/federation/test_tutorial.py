@@ -1,4 +1,4 @@
-"""The commands of docs/federation.md and of the README, typed one block after another in a fresh folder."""
+"""The commands of docs/start/federation.md and of the README, typed one block after another in a fresh folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support_federation import MARK, eventually, marked
 
 pytestmark = [pytest.mark.flower, pytest.mark.flower_slow]
 
-PAGE = ROOT / "docs" / "federation.md"
+PAGE = ROOT / "docs" / "start" / "federation.md"
 COMMANDS = [block.text for block in blocks_of(PAGE) if block.info == "bash flower"]
 
 

@@ -213,7 +213,7 @@ def serve(
 ) -> None:
     """Coordinate a real federation over the network; clients take part with **tinyproto join**.
 
-    It runs on Flower, which needs an environment of its own (see docs/federation.md), and accepts clients with a
+    It runs on Flower, which needs an environment of its own (see docs/start/federation.md), and accepts clients with a
     registered key over TLS. Only the services that clients need are open to the network. Rounds continue when clients
     disappear, and wait when too few are connected. The run folder **runs/NAME** is like that of **tinyproto run**.
 
