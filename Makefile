@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 FLOWER := .venv-flower/bin
 LOWEST := .venv-lowest/bin
-COVERED := core algorithms wire engine
+COVERED := core algorithms wire engine stacked
 SUITES := paper benchmarks docs
 
 .PHONY: run test test-paper test-benchmarks test-docs test-all test-flower test-flower-all test-lowest soak docs format clean
