@@ -18,6 +18,7 @@ RANKS = {
     "data": 3,
     "wire": 3,
     "algorithms": 4,
+    "stacked": 4,
     "engine": 5,
     "storage": 6,
     "simulation": 7,
@@ -36,7 +37,7 @@ RANKS = {
 ENTRY_POINTS = ("federation/flower/client_app.py", "federation/flower/server_app.py")
 """Flower's, which rank with `cli` and which nobody imports."""
 
-LIGHT = ("core", "models", "data", "wire", "algorithms", "engine")
+LIGHT = ("core", "models", "data", "wire", "algorithms", "stacked", "engine")
 ALLOWED_IN_LIGHT = {"torch", "numpy", "tinyproto", "sklearn", "PIL", "triton"}
 MODULES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 

@@ -12,7 +12,7 @@ from torch import nn
 from tinyproto.algorithms.base import Client
 from tinyproto.config.load import parse_config
 from tinyproto.data.images import Images
-from tinyproto.data.partition_kinds import OWN_KEYS
+from tinyproto.data.partition import KEYS_OF_KIND
 from tinyproto.data.sources import load
 from tinyproto.engine.round import RoundRecord
 from tinyproto.errors import ConfigError, ModelError
@@ -161,9 +161,9 @@ def _partition(settings: Mapping[str, Any], **arguments: Any) -> dict[str, Any]:
     """The arguments that the kind of partition reads; one from a file says itself how many clients it has."""
     given = settings.get("partition")
     kind = given.get("kind", "dirichlet") if isinstance(given, Mapping) else "dirichlet"
-    if not isinstance(kind, str) or kind not in OWN_KEYS or kind == "file":
+    if not isinstance(kind, str) or kind not in KEYS_OF_KIND or kind == "file":
         return {}
-    return {key: value for key, value in arguments.items() if key in OWN_KEYS[kind]}
+    return {key: value for key, value in arguments.items() if key in KEYS_OF_KIND[kind]}
 
 
 def _plain(value: Any) -> Any:

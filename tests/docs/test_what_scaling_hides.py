@@ -1,4 +1,4 @@
-"""The example of docs/privacy.md: its rules against numbers worked out by hand, its tap, and its records."""
+"""The example of docs/explain/privacy.md: its rules against numbers worked out by hand, its tap, and its records."""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from support import InProcess, make_patterns
+from support_data import dirichlet_shares
 from tinyproto.algorithms import ALGORITHMS, Algorithm, FederationSpec
 from tinyproto.core.task import FeatureModel, FitResult, State, Task, TensorData, Trainer
-from tinyproto.data.federation import FederatedData
-from tinyproto.data.partition import dirichlet_shares
+from tinyproto.data.images import FederatedData
 from tinyproto.engine.client import LocalTraining
 from tinyproto.models import build_model
 from tinyproto.models.count import count_parameters

@@ -13,7 +13,7 @@ from rich.table import Table
 from tinyproto.cli.progress import LoadingBar
 from tinyproto.cli.terminal import Output, plain_table
 from tinyproto.config import load_config
-from tinyproto.data.partition_kinds import holdings
+from tinyproto.data.partition import holdings
 from tinyproto.data.sources import LabelledNames, load_labels
 from tinyproto.fetch import fetch
 from tinyproto.report.words import counted, number
