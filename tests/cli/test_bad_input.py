@@ -73,7 +73,7 @@ MORE_BAD = [
         ["trial.yaml", "data.first_classes=11"],
     ),
     Bad(
-        "more first classes than a file has", ["data.first_classes", "at most the 3 classes of", "not 4"],
+        "more first classes than a file has", ["data.first_classes", "between 2 and 3", "not 4"],
         ["trial.yaml", "data.name=image_folder", "data.root=pictures", "data.first_classes=4"],
         files={f"pictures/{name}/a.png": "" for name in "abc"},
     ),
