@@ -45,7 +45,7 @@ soak: .venv/.core
 	$(BIN)/python -m benchmarks.soak
 
 docs: .venv/.dev
-	$(BIN)/python -X utf8 -m tinyproto.config.reference > docs/configuration.md.new
+	$(BIN)/python -X utf8 docs/configuration.py > docs/configuration.md.new
 	mv docs/configuration.md.new docs/configuration.md
 	$(BIN)/python docs/pictures/draw.py
 	$(BIN)/python docs/pictures/flow.py

@@ -1,6 +1,6 @@
 """`tinyproto bench aggregate`: how fast one core takes in uploads of TinyProto-FP, and in how much memory.
 
-Frames are made before the clock starts; timed are decode, validate and fold: `engine/intake.py: Intake.take`, what a
+Frames are made before the clock starts; timed are decode, validate and fold: `engine/checks.py: Intake.take`, what a
 server does with every upload. Rates are per second of processor time, which counts every thread and nothing that the
 machine does besides; the wall clock stands beside it. At the end the sums are held to the exact ones.
 """
@@ -20,22 +20,18 @@ import torch
 import typer
 from torch import Tensor
 
-from tinyproto.algorithms.base import ClientInfo, FederationSpec
-from tinyproto.algorithms.streaming import Gathered, StreamingSide, merge_tree
-from tinyproto.algorithms.tinyproto import TinyProtoFPHyper, build_fp
+from tinyproto.algorithms import tinyproto_fp
+from tinyproto.algorithms.base import ClientInfo, FederationSpec, expected_frames
+from tinyproto.algorithms.streaming import Gathered, HolderSums, StreamingSide, merge_tree
 from tinyproto.cli.progress import LoadingBar
 from tinyproto.cli.terminal import Output, facts_table, machine_facts
-from tinyproto.core.aggregate import HolderSums
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import Prototypes
-from tinyproto.core.streams import Streams
-from tinyproto.core.threads import one_thread
-from tinyproto.engine.agreement import expected_frames
-from tinyproto.engine.intake import Intake, inspect_answer
-from tinyproto.engine.stopwatch import Stopwatch
+from tinyproto.core.prototypes import Message, Prototypes
+from tinyproto.core.streams import Streams, one_thread
+from tinyproto.engine.checks import Intake, inspect_answer
+from tinyproto.engine.measure import Stopwatch
 from tinyproto.errors import ConfigError
+from tinyproto.memory import PeakMemory
 from tinyproto.report.words import number, percent, size, times
-from tinyproto.simulation.memory import PeakMemory
 from tinyproto.tracking.environment import environment
 from tinyproto.wire.codec import decode_body, encode
 from tinyproto.wire.frame import HEADER_BYTES, Header, Kind, pack, unpack
@@ -124,8 +120,8 @@ def measure(settings: AggregateSettings, progress: Progress = lambda *_: None) -
     """Take in all uploads and say how long it took, what it needed, and whether the sums are right."""
     memory = PeakMemory(torch.device("cpu"))
     before = memory.read()
-    algorithm = build_fp(
-        TinyProtoFPHyper(cps_dim=settings.cps_dim),
+    algorithm = tinyproto_fp.build(
+        tinyproto_fp.TinyProtoFPHyper(cps_dim=settings.cps_dim),
         FederationSpec(settings.num_classes, settings.proto_dim, learning_rate=0.01),
     )
     side = algorithm.server

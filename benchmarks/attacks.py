@@ -24,8 +24,7 @@ from benchmarks.studies import run_study
 from tinyproto.algorithms.base import Client, ClientInfo, ClientSide, Round
 from tinyproto.algorithms.fedproto import PrototypeClient
 from tinyproto.config.load import load_config
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.core.task import FitResult
 from tinyproto.engine.round import RoundRecord
 from tinyproto.errors import TinyProtoError
@@ -132,7 +131,7 @@ class HostileClients:
         others = torch.where(known.present.unsqueeze(1), known.values, typical)
         values = torch.where(held, client.local.values, others)
         counts: Tensor = client.class_counts.clamp_min(max(int(client.class_counts.float().mean()), 1))
-        return side.transform.upload(Prototypes(values, torch.ones_like(client.local.present)), counts)
+        return side.upload(Prototypes(values, torch.ones_like(client.local.present)), counts)
 
 
 def train(case: Case) -> dict[str, Any]:
@@ -150,7 +149,7 @@ def train(case: Case) -> dict[str, Any]:
     hostile = frozenset(order[: 1 if lies else HOSTILE])
     host = experiment.loopback(cell)
     host.clients.side = HostileClients(host.clients.side, hostile, case)
-    honest_info = host.shelf.info
+    honest_info = host.store.info
     classes = experiment.images.num_classes
 
     def info(client: int) -> ClientInfo:
@@ -165,7 +164,7 @@ def train(case: Case) -> dict[str, Any]:
             return replace(said, counted_classes=classes, counted_samples=max(said.counted_samples, classes))
         return said
 
-    host.shelf.info = info  # type: ignore[method-assign]
+    host.store.info = info  # type: ignore[method-assign]
     try:
         records = [played.record for played in experiment.simulation(cell, host).rounds()]
     except TinyProtoError as error:

@@ -20,9 +20,8 @@ from rich.table import Table
 from benchmarks.device import DeviceSettings, measure_device
 from tinyproto.cli.progress import LoadingBar
 from tinyproto.cli.terminal import Output, facts_table, machine_facts, plain_table
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import Prototypes
-from tinyproto.core.threads import one_thread
+from tinyproto.core.prototypes import Message, Prototypes
+from tinyproto.core.streams import one_thread
 from tinyproto.errors import ConfigError
 from tinyproto.report.words import size
 from tinyproto.tracking.environment import environment

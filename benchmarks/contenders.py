@@ -13,13 +13,14 @@ import torch
 
 import tinyproto
 from benchmarks.busy import cores
+from tinyproto.builder import Cell
 from tinyproto.config import parse_config
 from tinyproto.engine.training import TrainerName
 from tinyproto.errors import ConfigError
-from tinyproto.experiment import Cell, Experiment
+from tinyproto.experiment import Experiment
 from tinyproto.imports import load_dotted, unknown
-from tinyproto.simulation.loop import PlayedRound
-from tinyproto.simulation.loopback import ClientHost
+from tinyproto.simulation.loop import ClientHost
+from tinyproto.tracking.summary import RoundResult
 from tinyproto.workers.pool import WorkerPool
 
 BASELINE = "benchmarks.naive"
@@ -79,7 +80,7 @@ class Trained:
         self.pool: WorkerPool | None = None
         self.folder: tempfile.TemporaryDirectory[str] | None = None
         self.host: ClientHost = self._host(own, cell, asked.workers)
-        self.rounds: Iterator[PlayedRound] = own.simulation(own.cells[cell], self.host).rounds()
+        self.rounds: Iterator[RoundResult] = own.simulation(own.cells[cell], self.host).rounds()
 
     def _host(self, experiment: Experiment, cell: int, workers: int) -> ClientHost:
         if workers == 1:

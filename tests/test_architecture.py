@@ -14,29 +14,32 @@ RANKS = {
     "errors": 0,
     "imports": 1,
     "core": 2,
+    "memory": 3,
     "models": 3,
     "data": 3,
     "wire": 3,
     "algorithms": 4,
+    "stacked": 4,
     "engine": 5,
     "storage": 6,
-    "simulation": 7,
-    "config": 8,
-    "fetch": 8,
-    "tracking": 8,
-    "experiment": 9,
-    "report": 10,
-    "workers": 10,
-    "federation": 10,
-    "grid": 11,
-    "api": 12,
-    "cli": 13,
-    "__main__": 14,
+    "config": 6,
+    "fetch": 7,
+    "tracking": 7,
+    "builder": 8,
+    "simulation": 9,
+    "federation": 9,
+    "report": 9,
+    "experiment": 10,
+    "workers": 11,
+    "grid": 12,
+    "api": 13,
+    "cli": 14,
+    "__main__": 15,
 }
 ENTRY_POINTS = ("federation/flower/client_app.py", "federation/flower/server_app.py")
 """Flower's, which rank with `cli` and which nobody imports."""
 
-LIGHT = ("core", "models", "data", "wire", "algorithms", "engine")
+LIGHT = ("core", "models", "data", "wire", "algorithms", "stacked", "engine")
 ALLOWED_IN_LIGHT = {"torch", "numpy", "tinyproto", "sklearn", "PIL", "triton"}
 MODULES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 

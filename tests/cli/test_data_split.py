@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from support_cli import command, in_process
-from tinyproto.data import dirichlet_shares
+from support_data import dirichlet_shares
 
 
 @pytest.fixture

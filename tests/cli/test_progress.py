@@ -8,14 +8,14 @@ import re
 import pytest
 from rich.console import Console
 
+from tinyproto.builder import Cell
 from tinyproto.cli.interrupt import StopOnInterrupt
 from tinyproto.cli.progress import LINE_SECONDS, RECENT, Expected, Pace, Progress, clock_words
 from tinyproto.cli.terminal import Output
 from tinyproto.config import parse_config
+from tinyproto.engine.measure import Cost
 from tinyproto.engine.round import RoundRecord
-from tinyproto.experiment import Cell
-from tinyproto.simulation.loop import PlayedRound
-from tinyproto.wire.meter import Cost
+from tinyproto.tracking.summary import RoundResult
 
 ENTRIES = parse_config({"models": ["small_cnn_a"], "algorithms": ["local", "fedproto"]}).algorithms
 CELLS = [Cell(index, ENTRIES[index % 2], index // 2) for index in range(4)]
@@ -49,7 +49,7 @@ class Screen:
         return self.file.getvalue().splitlines()
 
 
-def played(number: int, *, closing: bool = False, notes: tuple[str, ...] = ()) -> PlayedRound:
+def played(number: int, *, closing: bool = False, notes: tuple[str, ...] = ()) -> RoundResult:
     record = RoundRecord(
         round=number,
         closing=closing,
@@ -60,7 +60,7 @@ def played(number: int, *, closing: bool = False, notes: tuple[str, ...] = ()) -
         traffic={"training": {"up": Cost(3, 12, 80), "down": Cost(0, 0, 40)}},
         clients={},
     )
-    return PlayedRound(record, {"total": 0.5}, notes)
+    return RoundResult(record, {"total": 0.5}, notes)
 
 
 RESULT = {

@@ -32,7 +32,7 @@ from tinyproto.cli.main import app
 from tinyproto.cli.report import print_comparison
 from tinyproto.config import load_config, parse_config
 from tinyproto.config.load import parse_yaml
-from tinyproto.fetch.download import ARCHIVES
+from tinyproto.fetch import ARCHIVES
 from tinyproto.report.compare import compare
 from tinyproto.report.verdict import verdict
 from tinyproto.tracking.run_folder import RunFolder
@@ -63,8 +63,8 @@ every_page = pytest.mark.parametrize("page", PAGES, ids=by_name)
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What a reader has after `make run`: a folder with the configs, the examples and an environment."""
-    for name in ("configs", "examples"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("configs", "examples", "benchmarks", "paper"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "records"))
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / ".venv").symlink_to(sys.prefix)
     monkeypatch.chdir(tmp_path)
@@ -176,7 +176,7 @@ def test_a_block_says_what_it_is(page: Path) -> None:
             assert not commands, f"{block}: {commands} would never be run; that is `bash`"
 
 
-FEDERATIONS = ("README.md", "docs/federation.md")
+FEDERATIONS = ("README.md", "docs/start/federation.md", "docs/how-to/deploy.md")
 """Pages whose blocks `bash flower` are typed by tests/flower/test_tutorial.py and test_machines.py."""
 
 

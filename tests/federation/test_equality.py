@@ -46,7 +46,7 @@ def assert_equal_to_the_simulation(federation: Federation) -> None:
     played = [record_values(round_.record) for round_ in simulation.rounds()]
     coordinator = federation.play()
     assert same_tensors(simulation.server.state, coordinator.server.state)
-    identity = experiment.identity(cell)
+    identity = cell.identity
     assert federation.records() == [{**identity, **record} for record in played]
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from tinyproto.algorithms.base import Round
 from tinyproto.core.streams import Streams
+from tinyproto.engine.participation import plan_round
 from tinyproto.report.compare import Comparison, Spread, compare, share_cell, spread
-from tinyproto.simulation.participation import plan_round
 
 TITLES = {"local": "Local", "fedproto": "FedProto", "tiny": "Tiny"}
 

@@ -166,7 +166,7 @@ def test_old_runs_are_shown_with_a_word_on_what_they_lack(tmp_path: Path) -> Non
     ]
 
 
-def test_an_unfinished_run_says_how_much_is_missing_and_how_to_go_on(tmp_path: Path) -> None:
+def test_an_unfinished_run_says_how_much_is_missing_and_how_to_resume(tmp_path: Path) -> None:
     page = report(tmp_path, Made(seeds=(0, 1), done=3)).html
     assert re.search(f"made .* 1 cell of its grid .*tinyproto resume {tmp_path}", page)
     assert "same seeds: Local 0, 1; FedProto 0." in page

@@ -73,7 +73,7 @@ def split(config: ConfigFile, overrides: Overrides = None, json: Json = False) -
     """
     from tinyproto.cli.progress import LoadingBar
     from tinyproto.config import load_config
-    from tinyproto.data.partition_kinds import holdings
+    from tinyproto.data.partition import holdings
     from tinyproto.data.sources import load_labels
 
     output = Output(json=json)

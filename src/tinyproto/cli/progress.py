@@ -13,10 +13,11 @@ from rich.console import Console
 from rich.text import Text
 
 from tinyproto.algorithms.base import Derived
+from tinyproto.builder import Cell
 from tinyproto.cli.terminal import Output
-from tinyproto.experiment import Cell
+from tinyproto.grid import Observer
 from tinyproto.report.words import counted, derived_words, percent, size
-from tinyproto.simulation.loop import PlayedRound
+from tinyproto.tracking.summary import RoundResult
 
 LINE_SECONDS = 60.0
 """Seconds between lines on the whole run, where there are no bars."""
@@ -107,7 +108,7 @@ class Pace:
         return None if not completed else rounds * (self._clock() - self._times[0]) / completed
 
 
-class Progress(Bars):
+class Progress(Bars, Observer):
     """An observer of a run that shows algorithm, round, accuracy, bytes and time left of every running cell."""
 
     def __init__(
@@ -147,7 +148,7 @@ class Progress(Bars):
         self.completed[cell.index] = done
         self._update_overall()
 
-    def played(self, cell: Cell, played: PlayedRound) -> None:
+    def played(self, cell: Cell, played: RoundResult) -> None:
         """Move the bar; the closing exchange brings the last accuracy but is not a round."""
         bar, record = self.running[cell.index], played.record
         wanted = self.expected[cell.index].rule
@@ -232,7 +233,7 @@ class Progress(Bars):
         return f"[{cell.index + 1}/{len(self.expected)}] {cell.title}"
 
 
-def _line(played: PlayedRound) -> str:
+def _line(played: RoundResult) -> str:
     """Describe one round in words."""
     record = played.record
     name = "closing" if record.closing else f"round {record.round}"

@@ -22,7 +22,7 @@ from tinyproto.report.studies import Setting
 from tinyproto.report.svg import with_style
 from tinyproto.report.verdict import derived_sentence, left_out_sentence
 from tinyproto.report.words import counted, size
-from tinyproto.tracking.run_folder import write_whole
+from tinyproto.tracking.run_folder import write_atomic
 
 UNLIMITED_WIDTH = 1000
 
@@ -96,7 +96,7 @@ def _write(target: Path, text: str) -> None:
         raise RunFolderError(f"cannot write {target}: it is a folder; name a file")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(target, text)
+        write_atomic(target, text)
     except OSError as error:
         raise RunFolderError(f"cannot write {target}: {error.strerror or error}") from error
 

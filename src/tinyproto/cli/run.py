@@ -16,7 +16,7 @@ from tinyproto.experiment import Experiment
 from tinyproto.report.compare import compare
 from tinyproto.report.verdict import verdict
 from tinyproto.report.words import counted
-from tinyproto.tracking.run_folder import RunFolder, how_to_go_on, is_federation
+from tinyproto.tracking.run_folder import RunFolder, how_to_resume, is_federation
 
 
 def run_config(path: Path, overrides: Sequence[str], runs: Path, overwrite: bool, output: Output) -> None:
@@ -33,7 +33,7 @@ def resume_run(folder: Path, output: Output) -> None:
     RunFolder.open(folder)
     if is_federation(folder):
         raise RunFolderError(
-            f"{folder} holds a real federation, which `tinyproto resume` cannot continue; use: {how_to_go_on(folder)}"
+            f"{folder} holds a real federation, which `tinyproto resume` cannot continue; use: {how_to_resume(folder)}"
         )
     experiment = _experiment(load_config(folder / "config.yaml"), output)
     _watch(experiment, folder, output, lambda progress: grid.resume(experiment, folder, observer=progress))

@@ -23,7 +23,7 @@ from tinyproto.report.runs import Run
 from tinyproto.report.studies import Series, Setting, Study, arrange
 from tinyproto.report.verdict import derived_sentence, left_out_lines
 from tinyproto.report.words import counted
-from tinyproto.tracking.run_folder import how_to_go_on
+from tinyproto.tracking.run_folder import how_to_resume
 
 MOST_BYTES = 2_900_000
 """Size of the whole page; heatmaps that do not fit are left out, and the page names them."""
@@ -135,7 +135,7 @@ def _head(runs: Sequence[Run], studies: Sequence[Study], passed_over: Sequence[s
             yield html.paragraph(
                 f"{run.name} is incomplete: {counted(run.unfinished, 'cell')} of its grid "
                 f"{'is' if run.unfinished == 1 else 'are'} missing from this report. "
-                f"Resume interrupted cells with: {how_to_go_on(run.folder)}"
+                f"Resume interrupted cells with: {how_to_resume(run.folder)}"
             )
 
 

@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 from tinyproto.config.load import completed
 from tinyproto.errors import RunFolderError, one_line
-from tinyproto.tracking.run_folder import how_to_go_on, lines_kept, run_folders
+from tinyproto.tracking.run_folder import how_to_resume, lines_kept, run_folders
 
 CONFIG_KEYS = ("name", "models", "partition", "train", "evaluate", "algorithms", "seeds")
 RESULT_KEYS = (
@@ -147,7 +147,7 @@ def _results(folder: Path, labels: set[str]) -> list[dict[str, Any]]:
     file = folder / "summary.json"
     results: list[dict[str, Any]] = _json(file, ["results"])["results"] if file.is_file() else []
     if not results:
-        raise RunFolderError(f"{folder} has no completed cell yet; resume it with: {how_to_go_on(folder)}")
+        raise RunFolderError(f"{folder} has no completed cell yet; resume it with: {how_to_resume(folder)}")
     for result in results:
         _check(result, RESULT_KEYS, f"a result in {file}")
         if result["label"] not in labels:

@@ -9,12 +9,12 @@ from functools import cached_property
 from typing import Any
 
 from tinyproto.algorithms import ALGORITHMS
+from tinyproto.config.load import differences
 from tinyproto.config.schema import neutral_keys
+from tinyproto.engine.measure import WAYS
 from tinyproto.report.compare import Comparison, Row, compare
 from tinyproto.report.runs import Run
 from tinyproto.report.verdict import verdict
-from tinyproto.tracking.checkpoints import differences
-from tinyproto.wire.meter import WAYS
 
 INKS = 10
 DASHES = ("", " again", " thrice")
