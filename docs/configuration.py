@@ -1,4 +1,4 @@
-"""Print the configuration reference, docs/configuration.md, from the schema.
+"""Print the configuration reference, docs/reference/configuration.md, from the schema.
 
 `make docs` writes the page; a test fails if it is stale.
 """

@@ -1,4 +1,4 @@
-"""The rounds of one cell: evaluate, train and gather client after client, then the server, with files in between."""
+"""The rounds of one cell: evaluate, train and gather, client by client, then the server, with files in between."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ALGORITHMS = ("fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft")
 
 
 class NaiveFederation:
-    """One algorithm, one seed; its networks, samples, batches and draws are those of the experiment's cell."""
+    """One algorithm and seed, with the networks, samples, batches and draws of the experiment's cell."""
 
     def __init__(self, experiment: Experiment, cell: Cell) -> None:
         check(experiment, cell)
@@ -68,7 +68,7 @@ class NaiveFederation:
         self.accuracy: dict[str, float | None] = {}
 
     def play(self) -> dict[str, float]:
-        """One round; the seconds of it and of its phases."""
+        """Run one round; return its seconds and those of its phases."""
         self.round += 1
         start = self.stopwatch.now()
         correct, losses = {}, {}
@@ -103,12 +103,12 @@ class NaiveFederation:
         return self.streams.derive(purpose, client=client.id, round_number=self.round)
 
     def _received(self) -> Rows:
-        """What the server sent, read anew by every client: compressed rows become whole prototypes."""
+        """Read what the server sent, again for each client; reconstruct prototypes from compressed rows."""
         rows = read_message(self.place / "server.pt", self.device)
         return {label: self._whole(label, row) for label, row in rows.items()}
 
     def _outgoing(self, client: NaiveClient) -> Rows:
-        """The rows a client sends: times its count where the method scales, and the dimensions the class owns."""
+        """Return a client's rows: scaled by its count if the method scales, and cut to the class's dimensions."""
         rows = {}
         for label, prototype in client.prototypes.items():
             row = prototype * client.class_counts[label] if self._scales else prototype
@@ -182,7 +182,7 @@ class NaiveFederation:
         )
 
     def _short(self, rows: Rows) -> Rows:
-        """Rows no longer than TinyProto-FT allows."""
+        """Shorten rows to the length that TinyProto-FT allows."""
         if not self._scales or self.hyper.max_length is None:
             return rows
         most = self.hyper.max_length
@@ -217,7 +217,7 @@ class NaiveFederation:
 
 
 def check(experiment: Experiment, cell: Cell) -> None:
-    """Refuse what the baseline does not play, so that a ratio never compares unequal work."""
+    """Raise ConfigError for settings that the baseline does not support, so that ratios compare equal work."""
     model, hyper, name = experiment.config.model, cell.entry.hyper, cell.entry.spec.name
     wanted = {
         f"algorithm {name}": name in ALGORITHMS,
@@ -229,7 +229,7 @@ def check(experiment: Experiment, cell: Cell) -> None:
     }
     for what, fine in wanted.items():
         if not fine:
-            raise ConfigError(f"the naive baseline does not play {what}")
+            raise ConfigError(f"the naive baseline does not support {what}")
 
 
 def _has_single(experiment: Experiment) -> bool:
@@ -241,5 +241,5 @@ def _has_single(experiment: Experiment) -> bool:
 
 
 def _batches(plan: BatchPlan) -> list[Batches]:
-    """The plan as lists of indices, by epoch."""
+    """Return the plan as lists of indices, by epoch."""
     return [[piece.tolist() for piece in epoch.split(plan.sizes)] for epoch in plan.order]

@@ -26,7 +26,7 @@ from tinyproto.tracking.summary import RoundResult
 
 ROUNDS = 3000
 WARM = 100
-"""Rounds after which memory and time have to be flat."""
+"""Rounds after which memory and time must be flat."""
 
 WINDOW = 500
 MOST_GROWTH = 0.05

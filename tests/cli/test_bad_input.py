@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support_cli import CONFIG, GoodRun, command, in_process, jsonl, tree
+from support_cli import CONFIG, GoodRun, called, command, in_process, jsonl, tree
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,8 @@ def assert_refused(bad: Bad, project: Path, refuse: Callable[[], tuple[int, str]
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
 def test_bad_input_is_one_line_and_status_2_and_leaves_nothing(project: Path, bad: Bad) -> None:
     def refuse() -> tuple[int, str]:
-        done = command("run", *bad.arguments, cwd=project, PYTHONDONTWRITEBYTECODE="1")
+        run = command if bad is BAD[0] else called
+        done = run("run", *bad.arguments, cwd=project, PYTHONDONTWRITEBYTECODE="1")
         return done.returncode, done.stderr
 
     assert_refused(bad, project, refuse)
@@ -136,7 +137,7 @@ def test_a_device_that_cannot_be_used_is_refused_before_a_run_folder_exists(
 
 def test_an_existing_run_folder_is_refused_and_kept(good: GoodRun) -> None:
     before = tree(good.folder)
-    done = command("run", "trial.yaml", cwd=good.cwd)
+    done = called("run", "trial.yaml", cwd=good.cwd)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "runs/trial" in done.stderr
@@ -170,7 +171,7 @@ def test_a_folder_that_is_no_run_is_never_deleted(project: Path, files: tuple[st
     folder.mkdir(parents=True)
     for name in files:
         (folder / name).write_text("years: of work\n")
-    done = command("run", "trial.yaml", "algorithms=[local]", "seeds=[0]", "--overwrite", cwd=project)
+    done = called("run", "trial.yaml", "algorithms=[local]", "seeds=[0]", "--overwrite", cwd=project)
     assert sorted(path.name for path in folder.iterdir()) == sorted(files)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
@@ -182,7 +183,7 @@ def test_no_name_of_a_run_reaches_out_of_the_runs_folder(project: Path) -> None:
     (project / "runs").mkdir()
     before = tree(project)
     arguments = ("config.yaml", "name=..", "algorithms=[local]", "seeds=[0]", "--overwrite")
-    done = command("run", *arguments, cwd=project, PYTHONDONTWRITEBYTECODE="1")
+    done = called("run", *arguments, cwd=project, PYTHONDONTWRITEBYTECODE="1")
     assert tree(project) == before  # or the user's whole folder is gone
     assert done.returncode == 2
     assert "name" in done.stderr

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support_cli import command, in_process
+from support_cli import called, in_process
 from support_data import dirichlet_shares
 
 
@@ -50,7 +50,7 @@ def test_the_published_partitions_come_out_as_json(
 
 
 def test_the_command_prints_nothing_but_the_json(project: Path) -> None:
-    done = command("data", "split", "trial.yaml", "partition.num_clients=4", "--json", cwd=project)
+    done = called("data", "split", "trial.yaml", "partition.num_clients=4", "--json", cwd=project)
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
     assert (len(found["counts"]), len(found["counts"][0]), len(found["train"]), len(found["test"])) == (4, 10, 4, 4)

@@ -14,7 +14,7 @@ import yaml
 from safetensors.torch import load_file
 
 import tinyproto
-from support_cli import CELLS, CLASSES, CLIENTS, CPS_DIM, DIM, ROUNDS, RUN_FILES, GoodRun, command, jsonl
+from support_cli import CELLS, CLASSES, CLIENTS, CPS_DIM, DIM, ROUNDS, RUN_FILES, GoodRun, called, command, jsonl
 
 
 def test_a_run_leaves_every_file_of_a_run_folder_and_no_scraps(good: GoodRun) -> None:
@@ -146,7 +146,7 @@ def test_the_same_config_and_seed_leave_the_same_bytes(good: GoodRun) -> None:
 
 
 def test_the_resolved_config_reproduces_the_run_byte_for_byte(good: GoodRun) -> None:
-    done = command("run", str(good.folder / "config.yaml"), "--runs", "resolved", cwd=good.cwd)
+    done = called("run", str(good.folder / "config.yaml"), "--runs", "resolved", cwd=good.cwd)
     assert done.returncode == 0
     second = good.cwd / "resolved" / "trial"
     assert (second / "rounds.jsonl").read_bytes() == (good.folder / "rounds.jsonl").read_bytes()

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from support_cli import in_process
+from support_cli import called, in_process
 
 CONFIG = """
 name: long
 models: [small_cnn_c]
 partition: {num_clients: 3}
 prototypes: {dim: 10, cps_dim: 2}
-train: {rounds: 100000}
+train: {rounds: 100000, workers: 1}
 algorithms: [fedproto]
 """
 
@@ -36,6 +36,7 @@ def test_a_signal_ends_a_run_with_one_sentence_and_keeps_what_was_recorded(
     config = tmp_path / "long.yaml"
     config.write_text(CONFIG)
     command = [sys.executable, "-m", "tinyproto.cli.main", "run", str(config), "--runs", str(tmp_path / "runs")]
+    command += ["train.workers=2"] if number is signal.SIGINT else []
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     records = tmp_path / "runs" / "long" / "cells" / "001-fedproto-0" / "rounds.jsonl"
     deadline = time.monotonic() + 60
@@ -149,8 +150,7 @@ def test_a_report_that_cannot_be_written_does_not_hide_which_cells_failed(tmp_pa
 def test_training_that_diverges_ends_with_a_sentence_that_names_client_and_remedy(tmp_path: Path) -> None:
     config = tmp_path / "long.yaml"
     config.write_text(CONFIG + "seeds: [0]\n")
-    command = [sys.executable, "-m", "tinyproto.cli.main", "run", str(config), "train.learning_rate=1e30"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
+    done = called("run", str(config), "train.learning_rate=1e30", cwd=tmp_path)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert re.search(r"1 cell failed \(FedProto, seed 0: .*client 0 in round 1 .*train\.learning_rate", done.stderr)
@@ -170,8 +170,7 @@ def test_a_client_that_diverges_is_named_once_on_the_console_and_counted_at_the_
     config = tmp_path / "long.yaml"
     config.write_text(CONFIG)
     asked = ["algorithms=[local]", "train.rounds=3", "seeds=[0]", "models=[small_cnn_a, 'nets:ill', small_cnn_b]"]
-    command = [sys.executable, "-m", "tinyproto.cli.main", "run", str(config), *asked, "partition.num_clients=3"]
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
+    done = called("run", str(config), *asked, "partition.num_clients=3", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(re.findall("^Local, seed 0: client 1 left out: .*cross_entropy", done.stderr, re.MULTILINE)) == 1
     assert "Local, seed 0: 3 client-rounds left out" in done.stderr
@@ -188,11 +187,8 @@ def test_one_cell_that_diverges_leaves_the_others_a_table_and_a_report(tmp_path:
         "seeds=[0]",
         "train.max_left_out=0",
     ]
-    command = [sys.executable, "-m", "tinyproto.cli.main"]
     for arguments in (["run", str(config), *asked], ["resume", "runs/long"]):
-        done = subprocess.run(
-            [*command, *arguments, "--json"], capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False
-        )
+        done = called(*arguments, "--json", cwd=tmp_path)
         assert done.returncode == 2
         assert re.search(r"^\[2/3\] FedProto, seed 0: failed: ", done.stderr, re.MULTILINE)
         last = done.stderr.splitlines()[-1]

@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 
 import tinyproto
-from support_cli import GoodRun, command, in_process
+from support_cli import GoodRun, called, command, in_process
 from support_data import write_cifar10_binary
 from tinyproto.cli.report import comparison_table
 from tinyproto.report.compare import compare
@@ -69,7 +69,7 @@ def test_help_names_the_verbs(tmp_path: Path) -> None:
 
 
 def test_help_of_run_names_its_arguments_and_gives_examples_that_work(tmp_path: Path) -> None:
-    done = command("run", "--help", cwd=tmp_path)
+    done = called("run", "--help", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert all(word in done.stdout for word in ("--overwrite", "--runs", "KEY=VALUE"))
     assert "tinyproto run quickstart name=three 'seeds=[0,1,2]'" in done.stdout
@@ -77,18 +77,18 @@ def test_help_of_run_names_its_arguments_and_gives_examples_that_work(tmp_path: 
 
 
 def test_without_a_verb_the_help_is_shown(tmp_path: Path) -> None:
-    done = command(cwd=tmp_path)
+    done = called(cwd=tmp_path)
     assert "doctor" in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_the_version_is_printed(tmp_path: Path) -> None:
-    done = command("--version", cwd=tmp_path)
+    done = called("--version", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, f"tinyproto {tinyproto.__version__}\n")
 
 
 def test_doctor_prints_versions_and_devices(tmp_path: Path) -> None:
-    done = command("doctor", cwd=tmp_path)
+    done = called("doctor", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     lines = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
     assert tinyproto.__version__ in lines["tinyproto"]
@@ -178,7 +178,7 @@ def test_an_encoding_without_our_signs_gets_the_nearest_it_has(project: Path) ->
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("asked", [("models", "--json"), ("--help",), ("doctor",)])
+@pytest.mark.parametrize("asked", [("models", "--image-size=8"), ("--help",), ("doctor",)])
 def test_an_output_that_is_full_is_one_sentence(tmp_path: Path, asked: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(

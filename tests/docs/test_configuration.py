@@ -1,4 +1,4 @@
-"""docs/configuration.md says what the schema says."""
+"""docs/reference/configuration.md says what the schema says."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tinyproto.data.sources import SOURCES
 from tinyproto.models import NETWORKS
 
 page: Any = importlib.import_module("docs.configuration")  # a script: mypy knows it by another name
-PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
 
 
 def cells(line: str) -> list[str]:
@@ -35,7 +35,7 @@ def rows(heading: str) -> dict[str, dict[str, str]]:
 
 
 def test_the_page_is_what_the_schema_says_now() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page.reference(), "docs/configuration.md is stale: run `make docs`"
+    assert PAGE.read_text(encoding="utf-8") == page.reference(), "stale: run `make docs`"
 
 
 def test_every_key_of_the_schema_has_a_row_with_a_meaning() -> None:

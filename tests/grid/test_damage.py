@@ -17,6 +17,7 @@ from tinyproto.storage.checkpoint import load_newest
 
 CONFIG = """\
 name: trial
+data: {name: digits, first_classes: 3}
 partition: {num_clients: 4, alpha: 0.5, min_samples: 20}
 models: [small_cnn_c]
 prototypes: {dim: 10, cps_dim: 2}

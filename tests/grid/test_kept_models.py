@@ -27,6 +27,7 @@ from tinyproto.tracking.run_folder import RunFolder
 
 CONFIG = """\
 name: trial
+data: {name: digits, first_classes: 3}
 partition: {num_clients: 3, alpha: 0.5, min_samples: 20}
 models: [small_cnn_b, small_cnn_c]
 prototypes: {dim: 12, cps_dim: 3}

@@ -22,6 +22,7 @@ from tinyproto.experiment import Experiment
 
 CONFIG = """\
 name: trial
+data: {name: digits, first_classes: 3}
 partition: {num_clients: 3, alpha: 0.5, min_samples: 20}
 models: [small_cnn_b, small_cnn_c]
 prototypes: {dim: 12, cps_dim: 3}
@@ -82,7 +83,7 @@ def in_turn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return grid.run(experiment(folder), folder / "runs")
 
 
-@pytest.mark.parametrize("cells", [2, 3])
+@pytest.mark.parametrize("cells", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_cells_at_once_leave_the_same_run_folder(tmp_path: Path, in_turn: Path, cells: int) -> None:
     told = Recording()
     folder = grid.run(experiment(tmp_path, f"train.parallel_cells={cells}"), tmp_path / "runs", observer=told)

@@ -44,7 +44,7 @@ def config(names: list[str], rounds: int, workers: int = 1, **train: object) -> 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_learns_with_half_of_the_clients_and_a_fifth_of_them_lost(name: str) -> None:
-    experiment = Experiment(config([name], rounds=8))
+    experiment = Experiment(config([name], rounds=5))
     (cell,) = experiment.cells
     simulation = experiment.simulation(cell, experiment.loopback(cell))
     *rounds, closing = [played.record for played in simulation.rounds()]

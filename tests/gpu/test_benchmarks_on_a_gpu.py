@@ -1,12 +1,12 @@
-"""`tinyproto bench round` on a GPU: the baseline runs there too, and the share of kernels is one."""
+"""`python -m benchmarks round` on a GPU: the baseline runs there, too, and the share of kernels is at most 1."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from benchmarks.busy import gpu_share
 from benchmarks.contenders import Asked, Baseline
+from benchmarks.machine import gpu_share
 from benchmarks.round import measure_rounds
 from benchmarks.synthetic import VALUES, synthetic_images
 from tinyproto.config import parse_config

@@ -1,22 +1,23 @@
-"""How busy a device was: the share of its time in which it worked."""
+"""Facts about the machine: cores, processor time, utilisation, versions."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_seconds() -> float:
-    """Seconds that cores have worked for this process and for the children it has now, where the system tells."""
+    """Return the processor seconds of this process and, where /proc exists, of its current children."""
     return time.process_time() + sum(_spent(child) for child in _children())
 
 
@@ -37,7 +38,7 @@ def _spent(process: int) -> float:
 
 
 def gpu_share(work: Callable[[], object], device: torch.device) -> float:
-    """The share of the seconds `work` takes in which at least one kernel runs, by torch's profiler."""
+    """Run `work` under torch's profiler; return the share of its time in which at least one kernel runs."""
     from torch.profiler import ProfilerActivity, profile
 
     torch.cuda.synchronize(device)
@@ -55,9 +56,19 @@ def gpu_share(work: Callable[[], object], device: torch.device) -> float:
 
 
 def union(intervals: Iterable[tuple[float, float]]) -> float:
-    """The length that intervals cover together."""
+    """Return the length of the union of intervals."""
     covered, reached = 0.0, float("-inf")
     for start, end in sorted(intervals):
         covered += max(end - max(start, reached), 0.0)
         reached = max(reached, end)
     return covered
+
+
+def machine_facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Describe the machine and the versions of a measurement, from its environment."""
+    versions = ", ".join(f"{name} {environment['packages'][name]}" for name in ("torch", "numpy"))
+    package = f"tinyproto {environment['tinyproto']} ({environment['commit'] or 'no checkout'})"
+    return [
+        ("machine", f"{environment['cpu']}, {environment['cpu_count']} cores, {environment['platform']}"),
+        ("versions", f"{package}, Python {environment['python']}, {versions}"),
+    ]

@@ -1,4 +1,4 @@
-"""`tinyproto bench codec` and `bench device`, in small."""
+"""`python -m benchmarks codec` and `device`, in small."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks import codec, device
 from benchmarks.codec import CodecSettings, measure_codec
 from benchmarks.device import DeviceSettings, measure_device
 from benchmarks.scale import PAPER
-from support_cli import in_process
+from support_benchmarks import benchmark
 from tinyproto.wire.values import VALUE_TYPES
 
 ROOT = Path(__file__).parents[2]
@@ -67,14 +67,14 @@ def test_both_verbs_print_tables_and_one_json_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     few = ("--passes", "1")
-    assert in_process(monkeypatch, tmp_path, "bench", "codec", *few, "--megabytes", "1") == 0
+    assert benchmark(monkeypatch, tmp_path, "codec", *few, "--megabytes", "1") == 0
     said = capsys.readouterr().out
     for words in ("bfloat16", "stochastic", "27, 252", "46 x 50", "numpy"):
         assert words in said
-    assert in_process(monkeypatch, tmp_path, "bench", "codec", *few, "--megabytes", "1", "--json") == 0
+    assert benchmark(monkeypatch, tmp_path, "codec", *few, "--megabytes", "1", "--json") == 0
     assert json.loads(capsys.readouterr().out)["settings"] == {"passes": 1, "megabytes": 1.0}
     small = ("--networks", "resnet8", "--samples", "64", "--steps", "1", *few)
-    in_process(monkeypatch, tmp_path, "bench", "device", *small)
+    benchmark(monkeypatch, tmp_path, "device", *small)
     said = capsys.readouterr().out
     for words in ("resnet8", "a round is 2 steps", "largest share", "int4", "numpy"):
         assert words in said
@@ -83,12 +83,12 @@ def test_both_verbs_print_tables_and_one_json_value(
 def test_an_exchange_that_takes_too_much_of_a_round_is_the_exit_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small = ("bench", "device", "--networks", "resnet8", "--steps", "1", "--passes", "1", "--json")
+    small = ("device", "--networks", "resnet8", "--steps", "1", "--passes", "1", "--json")
     monkeypatch.setattr(device, "LIMIT", 1.0)
-    assert in_process(monkeypatch, tmp_path, *small) == 0
+    assert benchmark(monkeypatch, tmp_path, *small) == 0
     monkeypatch.setattr(device, "LIMIT", 0.0)
     capsys.readouterr()
-    assert in_process(monkeypatch, tmp_path, *small) == 1
+    assert benchmark(monkeypatch, tmp_path, *small) == 1
     assert json.loads(capsys.readouterr().out)["within_limit"] is False
 
 
@@ -102,7 +102,7 @@ def test_an_exchange_that_takes_too_much_of_a_round_is_the_exit_status(
 def test_what_cannot_be_measured_is_refused_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: Any, words: str
 ) -> None:
-    assert in_process(monkeypatch, tmp_path, "bench", *arguments) == 2
+    assert benchmark(monkeypatch, tmp_path, *arguments) == 2
     assert words in capsys.readouterr().err
 
 
@@ -111,8 +111,8 @@ def back(rate: dict[str, float | None]) -> str:
     return "a view" if decoded is None else f"{decoded:.1f}"
 
 
-def test_the_page_quotes_the_records_which_keep_what_the_issue_asks() -> None:
-    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+def test_the_docs_quote_the_records_which_meet_their_limits() -> None:
+    page = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md"))
     record = json.loads((ROOT / "results" / "codec" / "codec.json").read_text(encoding="utf-8"))
     for one in record["types"]:
         rates = [one["bulk"][amount] for amount in ("1 MB", "16 MB")]

@@ -1,18 +1,17 @@
-"""Run the soak: `python -m benchmarks.soak`."""
+"""Run the soak: `python -m benchmarks soak`."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import secrets
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.soak import Verdict, disk, frames, kills, resumes, rounds
+from benchmarks.studies import Parser
 from tinyproto.tracking.environment import environment
 
 PARTS: Mapping[str, Callable[[int], Verdict]] = {
@@ -20,9 +19,9 @@ PARTS: Mapping[str, Callable[[int], Verdict]] = {
 }  # fmt: skip
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run the parts asked for; return 1 if any failed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description="Run the soak; 15 minutes at most.")
+    parser = Parser("soak", "Run the soak; 15 minutes at most.")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31), help="seed of all that is random")
     parser.add_argument("--json", type=Path, help="file for the figures")
@@ -54,7 +53,3 @@ def in_words(figures: Mapping[str, Any]) -> str:
     for name, value in figures.items():
         said.append(f"{name} ({in_words(value)})" if isinstance(value, Mapping) else f"{name} {value}")
     return ", ".join(said)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

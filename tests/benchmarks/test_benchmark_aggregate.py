@@ -1,4 +1,4 @@
-"""`tinyproto bench aggregate` on a few uploads; the full million is slow."""
+"""`python -m benchmarks aggregate` on a few uploads; the full million is slow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import aggregate
 from benchmarks.aggregate import AggregateSettings, compare_with_exact, make_ring, measure
-from support_cli import in_process
+from support_benchmarks import benchmark
 from tinyproto.algorithms.streaming import HolderSums
 from tinyproto.core.prototypes import PackedRows
 from tinyproto.report.words import number, size, times
@@ -38,7 +38,7 @@ def test_it_takes_in_what_was_asked_for_and_the_sums_are_right() -> None:
     assert list(found["shares"]) == ["checksum", "decode", "validate", "fold"]
     assert found["gigabytes_per_second_per_core"] * found["cpu_seconds"] == pytest.approx(found["payload_bytes"] / 1e9)
     assert found["environment"]["packages"]["numpy"]
-    assert told[-2:] == [("taking uploads in", 150, 150), ("holding the sums to the exact ones", 0, 0)]
+    assert told[-2:] == [("aggregating uploads", 150, 150), ("comparing with exact sums", 0, 0)]
 
 
 def all_taken_in(settings: AggregateSettings) -> tuple[aggregate.Ring, HolderSums]:
@@ -61,13 +61,13 @@ def test_a_sum_that_is_off_and_an_upload_that_is_missing_are_noticed() -> None:
     assert not compare_with_exact(SMALL, ring, sums)["holders_are_right"]
 
 
-ARGUMENTS = ("bench", "aggregate", "--uploads", "70", "--classes", "10", "--held", "4", "--cps-dim", "3")
+ARGUMENTS = ("aggregate", "--uploads", "70", "--classes", "10", "--held", "4", "--cps-dim", "3")
 
 
 def test_the_verb_prints_one_json_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert in_process(monkeypatch, tmp_path, *ARGUMENTS, "--proto-dim", "20", "--json") == 0
+    assert benchmark(monkeypatch, tmp_path, *ARGUMENTS, "--proto-dim", "20", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["settings"] == {
         "uploads": 70, "num_classes": 10, "held": 4, "cps_dim": 3, "proto_dim": 20, "shards": 1,
@@ -77,10 +77,10 @@ def test_the_verb_prints_one_json_value(
 def test_the_verb_says_rate_memory_shares_hardware_and_whether_the_sums_are_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert in_process(monkeypatch, tmp_path, *ARGUMENTS, "--proto-dim", "20", "--shards", "2") == 0
+    assert benchmark(monkeypatch, tmp_path, *ARGUMENTS, "--proto-dim", "20", "--shards", "2") == 0
     said = capsys.readouterr().out
     for words in (
-        "70 of 4 of 10 classes, 3 values each; 64 have values of their own", "GB/s of payload", "uploads/s", "checksum",
+        "70 of 4 of 10 classes, 3 values each; 64 of them differ", "GB/s of payload", "uploads/s", "checksum",
         "readable way", "above the imported package", "2, whose sums were merged in a tree", "within the bound",
         "numpy",
     ):  # fmt: skip
@@ -96,7 +96,7 @@ def test_wrong_sums_are_said_and_are_the_exit_status(
         fold(self, upload._replace(values=upload.values * 0.999))
 
     monkeypatch.setattr(HolderSums, "fold", forgetful)
-    assert in_process(monkeypatch, tmp_path, *ARGUMENTS, "--proto-dim", "20") == 1
+    assert benchmark(monkeypatch, tmp_path, *ARGUMENTS, "--proto-dim", "20") == 1
     assert "WRONG" in capsys.readouterr().out
 
 
@@ -112,7 +112,7 @@ def test_wrong_sums_are_said_and_are_the_exit_status(
 def test_what_cannot_be_is_refused_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: Any, words: str
 ) -> None:
-    assert in_process(monkeypatch, tmp_path, *ARGUMENTS, *option) == 2
+    assert benchmark(monkeypatch, tmp_path, *ARGUMENTS, *option) == 2
     assert words in capsys.readouterr().err
 
 
@@ -147,7 +147,7 @@ def test_the_page_quotes_the_record_which_is_of_the_million() -> None:
     assert len(record["environment"]["commit"]) == 40
     shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in record["shares"].items())
     readable = record["readable_way"]
-    page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
+    page = "\n".join(path.read_text(encoding="utf-8") for path in (RECORD.parents[2] / "docs").rglob("*.md"))
     for line in (
         f"| payload per second of one core | {record['gigabytes_per_second_per_core']:.2f} GB |",
         f"| uploads per second of one core | {number(record['uploads_per_second'])} |",

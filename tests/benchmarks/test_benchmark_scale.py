@@ -1,4 +1,4 @@
-"""`tinyproto bench scale`: every case is measured, and the ratios are those of the cases."""
+"""`python -m benchmarks scale`: every case is measured, and the ratios are those of the cases."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.scale import PAPER, ScaleSettings, measure_scale, ratios, sizes
 from benchmarks.scale_case import Case, measure_case
-from support_cli import in_process
+from support_benchmarks import benchmark
 from tinyproto.errors import ConfigError, TinyProtoError
 
 SMALL = (
@@ -77,8 +77,8 @@ def test_ratios_are_of_the_largest_over_the_smallest() -> None:
 def test_the_verb_prints_one_json_value_with_hardware_and_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ("bench", "scale", "--clients", "20,40", "--participants", "2", *SMALL, "--memory", "1MB", "--json")
-    assert in_process(monkeypatch, tmp_path, *arguments) == 0
+    arguments = ("scale", "--clients", "20,40", "--participants", "2", *SMALL, "--memory", "1MB", "--json")
+    assert benchmark(monkeypatch, tmp_path, *arguments) == 0
     printed = capsys.readouterr()
     told = json.loads(printed.out)
     assert [(case["clients"], case["participants"]) for case in told["cases"]] == [(20, 2), (40, 2), (20, 1)]
@@ -94,10 +94,10 @@ def test_the_verb_prints_one_json_value_with_hardware_and_commit(
     [
         (
             ("--clients", "20,some"),
-            "--clients: whole numbers from 1 on, with commas between, are needed, not '20,some'",
+            "--clients: expected whole numbers from 1, separated by commas, not '20,some'",
         ),
-        (("--participants", "500"), "--participants: 500 cannot take part, the smallest size has 200"),
-        (("--participation", "0"), "--participation: a share above 0 and up to 1 is needed, not 0.0"),
+        (("--participants", "500"), "--participants: 500 is more than the 200 clients of the smallest size"),
+        (("--participation", "0"), "--participation: expected a share above 0 and up to 1, not 0.0"),
         (("--memory", "much"), "'much' is no amount of bytes"),
         (("--clients", "20,40", "--networks", "resnet9"), "unknown model 'resnet9'"),
     ],
@@ -106,7 +106,7 @@ def test_what_cannot_be_measured_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...],
     sentence: str,
 ) -> None:  # fmt: skip
-    assert in_process(monkeypatch, tmp_path, "bench", "scale", *arguments) == 2
+    assert benchmark(monkeypatch, tmp_path, "scale", *arguments) == 2
     errors = capsys.readouterr().err
     assert len(errors.splitlines()) == 1
     assert sentence in errors
@@ -120,7 +120,7 @@ def test_sizes_are_sorted_and_named_once() -> None:
 
 def test_a_measurement_that_dies_says_of_which_case() -> None:
     impossible = ScaleSettings(clients=(20,), image_size=10_000_000, networks=("small_cnn_c",))
-    with pytest.raises(TinyProtoError, match=r"measuring 20 clients ended with status \d+: .*alloc"):
+    with pytest.raises(TinyProtoError, match=r"measuring 20 clients failed with status \d+: .*alloc"):
         measure_scale(impossible, lambda _: None)
 
 
@@ -138,7 +138,7 @@ def test_ten_times_the_clients_of_the_paper_s_networks_cost_no_more_time_or_memo
 def test_the_command_s_defaults_are_the_settings() -> None:
     import inspect
 
-    from benchmarks.command import scale
+    from benchmarks.__main__ import scale
 
     told = {name: parameter.default for name, parameter in inspect.signature(scale).parameters.items()}
     settings = vars(ScaleSettings())

@@ -1,4 +1,4 @@
-"""`tinyproto bench round`: what is measured, and that what it says can be."""
+"""`python -m benchmarks round`: what is measured, and that what it says can be."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import busy
+from benchmarks import machine
 from benchmarks.contenders import Asked, Baseline, Trained
 from benchmarks.round import PHASES, measure_rounds
 from benchmarks.synthetic import SHAPE, VALUES, synthetic_images
@@ -62,7 +62,7 @@ def test_every_contender_has_its_phases_ratio_and_share(measured: Mapping[str, A
     assert eager["ratio"] == pytest.approx(naive["seconds"]["total"]["median"] / eager["seconds"]["total"]["median"])
     assert [row["name"] for row in local["contenders"]] == ["eager", "stacked"]
     assert local["contenders"][0]["ratio_to"] == "eager"
-    assert local["notes"][0] == "without the baseline: the naive baseline does not play algorithm local"
+    assert local["notes"][0] == "not compared with the baseline: the naive baseline does not support algorithm local"
 
 
 def test_contenders_did_the_same_work(measured: Mapping[str, Any]) -> None:
@@ -108,7 +108,7 @@ def test_what_a_trainer_computes_beyond_the_steps_taken_is_told() -> None:
 
 
 def test_two_workers_play_the_same_round() -> None:
-    if busy.cores() < 2:
+    if machine.cores() < 2:
         pytest.skip("one core")
     values = {**VALUES, "models": ["small_cnn_a"], "algorithms": ["fedproto"]}
     ours = Experiment(parse_config(values), synthetic_images(200))
@@ -119,14 +119,14 @@ def test_two_workers_play_the_same_round() -> None:
         assert contenders[0].loss == contenders[1].loss
         assert contenders[1].other_memory > 0 == contenders[0].other_memory
         assert contenders[1].paid_steps is None
-        assert busy.cpu_seconds() > 0
+        assert machine.cpu_seconds() > 0
     finally:
         for contender in contenders:
             contender.close()
 
 
 def test_images_in_private_memory_cannot_go_to_workers() -> None:
-    with pytest.raises(ConfigError, match="memory that processes can share"):
+    with pytest.raises(ConfigError, match="shared memory"):
         Trained(experiment("local"), 0, Asked("eager", 2), 2)
 
 
@@ -156,8 +156,8 @@ def test_a_baseline_that_is_not_there_is_an_error() -> None:
 
 
 def test_overlapping_intervals_count_once() -> None:
-    assert busy.union([(0, 2), (1, 3), (5, 6), (5, 5.5)]) == 4
-    assert busy.union([]) == 0
+    assert machine.union([(0, 2), (1, 3), (5, 6), (5, 5.5)]) == 4
+    assert machine.union([]) == 0
 
 
 def test_made_up_images_have_cifar_s_shape_and_every_class() -> None:
