@@ -1,6 +1,6 @@
 """`python -m benchmarks aggregate`: how fast one core aggregates uploads of TinyProto-FP, and in how much memory.
 
-Frames are made before the clock starts. Decode, validate and fold are timed: `engine/intake.py: Intake.take`, which a
+Frames are made before the clock starts. Decode, validate and fold are timed: `engine/checks.py: Intake.take`, which a
 server calls for each upload. Rates are per second of processor time, so other processes do not count; the wall clock is
 reported, too. At the end the sums are compared with the exact ones.
 """
@@ -21,19 +21,15 @@ import typer
 from torch import Tensor
 
 from benchmarks.machine import machine_facts
-from tinyproto.algorithms.base import ClientInfo, FederationSpec
-from tinyproto.algorithms.streaming import Gathered, StreamingSide, merge_tree
-from tinyproto.algorithms.tinyproto import TinyProtoFPHyper, build_fp
+from tinyproto.algorithms import tinyproto_fp
+from tinyproto.algorithms.base import ClientInfo, FederationSpec, expected_frames
+from tinyproto.algorithms.streaming import Gathered, HolderSums, StreamingSide, merge_tree
 from tinyproto.cli.progress import LoadingBar
 from tinyproto.cli.terminal import Output, facts_table
-from tinyproto.core.aggregate import HolderSums
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import Prototypes
-from tinyproto.core.streams import Streams
-from tinyproto.core.threads import one_thread
-from tinyproto.engine.agreement import expected_frames
-from tinyproto.engine.intake import Intake, inspect_answer
-from tinyproto.engine.stopwatch import Stopwatch
+from tinyproto.core.prototypes import Message, Prototypes
+from tinyproto.core.streams import Streams, one_thread
+from tinyproto.engine.checks import Intake, inspect_answer
+from tinyproto.engine.measure import Stopwatch
 from tinyproto.errors import ConfigError
 from tinyproto.report.words import number, percent, size, times
 from tinyproto.simulation.memory import PeakMemory
@@ -125,8 +121,8 @@ def measure(settings: AggregateSettings, progress: Progress = lambda *_: None) -
     """Aggregate all uploads; return time, memory and the errors of the sums."""
     memory = PeakMemory(torch.device("cpu"))
     before = memory.read()
-    algorithm = build_fp(
-        TinyProtoFPHyper(cps_dim=settings.cps_dim),
+    algorithm = tinyproto_fp.build(
+        tinyproto_fp.TinyProtoFPHyper(cps_dim=settings.cps_dim),
         FederationSpec(settings.num_classes, settings.proto_dim, learning_rate=0.01),
     )
     side = algorithm.server

@@ -23,8 +23,7 @@ from benchmarks.studies import Parser, run_study
 from tinyproto.algorithms.base import Client, ClientInfo, ClientSide, Round
 from tinyproto.algorithms.fedproto import PrototypeClient
 from tinyproto.config.load import load_config
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.core.task import FitResult
 from tinyproto.engine.round import RoundRecord
 from tinyproto.errors import TinyProtoError
@@ -131,7 +130,7 @@ class HostileClients:
         others = torch.where(known.present.unsqueeze(1), known.values, typical)
         values = torch.where(held, client.local.values, others)
         counts: Tensor = client.class_counts.clamp_min(max(int(client.class_counts.float().mean()), 1))
-        return side.transform.upload(Prototypes(values, torch.ones_like(client.local.present)), counts)
+        return side.upload(Prototypes(values, torch.ones_like(client.local.present)), counts)
 
 
 def train(case: Case) -> dict[str, Any]:

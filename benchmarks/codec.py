@@ -19,9 +19,8 @@ from rich.table import Table
 from benchmarks.machine import machine_facts
 from tinyproto.cli.progress import LoadingBar
 from tinyproto.cli.terminal import Output, facts_table, plain_table
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import Prototypes
-from tinyproto.core.threads import one_thread
+from tinyproto.core.prototypes import Message, Prototypes
+from tinyproto.core.streams import one_thread
 from tinyproto.errors import ConfigError
 from tinyproto.tracking.environment import environment
 from tinyproto.wire.codec import encode, payload_bytes

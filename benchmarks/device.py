@@ -25,17 +25,15 @@ from benchmarks.codec import CodecSettings, Progress, best_seconds
 from benchmarks.machine import machine_facts
 from benchmarks.scale import PAPER
 from benchmarks.synthetic import SHAPE
-from tinyproto.algorithms.base import Algorithm, FederationSpec, Round
-from tinyproto.algorithms.tinyproto import TinyProtoFTHyper, build_ft
+from tinyproto.algorithms import tinyproto_ft
+from tinyproto.algorithms.base import Algorithm, FederationSpec, Round, expected_frames
 from tinyproto.cli.progress import LoadingBar
 from tinyproto.cli.terminal import Output, facts_table, plain_table
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.prototypes import Message, Prototypes
+from tinyproto.core.streams import one_thread
 from tinyproto.core.task import FitResult, batch_plan, batch_sizes
-from tinyproto.core.threads import one_thread
 from tinyproto.data.images import FederatedData, Images
 from tinyproto.data.partition import Share
-from tinyproto.engine.agreement import expected_frames
 from tinyproto.engine.client import LocalTraining
 from tinyproto.errors import ConfigError
 from tinyproto.imports import unknown
@@ -128,7 +126,7 @@ def _federation(settings: DeviceSettings, network: str) -> Loopback:
 
 def _algorithm(settings: DeviceSettings) -> Algorithm:
     federation = FederationSpec(settings.num_classes, settings.proto_dim, 0.01, SHAPE)
-    return build_ft(TinyProtoFTHyper(cps_dim=settings.cps_dim), federation)
+    return tinyproto_ft.build(tinyproto_ft.TinyProtoFTHyper(cps_dim=settings.cps_dim), federation)
 
 
 def _training(settings: DeviceSettings, network: str) -> dict[str, Any]:

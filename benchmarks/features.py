@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from benchmarks.contenders import Baseline
 from tinyproto.core.prototypes import Prototypes, class_means
-from tinyproto.core.streams import global_randomness
-from tinyproto.core.threads import one_thread
-from tinyproto.engine.evaluate import score
+from tinyproto.core.streams import global_randomness, one_thread
+from tinyproto.engine.measure import score
 
 SAMPLES = 1000
 

@@ -23,7 +23,7 @@ from tinyproto.cli.progress import LoadingBar
 from tinyproto.cli.terminal import Output, plain_table
 from tinyproto.config import load_config, parse_config
 from tinyproto.config.load import overridden
-from tinyproto.core.threads import one_thread
+from tinyproto.core.streams import one_thread
 from tinyproto.errors import ConfigError
 from tinyproto.experiment import Experiment
 from tinyproto.models import entry_name

@@ -43,8 +43,8 @@ On the command line, write a key with its dots and its value as YAML, in quotes 
 tinyproto run configs/quickstart.yaml name=other train.rounds=2 'algorithms=[local, {name: fedproto, proto_weight: 1}]'
 ```
 
-[Concepts](../explain/concepts.md#presets) explains the presets; [Algorithms](../explain/algorithms.md#three-readings) explains why they
-differ.
+[Concepts](../explain/concepts.md#presets) explains the presets;
+[Algorithms](../explain/algorithms.md#three-readings) explains why they differ.
 
 A key marked *neutral* does not change results, except for rounding. A resumed run may have other values of the keys
 marked *neutral, also on resume*.

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tinyproto.algorithms.base import Algorithm, Client, ClientInfo, FederationSpec, Update
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.core.streams import Streams, global_randomness
 from tinyproto.core.task import FitResult, TensorData
 from tinyproto.data.images import FederatedData, Images

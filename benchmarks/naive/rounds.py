@@ -15,10 +15,10 @@ from benchmarks.naive.client import Batches, NaiveClient
 from benchmarks.naive.files import read_message, read_network, write_message, write_network
 from benchmarks.naive.prototypes import Rows
 from benchmarks.naive.server import Trainable, fit, largest_gap, merge, scaled
-from tinyproto.core import scaling
+from tinyproto.core import cps
 from tinyproto.core.streams import Streams, global_randomness
 from tinyproto.core.task import BatchPlan, batch_plan
-from tinyproto.engine.stopwatch import Stopwatch
+from tinyproto.engine.measure import Stopwatch
 from tinyproto.errors import ConfigError
 from tinyproto.experiment import Cell, Experiment
 from tinyproto.simulation.clients import ClientBuilder
@@ -141,9 +141,7 @@ class NaiveFederation:
         elif self._scales:
             classes, samples = self._sizes()
             derived = (
-                scaling.derived_sum_scale(self.num_classes, samples)
-                if summed
-                else scaling.derived_mean_scale(classes, samples)
+                cps.derived_sum_scale(self.num_classes, samples) if summed else cps.derived_mean_scale(classes, samples)
             )
             rows = scaled(rows, self._given_or(derived))
         return {**last, **rows}
@@ -162,7 +160,7 @@ class NaiveFederation:
 
     def _trained(self, uploads: Sequence[Rows]) -> Rows:
         if self._scales:
-            factor = self._given_or(scaling.derived_trainable_scale(*self._sizes()))
+            factor = self._given_or(cps.derived_trainable_scale(*self._sizes()))
             uploads = [self._short(scaled(upload, factor)) for upload in uploads]
         uploads = [{label: self._whole(label, row) for label, row in upload.items()} for upload in uploads]
         for upload in uploads:
@@ -190,7 +188,7 @@ class NaiveFederation:
         most = self.hyper.max_length
         if most == "auto":
             width = self.dim if self.masks is None else int(self.masks[0].sum())
-            most = scaling.longest_prototype(self.dim, width, self.hyper.proto_weight)
+            most = cps.longest_prototype(self.dim, width, self.hyper.proto_weight)
         lengths = {label: float(row.double().norm()) for label, row in rows.items()}
         return {
             label: (row.double() * (most / lengths[label])).float() if lengths[label] > most else row

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from benchmarks.naive.prototypes import Rows, average
-from tinyproto.core.losses import TINY
+from tinyproto.core.prototypes import TINY
 
 
 class Trainable(nn.Module):

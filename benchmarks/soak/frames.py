@@ -25,8 +25,7 @@ import numpy as np
 import torch
 
 from benchmarks.soak import Line, Verdict
-from tinyproto.core.messages import AtMost, Message
-from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.prototypes import AtMost, Message, Prototypes
 from tinyproto.errors import WireError
 from tinyproto.wire.codec import METRIC_CODES, Decoded, encode
 from tinyproto.wire.frame import HEADER_BYTES, Header, Kind

@@ -11,7 +11,7 @@ from paper.experiments import BASELINES, CPS_DIM, CPS_DIMS, DATASETS, OURS, expe
 from paper.page.outcomes import Outcome, Records, method_name, paper_cell, place_name
 from paper.page.tables import signed, two_digits
 from paper.printed import DATASET_NAMES, Address, ablation
-from tinyproto.core.messages import prototype_parameters
+from tinyproto.algorithms.base import prototype_parameters
 from tinyproto.data.sources import SOURCES
 from tinyproto.report.figures.prototypes import dead_units
 from tinyproto.report.runs import PrototypeValues

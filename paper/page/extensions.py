@@ -13,7 +13,7 @@ from paper.page.outcomes import Compared, Records, cells_of, method_name
 from paper.page.tables import NOT_RUN, NOTHING, plain_outcome, signed, spread_cell
 from paper.page.wire_types import WIRE_HEADER, WireRow, any_typed, wire_claims, wire_figures, wire_rows
 from paper.printed import Address
-from tinyproto.engine.evaluate import RULES
+from tinyproto.engine.measure import RULES
 from tinyproto.report.figures.figure import Figure
 from tinyproto.report.words import counted, number, size
 

@@ -12,7 +12,7 @@ from paper.experiments import experiments
 from paper.matching import PaperCell, paper_cells, record_key
 from paper.printed import DATASET_NAMES, SETTINGS, Address
 from tinyproto.algorithms import ALGORITHMS
-from tinyproto.engine.evaluate import RULES
+from tinyproto.engine.measure import RULES
 from tinyproto.report.compare import Comparison, Row, Spread, compare
 from tinyproto.report.runs import Run
 from tinyproto.report.studies import Cell

@@ -11,7 +11,7 @@ from paper.matching import PaperCell
 from paper.page.outcomes import TABLES, Compared, Outcome, Records, cells_of, means, method_name, place_name
 from paper.page.tables import NOT_RUN, NOTHING, signed, spread_cell, two_digits
 from paper.printed import printed_tables
-from tinyproto.engine.evaluate import RULES
+from tinyproto.engine.measure import RULES
 from tinyproto.report.compare import Spread
 from tinyproto.report.words import counted
 from tinyproto.tracking.checkpoints import differences

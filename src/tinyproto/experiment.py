@@ -15,8 +15,8 @@ from tinyproto.algorithms.base import Algorithm, FederationSpec
 from tinyproto.algorithms.defence import Defence, defended
 from tinyproto.config.algorithms import AlgorithmEntry
 from tinyproto.config.load import Config
+from tinyproto.core.streams import one_thread
 from tinyproto.core.task import batch_sizes
-from tinyproto.core.threads import one_thread
 from tinyproto.data.images import FederatedData, Images
 from tinyproto.data.partition import holdings
 from tinyproto.data.sources import SOURCES, Progress, silent

@@ -13,7 +13,7 @@ import torch
 from benchmarks import aggregate
 from benchmarks.aggregate import AggregateSettings, compare_with_exact, make_ring, measure
 from support_benchmarks import benchmark
-from tinyproto.core.aggregate import HolderSums
+from tinyproto.algorithms.streaming import HolderSums
 from tinyproto.core.prototypes import PackedRows
 from tinyproto.report.words import number, size, times
 

@@ -12,7 +12,7 @@ from benchmarks.naive import NaiveFederation, class_means, nearest
 from support import make_patterns
 from tinyproto.config import parse_config
 from tinyproto.core import prototypes
-from tinyproto.core.threads import one_thread
+from tinyproto.core.streams import one_thread
 from tinyproto.engine.round import RoundRecord
 from tinyproto.errors import ConfigError
 from tinyproto.experiment import Experiment

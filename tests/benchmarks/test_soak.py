@@ -12,7 +12,7 @@ import torch
 from benchmarks.soak import Verdict, disk, frames, kills, resumes, rounds
 from benchmarks.soak.command import PARTS, main
 from benchmarks.soak.runs import scratch
-from tinyproto.core.messages import Message
+from tinyproto.core.prototypes import Message
 from tinyproto.errors import WireError
 from tinyproto.wire import values
 from tinyproto.wire.codec import encode

@@ -11,10 +11,10 @@ from tinyproto.cli.interrupt import StopOnInterrupt
 from tinyproto.cli.progress import LINE_SECONDS, RECENT, Expected, Pace, Progress, clock_words
 from tinyproto.cli.terminal import Output
 from tinyproto.config import parse_config
+from tinyproto.engine.measure import Cost
 from tinyproto.engine.round import RoundRecord
 from tinyproto.experiment import Cell
 from tinyproto.simulation.loop import PlayedRound
-from tinyproto.wire.meter import Cost
 
 ENTRIES = parse_config({"models": ["small_cnn_a"], "algorithms": ["local", "fedproto"]}).algorithms
 CELLS = [Cell(index, ENTRIES[index % 2], index // 2) for index in range(4)]

@@ -35,9 +35,7 @@ def rows(heading: str) -> dict[str, dict[str, str]]:
 
 
 def test_the_page_is_what_the_schema_says_now() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page.reference(), (
-        "stale: run `make docs`"
-    )
+    assert PAGE.read_text(encoding="utf-8") == page.reference(), "stale: run `make docs`"
 
 
 def test_every_key_of_the_schema_has_a_row_with_a_meaning() -> None:

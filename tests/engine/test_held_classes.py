@@ -15,13 +15,13 @@ from support_rounds import build
 from tinyproto.algorithms.base import Algorithm, Round
 from tinyproto.data.images import FederatedData
 from tinyproto.engine.client import LocalTraining
+from tinyproto.engine.measure import Meter
 from tinyproto.engine.round import RoundPlan, RoundRecord, play_round
 from tinyproto.engine.server import Reply
 from tinyproto.simulation.loop import SimulationSettings
 from tinyproto.storage.checkpoint import Position, load_newest, restore, save
 from tinyproto.wire.codec import decode
 from tinyproto.wire.frame import Kind
-from tinyproto.wire.meter import Meter
 from tinyproto.wire.values import WireSettings
 
 SETTINGS = SimulationSettings(LocalTraining(rounds=3, batch_size=8), PROTO_DIM)

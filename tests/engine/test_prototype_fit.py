@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from support_fit import again, all_but_the_last, by_autograd, make_fit, make_network, make_uploads
+from tinyproto.algorithms.fedtgp import margin_contrastive_loss
 from tinyproto.core.task import Batch, ParamGroup, Task
-from tinyproto.core.trainable import margin_contrastive_loss
 from tinyproto.engine import graphed
 from tinyproto.engine.eager import EagerTrainer
 from tinyproto.engine.graphed import GraphedTrainer

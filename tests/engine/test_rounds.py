@@ -12,24 +12,21 @@ from torch import nn
 from support import NUM_CLASSES, PROTO_DIM, InProcess, head_weight, tiny_net
 from support_rounds import build, simulation
 from tinyproto.algorithms import ALGORITHMS
-from tinyproto.algorithms.base import Round
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import Prototypes, class_means
+from tinyproto.algorithms.base import Round, expected_frames
+from tinyproto.core.prototypes import Message, Prototypes, class_means
 from tinyproto.data.images import FederatedData
 from tinyproto.engine import round as round_module
-from tinyproto.engine.agreement import expected_frames
+from tinyproto.engine.checks import check_scores, read_hello
 from tinyproto.engine.client import LocalTraining
-from tinyproto.engine.intake import check_scores
+from tinyproto.engine.measure import Cost, Meter, Stopwatch
 from tinyproto.engine.round import RoundPlan, last_derived, play_round
-from tinyproto.engine.server import Reply, read_hello
-from tinyproto.engine.stopwatch import Stopwatch
+from tinyproto.engine.server import Reply
 from tinyproto.errors import WireError
 from tinyproto.models.split import SplitModel
 from tinyproto.simulation.loop import SimulationSettings
 from tinyproto.simulation.loopback import Loopback
 from tinyproto.wire.codec import decode, encode
 from tinyproto.wire.frame import Header, Kind
-from tinyproto.wire.meter import Cost, Meter
 
 PROTOTYPE_METHODS = {"fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft"}
 
@@ -318,7 +315,7 @@ def test_a_client_takes_nothing_in_before_all_frames_are_found_good(quarters: Fe
         (Kind.TRAIN, 0, 0, "round: 0"),
         (Kind.TRAIN, 3, 0, "round: 3"),
         (Kind.EVALUATE, 4, 0, "round: 4"),
-        (Kind.TRAIN, 1, 9, "no such"),
+        (Kind.TRAIN, 1, 9, "client 9, refused: client:"),
     ],
 )
 def test_a_round_that_is_not_and_a_client_that_is_not_here_are_refused(

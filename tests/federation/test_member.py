@@ -21,9 +21,9 @@ from tinyproto.algorithms.base import Round
 from tinyproto.config import parse_config
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import FitResult, Task
+from tinyproto.engine.measure import Meter, Stopwatch
 from tinyproto.engine.round import RoundPlan, play_round
 from tinyproto.engine.server import Reply, ServerRuntime
-from tinyproto.engine.stopwatch import Stopwatch
 from tinyproto.engine.training import EagerTrainer
 from tinyproto.errors import ConfigError
 from tinyproto.federation.client_data import own_data
@@ -33,7 +33,6 @@ from tinyproto.federation.refusal import WORDS, Refusal
 from tinyproto.federation.terms import accepted_terms, agree, new_token, offered_terms
 from tinyproto.storage.tensor_files import load_sealed, save_whole
 from tinyproto.wire.frame import Header, Kind, pack, unpack
-from tinyproto.wire.meter import Meter
 from tinyproto.wire.validate import open_frame
 
 

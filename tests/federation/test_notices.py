@@ -17,7 +17,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 import support_federation
 from support_flower import NODE, Change, Federation, frame_of, framed, in_round, small_federation
 from support_members import small_values
-from tinyproto.core.messages import Message as Content
+from tinyproto.core.prototypes import Message as Content
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.federation.refusal import ADVICE, MOST_WORDS, NOTICE, RECORD, notice, plain, read_notice
 from tinyproto.wire.codec import encode

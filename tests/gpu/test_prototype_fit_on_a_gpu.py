@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from support_fit import again, all_but_the_last, by_autograd, make_fit, make_network, make_uploads
+from tinyproto.algorithms.fedtgp import margin_contrastive_loss
 from tinyproto.core.task import Batch
-from tinyproto.core.trainable import margin_contrastive_loss
 from tinyproto.engine.eager import EagerTrainer
 from tinyproto.engine.graphed import CapturedTask, GraphedTrainer
 from tinyproto.engine.prototype_fit import MOST_CLASSES, PrototypeFit, prototype_fit

@@ -19,12 +19,12 @@ from tinyproto.core.streams import Streams
 from tinyproto.data.images import FederatedData
 from tinyproto.data.partition import Share
 from tinyproto.engine.client import LocalTraining
+from tinyproto.engine.measure import WAYS, Cost
 from tinyproto.engine.round import RoundRecord
 from tinyproto.experiment import Experiment
 from tinyproto.models import ModelEntry
 from tinyproto.simulation.loop import SimulationSettings
 from tinyproto.storage.checkpoint import Position, load_newest, restore, save
-from tinyproto.wire.meter import WAYS, Cost
 from tinyproto.wire.values import VALUE_TYPES, ValueName, WireSettings
 
 ROUNDS = 3

@@ -17,11 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tinyproto.algorithms.base import ClientInfo
-from tinyproto.algorithms.streaming import Gathered, merge_tree
-from tinyproto.core.aggregate import UNIT_ROUNDOFF, HolderSums
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import PackedRows, Prototypes
-from tinyproto.engine.intake import Intake
+from tinyproto.algorithms.streaming import UNIT_ROUNDOFF, Gathered, HolderSums, merge_tree
+from tinyproto.core.prototypes import Message, PackedRows, Prototypes
+from tinyproto.engine.checks import Intake
 from tinyproto.errors import WireError
 from tinyproto.wire.codec import METRIC_CODES, encode
 from tinyproto.wire.frame import HEADER_BYTES, Header, Kind

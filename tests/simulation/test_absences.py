@@ -16,11 +16,11 @@ from tinyproto.algorithms.base import Round
 from tinyproto.core.streams import Streams
 from tinyproto.data.images import FederatedData
 from tinyproto.engine.client import LocalTraining
+from tinyproto.engine.measure import WAYS, Cost
 from tinyproto.engine.round import RoundPlan, RoundRecord
 from tinyproto.errors import DataError
 from tinyproto.simulation.loop import SimulationSettings
 from tinyproto.simulation.participation import Event, Trace, read_trace, with_absences
-from tinyproto.wire.meter import WAYS, Cost
 from tinyproto.wire.values import WireSettings
 
 SETTINGS = SimulationSettings(LocalTraining(rounds=3, batch_size=8), PROTO_DIM)

@@ -8,8 +8,7 @@ import torch
 from support import NUM_CLASSES, PROTO_DIM, InProcess, head_weight, tiny_net
 from tinyproto.algorithms import ALGORITHMS, Algorithm
 from tinyproto.algorithms.base import FederationSpec
-from tinyproto.core.streams import Streams
-from tinyproto.core.threads import one_thread
+from tinyproto.core.streams import Streams, one_thread
 from tinyproto.data.images import FederatedData
 from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.round import RoundRecord

@@ -12,7 +12,7 @@ import torch
 from support import FEDERATION, PROTO_DIM, InProcess, same_tensors, tiny_net, wide_net
 from tinyproto.algorithms import ALGORITHMS, Algorithm
 from tinyproto.algorithms.base import Client
-from tinyproto.core.messages import Message
+from tinyproto.core.prototypes import Message
 from tinyproto.data.images import FederatedData
 from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.round import RoundRecord

@@ -9,11 +9,11 @@ import yaml
 from safetensors.torch import load_file
 
 from tinyproto.config import parse_config
+from tinyproto.engine.measure import Cost
 from tinyproto.engine.round import ClientRecord, RoundRecord
 from tinyproto.errors import RunFolderError
 from tinyproto.simulation.loop import PlayedRound
 from tinyproto.tracking.run_folder import NewRun, RunFolder
-from tinyproto.wire.meter import Cost
 
 RESOLVED = parse_config({"models": ["small_cnn_a"], "algorithms": ["fedproto"]}).resolved()
 IDENTITY = {"algorithm": "fedproto", "label": "weak", "seed": 3}

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from tinyproto.engine.measure import Cost, Purpose
 from tinyproto.engine.round import RoundRecord, Traffic
 from tinyproto.simulation.loop import PlayedRound
 from tinyproto.tracking.summary import accuracy_summary, summarise
-from tinyproto.wire.meter import Cost, Purpose
 
 Accuracy = dict[str, float | None]
 

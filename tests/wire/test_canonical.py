@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.errors import WireError
 from tinyproto.wire.codec import METRIC_CODES, decode, encode
 from tinyproto.wire.frame import Header, Kind, pack, unpack

@@ -5,8 +5,7 @@ import struct
 import pytest
 import torch
 
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.errors import WireError
 from tinyproto.wire.codec import METRIC_CODES, decode, encode, payload_bytes
 from tinyproto.wire.frame import HEADER_BYTES, Header, Kind, federation_digest, pack

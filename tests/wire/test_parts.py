@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tinyproto.core.messages import AtMost, Message
+from tinyproto.core.prototypes import AtMost, Message
 from tinyproto.errors import WireError
 from tinyproto.wire.codec import encode
 from tinyproto.wire.frame import Header, Kind, federation_digest

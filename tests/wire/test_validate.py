@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tinyproto.core.messages import AtMost, Message
-from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.prototypes import AtMost, Message, Prototypes
 from tinyproto.errors import WireError
 from tinyproto.simulation.memory import PeakMemory
 from tinyproto.wire.codec import encode

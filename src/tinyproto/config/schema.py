@@ -12,7 +12,7 @@ from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
 from tinyproto.algorithms.defence import Defence, DefenceName
-from tinyproto.core.cps import MaskKind
+from tinyproto.core.masks import MaskKind
 from tinyproto.core.sizes import bytes_of
 from tinyproto.core.task import LastBatch
 from tinyproto.data.images import CountedSamples

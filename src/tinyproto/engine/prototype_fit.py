@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from tinyproto.algorithms.fedtgp import TrainablePrototypes, contrastive_step, distance_penalty, margin_contrastive_loss
 from tinyproto.core.task import Batch, State, Task
-from tinyproto.core.trainable import TrainablePrototypes, contrastive_step, distance_penalty, margin_contrastive_loss
 from tinyproto.errors import one_line
 from tinyproto.stacked.fallback import OUT_OF_MEMORY, CannotStack, agree
 

@@ -17,11 +17,10 @@ import torch
 from tinyproto.algorithms.base import Round
 from tinyproto.algorithms.defence import Defence
 from tinyproto.config.load import completed, parse_config
-from tinyproto.core.streams import Streams
-from tinyproto.core.threads import one_thread
+from tinyproto.core.streams import Streams, one_thread
+from tinyproto.engine.measure import Meter, Stopwatch
 from tinyproto.engine.round import first_derived, last_derived, play_round
 from tinyproto.engine.server import ServerRuntime
-from tinyproto.engine.stopwatch import Stopwatch
 from tinyproto.engine.training import make_trainer
 from tinyproto.errors import RunFolderError
 from tinyproto.experiment import check_defence, resolve_device
@@ -39,7 +38,6 @@ from tinyproto.tracking.checkpoints import Checkpoints, check_same_config
 from tinyproto.tracking.environment import environment
 from tinyproto.tracking.run_folder import SERVE_FILE, RunFolder
 from tinyproto.tracking.summary import summarise
-from tinyproto.wire.meter import Meter
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid

@@ -15,11 +15,10 @@ from pydantic import Field
 
 from tinyproto.algorithms.base import Client, ClientInfo
 from tinyproto.config.schema import Section
-from tinyproto.core.streams import Streams
-from tinyproto.core.threads import one_thread
+from tinyproto.core.streams import Streams, one_thread
 from tinyproto.data.images import FederatedData
 from tinyproto.engine.client import ClientRuntime
-from tinyproto.engine.stopwatch import Stopwatch
+from tinyproto.engine.measure import Stopwatch
 from tinyproto.engine.training import make_trainer
 from tinyproto.errors import ModelError, WireError, one_line
 from tinyproto.experiment import resolve_device

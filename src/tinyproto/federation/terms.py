@@ -17,14 +17,13 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, ValidationError
 
 from tinyproto.algorithms.auxiliary import SMALLEST
-from tinyproto.algorithms.base import Algorithm, FederationSpec
+from tinyproto.algorithms.base import Algorithm, FederationSpec, expected_frames
 from tinyproto.algorithms.exchange import smallest
 from tinyproto.config.algorithms import AlgorithmEntry
 from tinyproto.config.load import Config, parse_config
 from tinyproto.config.schema import Positive, PresetName, PrototypesSection, Section, Seed, WireSection
 from tinyproto.core.task import LastBatch
 from tinyproto.data.sources import SOURCES
-from tinyproto.engine.agreement import expected_frames
 from tinyproto.engine.client import LocalTraining
 from tinyproto.errors import ConfigError, TinyProtoError
 from tinyproto.federation.files import first_fault

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tinyproto.engine.evaluate import RULES
+from tinyproto.engine.measure import RULES
 from tinyproto.report.compare import Comparison, Row, Spread
 from tinyproto.report.words import number, points, size
 

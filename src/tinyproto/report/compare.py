@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tinyproto.engine.evaluate import RULES
+from tinyproto.engine.measure import RULES
 from tinyproto.tracking.summary import MEANT
 
 RULE_NAMES = {"head": "own head", "global": "nearest global prototype", "local": "nearest local prototype"}

@@ -9,11 +9,11 @@ from functools import cached_property
 from typing import Any
 
 from tinyproto.algorithms import ALGORITHMS
+from tinyproto.engine.measure import WAYS
 from tinyproto.report.compare import Comparison, Row, compare
 from tinyproto.report.runs import Run
 from tinyproto.report.verdict import verdict
 from tinyproto.tracking.checkpoints import differences
-from tinyproto.wire.meter import WAYS
 
 NOT_THE_SETTING = ("name", "seeds", "algorithms", "checkpoint", "federation", "keep_models")
 INKS = 10

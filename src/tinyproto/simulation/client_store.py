@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tinyproto.algorithms.base import Client, ClientInfo
-from tinyproto.engine.stopwatch import Stopwatch
+from tinyproto.engine.measure import Stopwatch
 from tinyproto.errors import ClientStateError, one_line
 from tinyproto.simulation.clients import ClientBuilder, drop_gradients, memory_of, parts_of, put_back
 from tinyproto.storage.client_files import ClientFiles, Stored
 from tinyproto.storage.tensor_files import digest
 
 WHILE_TRAINING = 3
-"""Times its own size that a client needs while it trains: gradients, and two copies (`engine/last_good.py`)."""
+"""Times its own size that a client needs while it trains: gradients, and two copies (`engine/client.py`)."""
 
 
 @dataclass

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from tinyproto.algorithms.base import Client, ClientInfo, ClientSide
 from tinyproto.core.prototypes import Prototypes
-from tinyproto.core.streams import Streams
+from tinyproto.core.streams import Streams, one_thread
 from tinyproto.core.task import TensorData
-from tinyproto.core.threads import one_thread
 from tinyproto.data.images import CountedSamples, FederatedData
 from tinyproto.models import ModelEntry, ModelShape, build_model, entry_name
 from tinyproto.storage.tensor_files import own

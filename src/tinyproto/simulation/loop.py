@@ -9,16 +9,14 @@ from functools import partial
 
 import torch
 
-from tinyproto.algorithms.base import Algorithm, Round
+from tinyproto.algorithms.base import Algorithm, Round, expected_frames
 from tinyproto.algorithms.defence import Defence
-from tinyproto.core.streams import Streams
-from tinyproto.core.threads import one_thread
+from tinyproto.core.streams import Streams, one_thread
 from tinyproto.data.images import CountedSamples, FederatedData
-from tinyproto.engine.agreement import expected_frames
 from tinyproto.engine.client import ClientRuntime, LocalTraining, Steps
+from tinyproto.engine.measure import Clock, Direction, Meter, Stopwatch
 from tinyproto.engine.round import RoundPlan, RoundRecord, play_round
 from tinyproto.engine.server import NO_DEFENCE, ServerRuntime
-from tinyproto.engine.stopwatch import Clock, Stopwatch
 from tinyproto.engine.training import Known, Precision, make_trainer
 from tinyproto.errors import LeftOutError
 from tinyproto.models import ModelEntry, ModelShape
@@ -28,7 +26,6 @@ from tinyproto.simulation.loopback import ClientHost, Loopback
 from tinyproto.simulation.memory import PeakMemory
 from tinyproto.simulation.participation import EvaluatedClients, Trace, plan_round, with_absences
 from tinyproto.storage.client_files import ClientFiles
-from tinyproto.wire.meter import Direction, Meter
 from tinyproto.wire.values import EXACT, WireSettings
 
 NAMED = 5

@@ -20,12 +20,12 @@ import safetensors.torch
 import yaml
 from torch import Tensor
 
+from tinyproto.engine.measure import WAYS, Cost, Direction
 from tinyproto.engine.round import ClientRecord, RoundRecord
 from tinyproto.errors import RunFolderError, one_line
 from tinyproto.simulation.loop import PlayedRound
 from tinyproto.storage.tensor_files import disk_words
 from tinyproto.tracking.summary import SCHEMA_VERSION
-from tinyproto.wire.meter import WAYS, Cost, Direction
 
 SERVE_FILE = "serve.json"
 """Is in the run folder of a coordinator, and in no other."""

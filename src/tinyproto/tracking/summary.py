@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tinyproto.algorithms.base import Derived
-from tinyproto.engine.evaluate import RULES
+from tinyproto.engine.measure import RULES, WAYS, Cost, Direction, Purpose
 from tinyproto.engine.round import RoundRecord
 from tinyproto.simulation.loop import PlayedRound
-from tinyproto.wire.meter import WAYS, Cost, Direction, Purpose
 
 SCHEMA_VERSION = 1
 PHASES = ("total", "train", "prototypes", "server", "evaluate", "clients")

@@ -36,8 +36,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import PackedRows, Prototypes
+from tinyproto.core.prototypes import Message, PackedRows, Prototypes
 from tinyproto.errors import WireError
 from tinyproto.wire.frame import HEADER_BYTES, Header, pack, unpack
 from tinyproto.wire.values import BY_CODE, FLOAT32, Coding, ValueType, as_matrix

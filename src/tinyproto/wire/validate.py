@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tinyproto.core.messages import AtMost, Shape
+from tinyproto.core.prototypes import AtMost, Shape
 from tinyproto.errors import WireError
 from tinyproto.wire.codec import METRIC_CODES, Decoded, Sections, decode_body
 from tinyproto.wire.frame import HEADER_BYTES, Header, Kind, unpack

@@ -16,7 +16,7 @@ import httpx
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from tinyproto.engine.intake import inspect_answer
+from tinyproto.engine.checks import inspect_answer
 from tinyproto.engine.server import Reply
 from tinyproto.errors import TinyProtoError, WireError
 from tinyproto.federation.flower.socket_bytes import SocketCounts

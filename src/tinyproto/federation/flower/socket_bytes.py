@@ -13,8 +13,8 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from tinyproto.engine.measure import WAYS, Direction
 from tinyproto.errors import FederationError
-from tinyproto.wire.meter import WAYS, Direction
 
 CHUNK = 64 * 1024
 WRITE_SECONDS = 0.1

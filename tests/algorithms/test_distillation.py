@@ -13,16 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tinyproto.core.losses import (
-    Mutual,
-    Opinion,
-    Reduction,
-    adaptive_losses,
-    class_logit_loss,
-    divergence,
-    mutual_losses,
-)
+from tinyproto.algorithms.auxiliary import Mutual, Reduction, divergence
+from tinyproto.algorithms.feddistill import class_logit_loss
+from tinyproto.algorithms.fedkd import adaptive_losses
+from tinyproto.algorithms.fml import mutual_losses
 from tinyproto.core.prototypes import Prototypes
+from tinyproto.models.split import Output
 
 KL_Q_P = 0.75 * log(1.5) - 0.25 * log(2)
 KL_P_Q = 0.5 * log(2) - 0.5 * log(1.5)
@@ -91,10 +87,10 @@ def test_with_free_targets_each_network_also_learns_to_be_imitated() -> None:
     assert other == pytest.approx([0.125 + as_target_of_local, -0.125 - as_target_of_local])
 
 
-def opinions() -> tuple[Opinion, Opinion, Tensor, Tensor]:
+def opinions() -> tuple[Output, Output, Tensor, Tensor]:
     """p with features (1, 2); q with features (1, 0) that W_h maps to (3, 2); and W_h."""
-    local = Opinion(certain(0.5, 0.5), torch.tensor([[1.0, 2.0]], requires_grad=True))
-    auxiliary = Opinion(certain(0.75, 0.25), torch.tensor([[1.0, 0.0]], requires_grad=True))
+    local = Output(logits=certain(0.5, 0.5), features=torch.tensor([[1.0, 2.0]], requires_grad=True))
+    auxiliary = Output(logits=certain(0.75, 0.25), features=torch.tensor([[1.0, 0.0]], requires_grad=True))
     adapter = torch.tensor([[3.0, 0.0], [2.0, 1.0]], requires_grad=True)
     return local, auxiliary, adapter, auxiliary.features @ adapter.T
 
@@ -148,8 +144,12 @@ def test_with_free_targets_every_gradient_is_that_of_the_printed_sum() -> None:
 @pytest.mark.parametrize("detach", [True, False])
 def test_networks_that_are_certain_leave_every_gradient_finite(detach: bool) -> None:
     # Probabilities of exp(−200) and exp(−300) are zero in float32, and so is either cross-entropy.
-    local = Opinion(torch.tensor([[200.0, 0.0]], requires_grad=True), torch.ones(1, 2, requires_grad=True))
-    auxiliary = Opinion(torch.tensor([[300.0, 0.0]], requires_grad=True), torch.zeros(1, 2, requires_grad=True))
+    local = Output(
+        logits=torch.tensor([[200.0, 0.0]], requires_grad=True), features=torch.ones(1, 2, requires_grad=True)
+    )
+    auxiliary = Output(
+        logits=torch.tensor([[300.0, 0.0]], requires_grad=True), features=torch.zeros(1, 2, requires_grad=True)
+    )
     inputs = (local.logits, auxiliary.logits, local.features, auxiliary.features)
     adaptive = adaptive_losses(local, auxiliary, 2 * auxiliary.features, LABEL_0, reduction="batch", detach=detach)
     mutual = mutual_losses(

@@ -8,19 +8,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tinyproto.core.low_rank import (
+from tinyproto.algorithms.base import Round
+from tinyproto.algorithms.fedkd import (
     Factors,
+    FedKDHyper,
+    LowRank,
     MatrixView,
     as_matrices,
-    compress_tensors,
     energy_threshold,
     factorise,
     kept_rank,
     largest_rank,
     multiply,
-    restore_tensors,
     too_flat,
 )
+from tinyproto.core.task import State
+
+
+def compress_tensors(tensors: State, energy: float, view: MatrixView) -> State:
+    hyper = FedKDHyper(energy_start=energy, energy_end=energy, matrices=view)
+    return LowRank({}, hyper).encode(tensors, Round(1, 1))
+
+
+def restore_tensors(compressed: State, shapes: dict[str, tuple[int, ...]]) -> State:
+    return LowRank(shapes, FedKDHyper()).decode(compressed)
 
 
 def spectrum(*values: float) -> Tensor:

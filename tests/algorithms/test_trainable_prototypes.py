@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 
-from tinyproto.core.prototypes import Prototypes
-from tinyproto.core.trainable import (
+from tinyproto.algorithms.fedtgp import (
     TrainablePrototypes,
     adaptive_margin,
     distance_penalty,
     margin_contrastive_loss,
     pairwise_distances,
 )
+from tinyproto.core.prototypes import Prototypes
 
 ALL = torch.ones(3, dtype=torch.bool)
 
