@@ -31,8 +31,8 @@ from tinyproto.core.streams import Streams, one_thread
 from tinyproto.engine.checks import Intake, inspect_answer
 from tinyproto.engine.measure import Stopwatch
 from tinyproto.errors import ConfigError
+from tinyproto.memory import PeakMemory
 from tinyproto.report.words import number, percent, size, times
-from tinyproto.simulation.memory import PeakMemory
 from tinyproto.tracking.environment import environment
 from tinyproto.wire.codec import decode_body, encode
 from tinyproto.wire.frame import HEADER_BYTES, Header, Kind, pack, unpack

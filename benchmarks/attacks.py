@@ -148,7 +148,7 @@ def train(case: Case) -> dict[str, Any]:
     hostile = frozenset(order[: 1 if lies else HOSTILE])
     host = experiment.loopback(cell)
     host.clients.side = HostileClients(host.clients.side, hostile, case)
-    honest_info = host.shelf.info
+    honest_info = host.store.info
     classes = experiment.images.num_classes
 
     def info(client: int) -> ClientInfo:
@@ -163,7 +163,7 @@ def train(case: Case) -> dict[str, Any]:
             return replace(said, counted_classes=classes, counted_samples=max(said.counted_samples, classes))
         return said
 
-    host.shelf.info = info  # type: ignore[method-assign]
+    host.store.info = info  # type: ignore[method-assign]
     try:
         records = [played.record for played in experiment.simulation(cell, host).rounds()]
     except TinyProtoError as error:

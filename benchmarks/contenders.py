@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, Protocol, get_args
 
 from benchmarks.machine import cores
+from tinyproto.builder import Cell
 from tinyproto.config import parse_config
 from tinyproto.engine.training import TrainerName
 from tinyproto.errors import ConfigError
-from tinyproto.experiment import Cell, Experiment
+from tinyproto.experiment import Experiment
 from tinyproto.imports import load_dotted, unknown
-from tinyproto.simulation.loop import PlayedRound
-from tinyproto.simulation.loopback import ClientHost
+from tinyproto.simulation.loop import ClientHost
+from tinyproto.tracking.summary import RoundResult
 from tinyproto.workers.pool import WorkerPool
 
 BASELINE = "benchmarks.naive"
@@ -75,7 +76,7 @@ class Trained:
         self.pool: WorkerPool | None = None
         self.folder: tempfile.TemporaryDirectory[str] | None = None
         self.host: ClientHost = self._host(separate, cell, asked.workers)
-        self.rounds: Iterator[PlayedRound] = separate.simulation(separate.cells[cell], self.host).rounds()
+        self.rounds: Iterator[RoundResult] = separate.simulation(separate.cells[cell], self.host).rounds()
 
     def _host(self, experiment: Experiment, cell: int, workers: int) -> ClientHost:
         if workers == 1:

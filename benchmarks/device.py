@@ -27,6 +27,7 @@ from benchmarks.scale import PAPER
 from benchmarks.synthetic import SHAPE
 from tinyproto.algorithms import tinyproto_ft
 from tinyproto.algorithms.base import Algorithm, FederationSpec, Round, expected_frames
+from tinyproto.builder import Setup
 from tinyproto.cli.progress import LoadingBar
 from tinyproto.cli.terminal import Output, facts_table, plain_table
 from tinyproto.core.prototypes import Message, Prototypes
@@ -35,13 +36,13 @@ from tinyproto.core.task import FitResult, batch_plan, batch_sizes
 from tinyproto.data.images import FederatedData, Images
 from tinyproto.data.partition import Share
 from tinyproto.engine.client import LocalTraining
+from tinyproto.engine.training import make_trainer
 from tinyproto.errors import ConfigError
 from tinyproto.imports import unknown
 from tinyproto.models import NETWORKS
 from tinyproto.models.count import count_parameters
 from tinyproto.report.words import size
-from tinyproto.simulation.loop import SimulationSettings, make_loopback
-from tinyproto.simulation.loopback import Loopback
+from tinyproto.simulation.loop import Loopback, make_loopback
 from tinyproto.tracking.environment import environment
 from tinyproto.wire.codec import encode
 from tinyproto.wire.frame import Header, Kind
@@ -120,8 +121,10 @@ def _federation(settings: DeviceSettings, network: str) -> Loopback:
     images = Images("made up", pixels, labels, settings.num_classes, scale=2 / 255, shift=-1.0)
     data = FederatedData(images, [Share(train=np.arange(samples), test=np.arange(0))])
     training = LocalTraining(rounds=1, batch_size=settings.batch_size)
-    simulated = SimulationSettings(training, settings.proto_dim)
-    return make_loopback(data, [network], _algorithm(settings), simulated, seed=0)
+    spec = FederationSpec(settings.num_classes, settings.proto_dim, 0.01, SHAPE, networks=(network,))
+    setup = Setup(spec, _algorithm(settings), training, seed=0)
+    cpu = torch.device("cpu")
+    return make_loopback(setup, data, make_trainer("eager", cpu), cpu)
 
 
 def _algorithm(settings: DeviceSettings) -> Algorithm:
@@ -131,7 +134,7 @@ def _algorithm(settings: DeviceSettings) -> Algorithm:
 
 def _training(settings: DeviceSettings, network: str) -> dict[str, Any]:
     host = _federation(settings, network)
-    client, runtime = host.shelf[0], host.clients
+    client, runtime = host.store[0], host.clients
     client.received = Prototypes.absent(settings.num_classes, settings.proto_dim)
 
     def seconds(steps: int) -> float:
@@ -153,7 +156,7 @@ def _training(settings: DeviceSettings, network: str) -> dict[str, Any]:
 
 def _exchange(settings: DeviceSettings, host: Loopback, values: ValueType, round_seconds: float) -> dict[str, Any]:
     """Measure one upload and one download of the client in this type, rounded to nearest."""
-    client, side = host.shelf[0], host.clients.side
+    client, side = host.store[0], host.clients.side
     wire = WireSettings(values.name, values.name)
     expected = expected_frames(_algorithm(settings), settings.num_classes, settings.proto_dim, wire)
     generator, coding = torch.Generator().manual_seed(0), Coding(values)

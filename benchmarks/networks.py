@@ -23,7 +23,7 @@ from benchmarks.studies import Parser, run_study
 from tinyproto.config.load import parse_config
 from tinyproto.errors import TinyProtoError
 from tinyproto.experiment import Experiment
-from tinyproto.simulation.loop import PlayedRound
+from tinyproto.tracking.summary import RoundResult
 
 ROOT = Path(__file__).parents[1]
 METHODS = ("local", "tinyproto_ft")
@@ -68,7 +68,7 @@ def train(case: Case) -> dict[str, Any]:
         experiment = Experiment(parse_config(config_of(case, folder)))
         (cell,) = experiment.cells
         simulation = experiment.simulation(cell, experiment.loopback(cell))
-        played: list[PlayedRound] = []
+        played: list[RoundResult] = []
         try:
             played.extend(simulation.rounds())
         except TinyProtoError as error:

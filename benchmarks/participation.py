@@ -22,9 +22,10 @@ from benchmarks.studies import Parser
 from tinyproto import grid
 from tinyproto.config import load_config
 from tinyproto.experiment import Experiment
-from tinyproto.report.compare import Spread, compare
-from tinyproto.report.draw import svg
-from tinyproto.report.draw.axes import (
+from tinyproto.report import svg
+from tinyproto.report.compare import Spread, compare, share_cell
+from tinyproto.report.page import figure_style
+from tinyproto.report.svg import (
     BOTTOM,
     LEFT,
     RIGHT,
@@ -37,7 +38,6 @@ from tinyproto.report.draw.axes import (
     span,
     stroke,
 )
-from tinyproto.report.page import figure_style
 from tinyproto.tracking.run_folder import PACKED
 
 ROOT = Path(__file__).parents[1]
@@ -112,7 +112,12 @@ def read_curves(records: Path) -> Curves:
 
 def draw(curves: Curves) -> str:
     """Draw the picture: a line per method, dashed with dropouts, and bars of one standard deviation over seeds."""
-    ends = [one.mean + sign * one.deviation for curve in curves.values() for one in curve.values() for sign in (-1, 1)]
+    ends = [
+        one.mean + sign * (one.deviation or 0.0)
+        for curve in curves.values()
+        for one in curve.values()
+        for sign in (-1, 1)
+    ]
     x = Linear(0.0, 1.05, LEFT, RIGHT, marked=SHARES)
     y = Linear(*span(ends, 0.1, 0.0, 1.0), BOTTOM, TOP)
     inks = {title: f"c{index}" for index, title in enumerate(dict.fromkeys(title for title, _ in curves))}
@@ -126,7 +131,7 @@ def draw(curves: Curves) -> str:
         places = [(x(share), one) for share, one in sorted(curve.items())]
         parts.append(svg.path([(place, y(one.mean)) for place, one in places], f"curve {ink}"))
         for place, one in places:
-            ends_of_bar = [(place, y(one.mean + sign * one.deviation)) for sign in (-1, 1)]
+            ends_of_bar = [(place, y(one.mean + sign * (one.deviation or 0.0))) for sign in (-1, 1)]
             parts.append(svg.path(ends_of_bar, f"curve thin {inks[title]}"))
             parts.append(svg.marker(place, y(one.mean), f"dot {inks[title]}", f"{title}: {one.mean:.1%}", radius=2.5))
     entries = [LegendEntry(title, stroke(f"curve {ink}")) for title, ink in inks.items()]
@@ -162,7 +167,7 @@ def table(curves: Curves) -> list[str]:
 
 def _cells(curve: Mapping[float, Spread], shares: Sequence[float]) -> list[str]:
     found = [curve.get(share) for share in shares]
-    return ["–" if one is None else f"{100 * one.mean:.1f} ± {100 * one.deviation:.1f}" for one in found]
+    return [share_cell(one) for one in found]
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -26,9 +26,9 @@ from tinyproto.config.load import overridden
 from tinyproto.core.streams import one_thread
 from tinyproto.errors import ConfigError
 from tinyproto.experiment import Experiment
+from tinyproto.memory import PeakMemory
 from tinyproto.models import entry_name
 from tinyproto.report.words import counted, number, size, times
-from tinyproto.simulation.memory import PeakMemory
 from tinyproto.tracking.environment import environment
 
 PHASES = ("train", "prototypes", "server", "evaluate", "rest")
@@ -86,9 +86,7 @@ def measure_rounds(
 
 
 def _features(experiment: Experiment, baseline: Baseline, rounds: int) -> dict[str, Any]:
-    return measure_features(
-        baseline, experiment.images.num_classes, experiment.federation.proto_dim, repeats=max(rounds, 3)
-    )
+    return measure_features(baseline, experiment.images.num_classes, experiment.shape.proto_dim, repeats=max(rounds, 3))
 
 
 def _measure(

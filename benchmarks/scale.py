@@ -20,9 +20,9 @@ from rich.table import Table
 from benchmarks.scale_case import Case
 from tinyproto.cli.terminal import Output, plain_table
 from tinyproto.errors import ConfigError, TinyProtoError
+from tinyproto.memory import client_budget
 from tinyproto.models.build import PUBLISHED
 from tinyproto.report.words import counted, number, size
-from tinyproto.simulation.memory import client_budget
 from tinyproto.tracking.environment import environment
 
 ROOT = Path(__file__).parents[1]

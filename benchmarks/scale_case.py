@@ -22,9 +22,8 @@ from tinyproto.data.images import Images
 from tinyproto.data.sources.base import MINUS_ONE_TO_ONE
 from tinyproto.errors import TinyProtoError
 from tinyproto.experiment import Experiment
-from tinyproto.simulation.loop import PlayedRound, Simulation
-from tinyproto.simulation.loopback import Loopback
-from tinyproto.tracking.summary import PHASES
+from tinyproto.simulation.loop import Loopback, Simulation
+from tinyproto.tracking.summary import PHASES, RoundResult
 
 NUM_CLASSES, PROTO_DIM, CPS_DIM = 100, 500, 50
 """The paper's values on CIFAR-100."""
@@ -103,22 +102,22 @@ def _config(case: Case) -> dict[str, Any]:
     }
 
 
-def _measured(case: Case, simulation: Simulation, host: Loopback, played: Sequence[PlayedRound]) -> dict[str, Any]:
+def _measured(case: Case, simulation: Simulation, host: Loopback, played: Sequence[RoundResult]) -> dict[str, Any]:
     """Return medians over all rounds but the first, which is a warm-up; a single round counts."""
     seconds = [round_.seconds for round_ in (played[1:] or played)]
     medians = {phase: statistics.median(each.get(phase, 0.0) for each in seconds) for phase in PHASES}
-    shelf = host.shelf
+    store = host.store
     return {
         "seconds_per_round": medians,
         "seconds_per_participant": medians["total"] / case.participants,
         "client_seconds_per_participant": (medians["total"] - medians["server"]) / case.participants,
         "peak_memory_bytes": simulation.peak_memory.read(),
-        "all_clients_bytes": shelf.whole_size(),
-        "clients_built": shelf.counts.built,
-        "clients_written": shelf.counts.written,
-        "clients_read_back": shelf.counts.read_back,
-        "bytes_written": shelf.files.bytes_written,
-        "bytes_read_back": shelf.files.bytes_read,
+        "all_clients_bytes": store.total_size(),
+        "clients_built": store.counts.built,
+        "clients_written": store.counts.written,
+        "clients_read_back": store.counts.read_back,
+        "bytes_written": store.files.bytes_written,
+        "bytes_read_back": store.files.bytes_read,
     }
 
 

@@ -19,7 +19,7 @@ from tinyproto.cli.progress import Expected, Progress
 from tinyproto.cli.report import comparison_table
 from tinyproto.cli.terminal import Output, plain_table
 from tinyproto.errors import CellsFailed, ConfigError, Interrupted
-from tinyproto.grid.observer import failed_words
+from tinyproto.grid import failed_words
 from tinyproto.report.compare import Comparison, compare
 from tinyproto.report.words import counted
 

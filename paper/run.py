@@ -20,18 +20,18 @@ from paper.records_reader import (
     started_config,
     write_record,
 )
-from tinyproto.config.load import completed
-from tinyproto.config.schema import DataSection
+from tinyproto.builder import Cell, resolve_device
+from tinyproto.config.load import completed, differences
+from tinyproto.config.schema import DataSection, neutral_keys
 from tinyproto.data.images import Images
 from tinyproto.data.sources import SOURCES, Progress
 from tinyproto.errors import DataError, InUseError, RunFolderError, TinyProtoError
-from tinyproto.experiment import Cell, most_at_once, resolve_device
-from tinyproto.grid.crew import Job, play_jobs
-from tinyproto.grid.observer import Observer
-from tinyproto.tracking.checkpoints import FREE, differences
+from tinyproto.experiment import most_at_once
+from tinyproto.grid.cell import Observer
+from tinyproto.grid.parallel import Job, run_jobs
 from tinyproto.tracking.lock import alone_in, locked
 from tinyproto.tracking.run_folder import RunFolder
-from tinyproto.workers.pipe import Handover
+from tinyproto.workers.child import SharedDataset
 
 WORK = "paper"
 """The folder of cells in progress, inside that of all runs."""
@@ -119,9 +119,11 @@ class Reproduction:
         observer.opens(len(left))
         datasets = _Datasets(observer)
         with _Claims(self.records, self.work) as claims:
-            foreman = _Recorder(self, [one.cell for one in left], observer, ended, claims)
-            jobs = [job for index, one in enumerate(left) if (job := foreman.job(index, one, datasets)) is not None]
-            ended.stopped = bool(jobs) and not play_jobs(jobs, at_once, device, foreman, observer)
+            recorder = _Recorder(self, [one.cell for one in left], observer, ended, claims)
+            jobs = [job for index, one in enumerate(left) if (job := recorder.job(index, one, datasets)) is not None]
+            ended.stopped = bool(jobs) and not run_jobs(
+                jobs, at_once, device, observer, completed=recorder.done, failed=recorder.failed
+            )
 
     def record(self, cell: PaperCell, folder: RunFolder) -> None:
         """Write the record of a finished cell and remove its folder."""
@@ -133,7 +135,7 @@ class Reproduction:
 
 
 class _Recorder:
-    """Takes what the processes deliver, as the grid's foreman, and writes records."""
+    """Turns completed jobs into records."""
 
     def __init__(
         self,
@@ -155,7 +157,7 @@ class _Recorder:
         cell = Cell(index, planned.parsed.algorithms[0], planned.seed, of=planned.group)
         model = planned.parsed.model
 
-        def begin() -> Handover | None:
+        def begin() -> SharedDataset | None:
             return datasets.handover(model.data) if self._claimed(job) else None
 
         job = Job(
@@ -192,12 +194,12 @@ class _Recorder:
         changed = {
             key: then
             for key, (then, _) in differences([completed(begun), now]).items()
-            if key not in (*FREE, "data.root", "name")
+            if key not in neutral_keys(on_resume=True)
         }
         if changed:
             kept = ", ".join(f"{key}={value}" for key, value in changed.items())
             self._observer.told(f"{job.cell.title}: resumes with {kept}, as it was started")
-        names = [key.removeprefix("train.") for key in FREE if key.startswith("train.")]
+        names = [key.removeprefix("train.") for key in sorted(neutral_keys(on_resume=True)) if key.startswith("train.")]
         free = {name: now["train"][name] for name in names}
         return replace(job, config={**begun, "train": {**begun["train"], **free}})
 
@@ -208,7 +210,7 @@ class _Recorder:
         self._claims.release(cell.place)
         self._ended.recorded.append(cell)
 
-    def failed(self, job: Job, reason: str, *, again: bool = True) -> None:
+    def failed(self, job: Job, reason: str, again: bool = True) -> None:
         """Note the failure and release the cell."""
         cell = self._cells[job.cell.index]
         self._ended.for_good += not again
@@ -268,11 +270,11 @@ class _Datasets:
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._held: OrderedDict[str, Handover] = OrderedDict()
+        self._held: OrderedDict[str, SharedDataset] = OrderedDict()
         self._missing: dict[str, TinyProtoError] = {}
         self._told: set[str] = set()
 
-    def handover(self, section: DataSection) -> Handover:
+    def handover(self, section: DataSection) -> SharedDataset:
         """Return a dataset for a process; if it cannot be loaded, raise the same error each time."""
         name = section.dataset
         if name in self._missing:
@@ -281,7 +283,7 @@ class _Datasets:
             while len(self._held) >= DATASETS_HELD:
                 self._held.popitem(last=False)
             try:
-                self._held[name] = Handover(_load(section, self._tell))
+                self._held[name] = SharedDataset(_load(section, self._tell))
             except TinyProtoError as error:
                 self._missing[name] = error
                 raise

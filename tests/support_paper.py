@@ -18,8 +18,7 @@ from tinyproto.report.runs import Run
 
 def report_with_paper(runs: Sequence[Run]) -> Report:
     """Return the report of `python -m paper report`."""
-    added = paper_chapter(runs)
-    return make_report(runs, chapter=None if added is None else added.chapter)
+    return make_report(runs, chapter=paper_chapter(runs))
 
 
 WITHOUT_GLOBAL = ("local", "lg_fedavg", "fml", "fedkd", "feddistill")

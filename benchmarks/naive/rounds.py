@@ -15,13 +15,14 @@ from benchmarks.naive.client import Batches, NaiveClient
 from benchmarks.naive.files import read_message, read_network, write_message, write_network
 from benchmarks.naive.prototypes import Rows
 from benchmarks.naive.server import Trainable, fit, largest_gap, merge, scaled
+from tinyproto.builder import Cell
 from tinyproto.core import cps
 from tinyproto.core.streams import Streams, global_randomness
 from tinyproto.core.task import BatchPlan, batch_plan
 from tinyproto.engine.measure import Stopwatch
 from tinyproto.errors import ConfigError
-from tinyproto.experiment import Cell, Experiment
-from tinyproto.simulation.clients import ClientBuilder
+from tinyproto.experiment import Experiment
+from tinyproto.simulation.client_store import ClientBuilder
 
 ALGORITHMS = ("fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft")
 
@@ -33,25 +34,24 @@ class NaiveFederation:
         check(experiment, cell)
         self.hyper = cell.entry.hyper
         self.trains_on_server = cell.entry.spec.name in ("fedtgp", "tinyproto_ft")
-        self.settings = experiment.settings
+        setup = experiment.setup(cell)
+        self.training = setup.training
         self.streams = Streams(cell.seed)
         self.device = torch.device(experiment.device)
-        masks = cell.entry.build(experiment.federation).masks
+        masks = setup.algorithm.masks
         self.masks = None if masks is None else masks.to(self.device)
         self.folder = tempfile.TemporaryDirectory()
         self.place = Path(self.folder.name)
         self.stopwatch = Stopwatch(time.perf_counter, torch.cuda.synchronize if self.device.type == "cuda" else None)
-        federation, training = experiment.federation, self.settings.training
+        federation = setup.spec
         self.num_classes, self.dim = federation.num_classes, federation.proto_dim
-        builder = ClientBuilder(
-            experiment.data, experiment.config.model.models, federation.shape, self.settings.counted_samples,
-            cell.entry.build(federation).client, self.streams, self.device,
-        )  # fmt: skip
+        counted = experiment.config.model.prototypes.counted_samples
+        builder = ClientBuilder(setup, experiment.data, counted, self.device)
         self.clients = [
             NaiveClient(
                 builder.build(client),
                 self.place,
-                training.batch_size,
+                self.training.batch_size,
                 federation.learning_rate,
                 self.hyper.proto_weight,
             )
@@ -80,7 +80,7 @@ class NaiveFederation:
             with self.stopwatch.phase("train"), global_randomness(self._seed("dropout", client)):
                 losses[client.id] = client.train(_batches(plan), self._received())
             with self.stopwatch.phase("prototypes"):
-                client.collect(_batches(plan)[-1] if self.settings.training.prototype_samples == "seen" else None)
+                client.collect(_batches(plan)[-1] if self.training.prototype_samples == "seen" else None)
             write_message(self.place / f"client{client.id}.pt", self._outgoing(client))
         with self.stopwatch.phase("server"):
             self._aggregate()
@@ -92,7 +92,7 @@ class NaiveFederation:
         self.folder.cleanup()
 
     def _plan(self, client: NaiveClient) -> BatchPlan:
-        training = self.settings.training
+        training = self.training
         shuffle = self.streams.generator("batches", client=client.id, round_number=self.round)
         return batch_plan(
             client.train_samples, training.batch_size, training.local_epochs, last=training.last_batch,
@@ -233,7 +233,7 @@ def check(experiment: Experiment, cell: Cell) -> None:
 
 
 def _has_single(experiment: Experiment) -> bool:
-    training = experiment.settings.training
+    training = experiment.config.model.train
     return any(
         1 in batch_plan(len(share.train), training.batch_size, 1, last=training.last_batch, shuffle=None).sizes
         for share in experiment.data.shares

@@ -22,7 +22,6 @@ from paper.page.readings import (
     rule_rows,
 )
 from paper.page.tables import HEADER, NOT_RUN, Table, paper_tables
-from tinyproto.cli.report import Added
 from tinyproto.report import html
 from tinyproto.report.page import Chapter
 from tinyproto.report.runs import Run
@@ -108,15 +107,14 @@ def findings(runs: Sequence[Run]) -> Findings | None:
     )  # fmt: skip
 
 
-def paper_chapter(runs: Sequence[Run]) -> Added | None:
+def paper_chapter(runs: Sequence[Run]) -> Chapter | None:
     """Return what the paper adds to a report: a chapter, sentences and JSON; None if no run is a cell of it."""
     found = findings(runs)
     if found is None:
         return None
     figures = [*(figure for drawn in found.drawn for figure in drawn.figures), *found.extensions.figures]
     judged = [f"{claim.words}: {claim.tally}" for claim in (*found.claims, *found.extensions.claims)]
-    chapter = Chapter("".join(as_html(found)), figures)
-    return Added(chapter, [*found.verdict(), *judged], {"paper": found.plain()})
+    return Chapter("".join(as_html(found)), figures, [*found.verdict(), *judged], {"paper": found.plain()})
 
 
 def as_html(found: Findings) -> Iterator[str]:

@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tinyproto.report.draw import svg
-from tinyproto.report.draw.axes import (
+from tinyproto.report import svg
+from tinyproto.report.figures import Figure, Value
+from tinyproto.report.figures.curves import pareto_front, stairs
+from tinyproto.report.svg import (
     BOTTOM,
     LEFT,
     RIGHT,
@@ -23,8 +25,6 @@ from tinyproto.report.draw.axes import (
     span,
     stroke,
 )
-from tinyproto.report.figures.figure import Figure, Value
-from tinyproto.report.figures.traffic import pareto_front, stairs
 from tinyproto.report.words import size
 
 Place = tuple[float, float]
@@ -43,16 +43,6 @@ class Point:
     x: float
     y: float
     words: str
-
-    @property
-    def price(self) -> float:
-        """Return x, if it is bytes."""
-        return self.x
-
-    @property
-    def accuracy(self) -> float:
-        """Return y, if it is an accuracy."""
-        return self.y
 
 
 @dataclass(frozen=True)
@@ -106,9 +96,10 @@ def draw(
 ) -> Figure:  # fmt: skip
     """Draw all curves in one frame, with the Pareto front on request (x is bytes, y accuracy)."""
     drawn = [curve for curve in curves if curve.points or curve.printed]
-    front = pareto_front([point for curve in drawn for point in curve.points]) if with_front else []
+    points = [point for curve in drawn for point in curve.points] if with_front else []
+    front = pareto_front(points, lambda point: (point.x, point.y))
     parts = frame(x.scale, y.scale, x.name, y.name, x.words, y.words)
-    parts += [svg.path(stairs(front, x.scale, y.scale), "front")] if front else []
+    parts += [svg.path(stairs([(point.x, point.y) for point in front], x.scale, y.scale), "front")] if front else []
     lines: Counter[Places] = Counter()
     dots: Counter[Place] = Counter()
     entries = []

@@ -14,7 +14,7 @@ from paper.page.tables import NOT_RUN, NOTHING, plain_outcome, signed, spread_ce
 from paper.page.wire_types import WIRE_HEADER, WireRow, any_typed, wire_claims, wire_figures, wire_rows
 from paper.printed import Address
 from tinyproto.engine.measure import RULES
-from tinyproto.report.figures.figure import Figure
+from tinyproto.report.figures import Figure
 from tinyproto.report.words import counted, number, size
 
 TITLE = "Extensions"

@@ -17,7 +17,7 @@ from tinyproto.algorithms import ALGORITHMS, FederationSpec
 from tinyproto.config import parse_config
 from tinyproto.models.count import count_parameters
 from tinyproto.models.shufflenet_v2 import WIDTH, X0_5, ShuffleNetV2
-from tinyproto.report.figures.figure import Figure
+from tinyproto.report.figures import Figure
 from tinyproto.report.words import counted, size
 
 BYTES = "payload bytes a round, up and down"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -13,7 +12,7 @@ from paper.matching import PaperCell, paper_cells, record_key
 from paper.printed import DATASET_NAMES, SETTINGS, Address
 from tinyproto.algorithms import ALGORITHMS
 from tinyproto.engine.measure import RULES
-from tinyproto.report.compare import Comparison, Row, Spread, compare
+from tinyproto.report.compare import Comparison, Row, Spread, compare, spread
 from tinyproto.report.runs import Run
 from tinyproto.report.studies import Cell
 from tinyproto.tracking.summary import over_rounds
@@ -23,14 +22,6 @@ REFERENCE = "reference"
 
 TABLES = {"table1": " as in Table 1", "table3": " as in Table 3", "appendix": ", as in the ablation"}
 """Words for a cell of the paper's tables, by target."""
-
-
-def sample_spread(values: Sequence[float | None]) -> Spread | None:
-    """Return the mean of the known values with their sample deviation (n − 1), which is 0 for one; None without any."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
-    return Spread(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else 0.0, len(known))
 
 
 @dataclass(frozen=True)
@@ -52,11 +43,10 @@ class Outcome:
         """Return the comparison's row, which has parameters and bytes."""
         return self.comparison.rows[0]
 
-    @cached_property
-    def accuracies(self) -> dict[str, Spread | None]:
+    @property
+    def accuracies(self) -> Mapping[str, Spread | None]:
         """Return the accuracy by every rule; None where a rule does not apply."""
-        statistic = self.comparison.statistic
-        return {rule: sample_spread([o.result["accuracy"][statistic][rule] for o in self.found]) for rule in RULES}
+        return self.row.accuracy
 
     @property
     def rule(self) -> str:
@@ -93,7 +83,7 @@ class Outcome:
 
     def read_after(self, rounds: int, seeds: Sequence[int] | None, statistic: str) -> dict[str, Spread | None]:
         """Return a statistic of the first rounds by each rule, over some seeds or over all."""
-        return {rule: sample_spread(self.by_seed(rule, rounds, seeds, statistic)) for rule in RULES}
+        return {rule: spread(self.by_seed(rule, rounds, seeds, statistic)) for rule in RULES}
 
     def by_seed(self, rule: str, rounds: int, seeds: Sequence[int] | None, statistic: str) -> list[float | None]:
         """Return a statistic seed by seed, as if the runs had ended after these rounds."""

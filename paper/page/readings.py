@@ -11,10 +11,10 @@ from paper.matching import PaperCell
 from paper.page.outcomes import TABLES, Compared, Outcome, Records, cells_of, means, method_name, place_name
 from paper.page.tables import NOT_RUN, NOTHING, signed, spread_cell, two_digits
 from paper.printed import printed_tables
+from tinyproto.config.load import differences
 from tinyproto.engine.measure import RULES
 from tinyproto.report.compare import Spread
 from tinyproto.report.words import counted
-from tinyproto.tracking.checkpoints import differences
 
 METHODS = ("fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft")
 READ_DATASETS = ("cifar100", "cifar10")

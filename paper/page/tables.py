@@ -8,8 +8,7 @@ from typing import Any
 
 from paper.page.outcomes import REFERENCE, Outcome, Records, means, method_name, paper_cell
 from paper.printed import Address, Printed, PrintedTable, printed_tables
-from tinyproto.report.columns import share_cell
-from tinyproto.report.compare import RULE_NAMES, STATISTIC_NAMES, Spread
+from tinyproto.report.compare import RULE_NAMES, STATISTIC_NAMES, Spread, share_cell
 from tinyproto.report.words import counted, number, size
 
 HEADER = (
@@ -116,7 +115,7 @@ def two_digits(fraction: float, deviation: float | None = None) -> str:
 
 def spread_cell(spread: Spread | None) -> str:
     """Return a mean with two digits, with its sample deviation if there are several seeds."""
-    return NOTHING if spread is None else two_digits(spread.mean, spread.deviation if spread.count > 1 else None)
+    return NOTHING if spread is None else two_digits(spread.mean, spread.deviation)
 
 
 def signed(fraction: float | None) -> str:
@@ -134,7 +133,7 @@ def plain_outcome(outcome: Outcome) -> dict[str, Any]:
         "rule": outcome.rule,
         "statistic": outcome.comparison.statistic,
         "mean": None if outcome.accuracy is None else outcome.accuracy.mean,
-        "deviation": None if outcome.accuracy is None or len(outcome.seeds) < 2 else outcome.accuracy.deviation,
+        "deviation": None if outcome.accuracy is None else outcome.accuracy.deviation,
         "seeds": outcome.seeds,
         "rounds": outcome.rounds,
         "accuracy": means(outcome.accuracies),

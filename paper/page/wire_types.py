@@ -15,7 +15,7 @@ from paper.page.outcomes import Compared, Outcome, Records, cells_of, means, pap
 from paper.page.tables import NOT_RUN, NOTHING, signed, spread_cell, two_digits
 from paper.printed import Address
 from tinyproto.algorithms import ALGORITHMS
-from tinyproto.report.figures.figure import Figure
+from tinyproto.report.figures import Figure
 from tinyproto.report.words import counted, size, times
 from tinyproto.wire.values import VALUE_TYPES
 

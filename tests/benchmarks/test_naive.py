@@ -60,7 +60,7 @@ def test_it_reaches_what_the_eager_trainer_reaches(algorithm: str | dict[str, An
         seconds = naive.play()
         assert sum(seconds.values()) - seconds["total"] <= seconds["total"]
         assert_equal_round(naive, next(played).record)
-    for mine, theirs in zip(host.shelf.values(), naive.clients, strict=True):
+    for mine, theirs in zip(host.store.values(), naive.clients, strict=True):
         present = mine.local.present.nonzero().flatten().tolist()
         assert sorted(theirs.prototypes) == present
         rows = torch.stack([theirs.prototypes[label] for label in present])

@@ -18,7 +18,7 @@ from tinyproto.data.sources import Request, full_name, load_labels, part_name, t
 from tinyproto.data.sources.tiny_imagenet import WNIDS
 from tinyproto.errors import DataError
 from tinyproto.experiment import Experiment
-from tinyproto.workers.pipe import Handover, handed_over
+from tinyproto.workers.child import SharedDataset, received_dataset
 
 PART = "tiny_imagenet, first 2 classes"
 
@@ -184,11 +184,11 @@ def test_images_left_out_take_no_memory_and_a_worker_maps_the_rest() -> None:
     assert part.shared is not None
     assert part.shared.descriptor is not None
     assert os.fstat(part.shared.descriptor).st_size == len(part) * 64
-    handover = Handover(part)
+    handover = SharedDataset(part)
     request = handover.request({})
     for name, descriptor in zip(("pixels", "labels"), handover.descriptors, strict=True):
         request.head[name]["descriptor"] = os.dup(descriptor)
-    received = handed_over(request)
+    received = received_dataset(request)
     assert received is not None
     assert held(received) == held(part)
     assert (received.name, received.num_classes) == ("digits, first 3 classes", 3)
@@ -218,7 +218,7 @@ def test_a_federation_on_first_classes_has_as_many_classes_in_every_part() -> No
         "algorithms": ["tinyproto_ft"],
     }
     experiment = Experiment(parse_config(values))
-    assert experiment.federation.num_classes == 4
+    assert experiment.shape.num_classes == 4
     assert {len(counts) for counts in experiment.holdings()["counts"]} == {4}
     (cell,) = experiment.cells
     host = experiment.loopback(cell)
@@ -227,4 +227,4 @@ def test_a_federation_on_first_classes_has_as_many_classes_in_every_part() -> No
     classes_held = sum((experiment.data.counts > 0).sum(1).tolist())
     assert summary["dataset"] == "digits, first 4 classes"
     assert summary["params_per_round_formula"] == 3 * (classes_held + 3 * 4)  # s up for a class held, s down for all
-    assert host.shelf[0].model(torch.zeros(1, 1, 8, 8)).logits.shape == (1, 4)
+    assert host.store[0].model(torch.zeros(1, 1, 8, 8)).logits.shape == (1, 4)

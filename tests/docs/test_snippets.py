@@ -321,4 +321,4 @@ def test_make_run_does_the_quickstart(clone: Path) -> None:
     assert done.returncode == 0, done.stderr
     results = RunFolder(clone / "runs" / "quickstart").read_results()
     assert [result["rounds"] for result in results] == [30] * 5
-    assert "Local training alone" in done.stdout
+    assert "TinyProto-FT" in done.stdout

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from support import FEDERATION, PROTO_DIM, InProcess, same_tensors, tiny_net, wide_net
+from support import FEDERATION, PROTO_DIM, InProcess, SimulationSettings, same_tensors, tiny_net, wide_net
 from tinyproto.algorithms import ALGORITHMS, Algorithm
 from tinyproto.algorithms.base import Round
 from tinyproto.core.prototypes import Message, class_means
@@ -19,7 +19,6 @@ from tinyproto.engine.measure import Meter, score
 from tinyproto.engine.round import RoundPlan, RoundRecord, play_round
 from tinyproto.engine.server import Reply
 from tinyproto.errors import LeftOutError
-from tinyproto.simulation.loop import SimulationSettings
 from tinyproto.wire.codec import decode, encode
 from tinyproto.wire.frame import Header, Kind
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from support import NUM_CLASSES, PROTO_DIM, InProcess, head_weight, tiny_net
+from support import NUM_CLASSES, PROTO_DIM, InProcess, SimulationSettings, head_weight, tiny_net
 from support_rounds import build, simulation
 from tinyproto.algorithms import ALGORITHMS
 from tinyproto.algorithms.base import Round, expected_frames
@@ -23,8 +23,7 @@ from tinyproto.engine.round import RoundPlan, last_derived, play_round
 from tinyproto.engine.server import Reply
 from tinyproto.errors import WireError
 from tinyproto.models.split import SplitModel
-from tinyproto.simulation.loop import SimulationSettings
-from tinyproto.simulation.loopback import Loopback
+from tinyproto.simulation.loop import Loopback
 from tinyproto.wire.codec import decode, encode
 from tinyproto.wire.frame import Header, Kind
 
@@ -218,7 +217,7 @@ def test_whom_the_channel_gives_up_is_left_out_with_the_reason_it_names(quarters
     played = simulation(quarters, build(name))
     meter = Meter()
     played.server.greet(played.host, range(5), meter)
-    channel = Giving(played.loopback.clients, played.loopback.shelf)
+    channel = Giving(played.loopback.clients, played.loopback.store)
     plan = RoundPlan(Round(1, 2), participants=range(5), evaluated=frozenset())
     with pytest.raises(WireError, match="it is gone"):
         play_round(played.server, channel, plan, meter)
@@ -229,7 +228,7 @@ def test_whom_the_channel_gives_up_is_left_out_with_the_reason_it_names(quarters
 
 def test_a_tolerant_greeting_leaves_out_whom_it_cannot_understand(quarters: FederatedData) -> None:
     played = simulation(quarters, build("fedproto"))
-    channel = Giving(played.loopback.clients, played.loopback.shelf)
+    channel = Giving(played.loopback.clients, played.loopback.store)
     with pytest.raises(WireError, match="it is gone"):
         played.server.greet(channel, range(5), Meter())
     refused = played.server.greet(channel, range(5), Meter(), tolerant=True)
@@ -249,7 +248,7 @@ class Echoing(Loopback):
 
 def test_order_repetition_and_strangers_change_nothing(quarters: FederatedData) -> None:
     straight, odd = simulation(quarters, build("tinyproto_ft")), simulation(quarters, build("tinyproto_ft"))
-    odd.host = Echoing(odd.loopback.clients, odd.loopback.shelf)
+    odd.host = Echoing(odd.loopback.clients, odd.loopback.store)
     assert [played.record for played in straight.rounds()] == [played.record for played in odd.rounds()]
     assert all(torch.equal(straight.server.state[name], odd.server.state[name]) for name in straight.server.state)
 
@@ -265,7 +264,7 @@ class Correcting(Loopback):
 
 def test_a_client_s_first_answer_counts_good_or_bad(quarters: FederatedData) -> None:
     played = simulation(quarters, build("fedproto"))
-    channel, meter = Correcting(played.loopback.clients, played.loopback.shelf), Meter()
+    channel, meter = Correcting(played.loopback.clients, played.loopback.store), Meter()
     played.server.greet(channel, range(5), meter)
     plan = RoundPlan(Round(1, 2), participants=range(5), evaluated=frozenset())
     record = play_round(played.server, channel, plan, meter, tolerant=True)
@@ -386,7 +385,7 @@ class InParts(Loopback):
 
 def test_a_frame_is_made_when_it_is_read_and_counts_once(quarters: FederatedData) -> None:
     at_once, parts = simulation(quarters, build("tinyproto_ft")), simulation(quarters, build("tinyproto_ft"))
-    parts.host = InParts(parts.loopback.clients, parts.loopback.shelf)
+    parts.host = InParts(parts.loopback.clients, parts.loopback.store)
     assert [repr(played.record) for played in at_once.rounds()] == [repr(played.record) for played in parts.rounds()]
 
 

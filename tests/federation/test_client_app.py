@@ -24,7 +24,7 @@ from tinyproto.federation.flower.client_app import app as client_app
 from tinyproto.federation.flower.server_app import app as server_app
 from tinyproto.federation.member import Member
 from tinyproto.federation.refusal import RECORD, WORDS
-from tinyproto.storage.tensor_files import save_whole
+from tinyproto.storage.tensor_files import save_tensors
 
 pytestmark = pytest.mark.flower
 
@@ -84,9 +84,9 @@ def test_a_client_without_space_is_done_without_for_a_round(tmp_path: Path, monk
             times.append(1)
             if len(times) == 2:  # its second round
                 raise OSError(errno.ENOSPC, "No space left on device")
-        return save_whole(target, *arguments)
+        return save_tensors(target, *arguments)
 
-    monkeypatch.setattr(member_state, "save_whole", save)
+    monkeypatch.setattr(member_state, "save_tensors", save)
     federation.play()
     assert [record["participants"] for record in federation.records()] == [[0, 1, 2], [0, 2], [0, 1, 2], []]
     assert federation.records()[1]["refused"] == {"1": f"client 1, round 2: {WORDS['no-space']}"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import tarfile
 import threading
 import zipfile
@@ -372,9 +373,7 @@ def test_the_command_says_what_it_does_and_how_a_config_reads_it(
     assert in_process(monkeypatch, tmp_path, "data", "fetch", "cifar10") == 0
     captured = capsys.readouterr()
     assert f"downloading {offer.archive.url}" in captured.out
-    assert (
-        "data/cifar-10-batches-bin is there; a config reads it with data: {name: cifar10, root: data}" in captured.out
-    )
+    assert re.search("^data/cifar-10-batches-bin .*data: {name: cifar10, root: data}", captured.out, re.MULTILINE)
     assert captured.err == ""
     assert len(load("cifar10", tmp_path / "data")) == 24
 
@@ -399,5 +398,5 @@ def test_an_interruption_keeps_what_arrived(
     monkeypatch.setattr("tinyproto.cli.progress.LoadingBar.__call__", interrupted)
     url = offer.server.address("cifar-100-binary.tar.gz")
     assert in_process(monkeypatch, tmp_path, "data", "fetch", "cifar100", "--url", url) == 130
-    assert "interrupted; run the same command again to go on" in capsys.readouterr().err
+    assert re.search("interrupted; .*same command again", capsys.readouterr().err)
     assert (tmp_path / "data" / "cifar-100-binary.tar.gz.partial").stat().st_size > 0

@@ -11,10 +11,9 @@ from paper.page.curves import RING, Curve, Point, accuracies, draw, widths
 from paper.page.figures import PaperFigure, paper_figures
 from paper.page.outcomes import Records
 from support_paper import PaperRecord
-from tinyproto.report.draw.axes import BOTTOM
-from tinyproto.report.draw.svg import DOT
-from tinyproto.report.figures.figure import Figure
+from tinyproto.report.figures import Figure
 from tinyproto.report.runs import find_runs, read_runs
+from tinyproto.report.svg import BOTTOM, DOT
 
 
 def drawn(folder: Path, made: Sequence[PaperRecord]) -> dict[str, PaperFigure]:

@@ -26,11 +26,12 @@ from paper.run import Reproduction, Status
 from support_cli import environment
 from support_reproduce import in_process, miniature, paper, use
 from tinyproto import grid
+from tinyproto.builder import Cell
 from tinyproto.config import parse_config
 from tinyproto.data.sources import SOURCES
 from tinyproto.errors import RunFolderError
-from tinyproto.experiment import Cell, Experiment
-from tinyproto.grid.cell import play_cell
+from tinyproto.experiment import Experiment
+from tinyproto.grid.cell import run_cell
 from tinyproto.report.runs import read_run
 from tinyproto.tracking.lock import alone_in
 from tinyproto.tracking.run_folder import RunFolder, lines_kept
@@ -141,7 +142,7 @@ def test_cells_of_several_configs_are_played_at_once_and_each_becomes_a_record(
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / RECORDS).rglob("*")} == before
 
 
-class Observed(grid.Silent):
+class Observed(grid.Observer):
     """Remembers what it is told."""
 
     def __init__(self) -> None:
@@ -183,7 +184,7 @@ def test_a_cell_that_ended_before_its_record_was_written_is_recorded_without_a_r
     folder.make()
     folder.write_config(cell.parsed.resolved())
     folder.write_json("environment.json", {})
-    play_cell(experiment, experiment.cells[0], folder, grid.Silent(), experiment.host)
+    run_cell(experiment, experiment.cells[0], folder, grid.Observer(), experiment.loopback)
     assert [(one.state, one.rounds) for one in reproduction.status()] == [("begun", 3)]
     told = Observed()
     outcome = reproduction.run(left(reproduction), told)
@@ -427,7 +428,7 @@ def test_other_classes_are_not_played_as_the_first(tmp_path: Path, monkeypatch: 
     }
 
 
-def test_no_minutes_play_nothing_and_say_how_to_go_on(
+def test_no_minutes_play_nothing_and_say_how_to_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use(monkeypatch, miniature())

@@ -8,7 +8,7 @@ import torch
 
 from tinyproto.core.prototypes import AtMost, Message, Prototypes
 from tinyproto.errors import WireError
-from tinyproto.simulation.memory import PeakMemory
+from tinyproto.memory import PeakMemory
 from tinyproto.wire.codec import encode
 from tinyproto.wire.frame import Header, Kind, federation_digest, pack
 from tinyproto.wire.validate import Expectation, open_frame

@@ -13,6 +13,7 @@ from tinyproto.cli.interrupt import StopOnInterrupt
 from tinyproto.cli.run import conclude
 from tinyproto.cli.terminal import Output
 from tinyproto.config import Config, load_config
+from tinyproto.config.load import differences
 from tinyproto.errors import ConfigError, FederationError, Interrupted
 from tinyproto.federation.certificates import ServerKeys, make_keys
 from tinyproto.federation.files import ServeFile, writing
@@ -21,9 +22,8 @@ from tinyproto.federation.flower.processes import Kept, SuperLink, split_address
 from tinyproto.federation.journal import Follower, Journal
 from tinyproto.federation.terms import agree, members, new_token, offered_terms
 from tinyproto.report.words import counted
-from tinyproto.tracking.checkpoints import differences
 from tinyproto.tracking.lock import alone_in
-from tinyproto.tracking.run_folder import SERVE_FILE, NewRun, RunFolder, how_to_go_on, is_federation
+from tinyproto.tracking.run_folder import SERVE_FILE, NewRun, RunFolder, how_to_resume, is_federation
 
 LOOK_SECONDS = 0.3
 LISTEN, KEYS = "127.0.0.1:8443", Path("keys")
@@ -56,13 +56,13 @@ def serve_config(asked: Asked, output: Output) -> None:
         keys = _taking_part(_keys(asked, folder, before), members(config), output, resume=asked.resume)
         keys.check()
         told = _told(asked, config, before, keys, listen)
-        largest = agree(offered_terms(config, told.federation), config.model.models).expectation.largest_frame
+        largest = agree(offered_terms(config, told.federation), config.model.models).setup.expectation.largest_frame
         opened = stack.enter_context(listening(host, port))  # before anything is replaced
         stop = stack.enter_context(StopOnInterrupt(signal.SIGTERM, signal.SIGHUP))
         new = None if asked.resume else stack.enter_context(NewRun(folder, overwrite=asked.overwrite))
         if new is not None:
             new.folder.write_config(config.resolved())
-        words = f"go on with: {how_to_go_on(folder)}" if new is None else "nothing has begun"
+        words = f"go on with: {how_to_resume(folder)}" if new is None else "nothing has begun"
         superlink = _started(stack, folder, told, keys, lambda: _end_if_wanted(stop, words))
         journal = Journal(folder / "progress.jsonl")
         gate = OpenGate(Gate(superlink.address, keys, largest), host, port, keys, opened, journal.tell)
@@ -132,7 +132,7 @@ def _source(asked: Asked) -> tuple[Path, Config, ServeFile | None]:
         changes = ", ".join(f"{key}: {then!r} → {now!r}" for key, (then, now) in changed.items())
         raise ConfigError(
             f"the federation in {folder} goes on with the config it began with, which is another ({changes}); "
-            f"`{how_to_go_on(folder)}` goes on with it"
+            f"`{how_to_resume(folder)}` goes on with it"
         )
     return folder, begun, before
 
@@ -182,11 +182,11 @@ def _watch(folder: Path, superlink: SuperLink, progress: FederationProgress, sto
                 progress.tell(event)
             if progress.over:
                 break
-            _end_if_wanted(stop, f"go on with: {how_to_go_on(folder)}")
+            _end_if_wanted(stop, f"go on with: {how_to_resume(folder)}")
             if superlink.process.ended:
                 raise FederationError(
                     f"Flower's SuperLink ended; its log is {superlink.process.log}, and "
-                    f"`{how_to_go_on(folder)}` goes on"
+                    f"`{how_to_resume(folder)}` goes on"
                 )
             if run.wait(LOOK_SECONDS):
                 _last_words(events, progress, run, folder)
@@ -201,7 +201,7 @@ def _last_words(events: Follower, progress: FederationProgress, run: Kept, folde
     if progress.over:
         return
     raise FederationError(
-        progress.failure or f"Flower ended the run; its log is {run.log}, and `{how_to_go_on(folder)}` goes on"
+        progress.failure or f"Flower ended the run; its log is {run.log}, and `{how_to_resume(folder)}` goes on"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -241,3 +241,22 @@ _Loader.add_implicit_resolver(
 def parse_yaml(text: str) -> Any:
     """Return the plain values of a YAML text; raise yaml.YAMLError if it is invalid."""
     return yaml.load(text, _Loader)
+
+
+def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the dotted keys in which configs differ, with the value in each; None if one has no such key."""
+    flats = [dict(_flat(config)) for config in configs]
+    columns = {key: [values.get(key) for values in flats] for values in flats for key in values}
+    return {key: values for key, values in columns.items() if any(value != values[0] for value in values)}
+
+
+def _flat(values: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every single value with its dotted key."""
+    if isinstance(values, Mapping) and values:
+        for key, value in values.items():
+            yield from _flat(value, f"{place}.{key}" if place else str(key))
+    elif isinstance(values, list) and values:
+        for index, value in enumerate(values):
+            yield from _flat(value, f"{place}[{index}]")
+    else:
+        yield place, values

@@ -19,10 +19,10 @@ from tinyproto.data.images import CountedSamples
 from tinyproto.data.partition import KEYS_OF_KIND, REQUIRED, Partition, PartitionKind
 from tinyproto.data.sources import SOURCES, Progress, Request, part_name, silent
 from tinyproto.engine.client import PrototypeSamples
+from tinyproto.engine.participation import EvaluatedClients
 from tinyproto.engine.training import Precision, TrainerName
 from tinyproto.errors import ConfigError
-from tinyproto.simulation.memory import AUTO
-from tinyproto.simulation.participation import EvaluatedClients
+from tinyproto.memory import AUTO
 from tinyproto.wire.values import Download, Rounding, ValueName, WireSettings
 
 PresetName = Literal["sound", "reference", "paper"]

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from tinyproto.config.schema import Section
 from tinyproto.errors import ConfigError, FederationError
 from tinyproto.federation.terms import Token
-from tinyproto.tracking.run_folder import SERVE_FILE, write_whole
+from tinyproto.tracking.run_folder import SERVE_FILE, write_atomic
 
 S = TypeVar("S", bound=Section)
 
@@ -59,7 +59,7 @@ class ServeFile(Section):
 
     def write(self, folder: Path) -> None:
         """Whole, or as it was."""
-        write_whole(folder / SERVE_FILE, self.model_dump_json(indent=1, exclude_none=True))
+        write_atomic(folder / SERVE_FILE, self.model_dump_json(indent=1, exclude_none=True))
 
     def public_keys(self) -> dict[int, bytes]:
         """By client id."""

@@ -14,21 +14,20 @@ import torch
 from pydantic import Field
 
 from tinyproto.algorithms.base import Client, ClientInfo
+from tinyproto.builder import resolve_device
 from tinyproto.config.schema import Section
-from tinyproto.core.streams import Streams, one_thread
+from tinyproto.core.streams import one_thread
 from tinyproto.data.images import FederatedData
-from tinyproto.engine.client import ClientRuntime
 from tinyproto.engine.measure import Stopwatch
 from tinyproto.engine.training import make_trainer
 from tinyproto.errors import ModelError, WireError, one_line
-from tinyproto.experiment import resolve_device
 from tinyproto.federation.client_data import OwnDataSection, own_data
 from tinyproto.federation.files import read_section
 from tinyproto.federation.member_state import Kept, MemberFiles
 from tinyproto.federation.refusal import Refusal
 from tinyproto.federation.terms import Agreement, accepted_terms
 from tinyproto.models import build_model, rehearse_training
-from tinyproto.simulation.clients import new_client, put_back
+from tinyproto.storage.client_files import put_back
 from tinyproto.wire.frame import Kind, unpack
 from tinyproto.wire.validate import open_frame
 
@@ -64,7 +63,7 @@ class Member:
         terms = agreement.terms
         if self.client >= terms.clients:
             raise Refusal("member", f"the federation has clients 0 … {terms.clients - 1}, this is {self.client}")
-        shape = agreement.federation.shape
+        shape = agreement.setup.spec.shape
         try:
             with one_thread():
                 rehearse_training(build_model(self.join.model, shape, seed=0), self.join.model, shape)
@@ -102,14 +101,11 @@ class Member:
         files.check_model(self.join.model)
         kept = files.load()
         if kept is not None and asked.kind in ASKED and kept.is_past(asked.round_number, asked.kind):
-            open_frame(frame, agreement.expectation, self.client, round_number=None, kinds=ASKED)
+            open_frame(frame, agreement.setup.expectation, self.client, round_number=None, kinds=ASKED)
             if asked.kind is not Kind.HELLO:
                 return _said_before(kept, asked.round_number, asked.kind)
         own = _Own(self, agreement, own_data(self.join.data, self.client, agreement.terms), kept)
-        runtime = ClientRuntime(
-            own, agreement.algorithm, make_trainer("eager", self.device), agreement.training, own.streams,
-            agreement.expectation, Stopwatch(lambda: 0.0),
-        )  # fmt: skip
+        runtime = agreement.setup.clients(own, make_trainer("eager", self.device), Stopwatch(lambda: 0.0))
         reply = runtime.handle({self.client: frame})[self.client]
         if asked.kind is not Kind.HELLO:
             files.save(own[self.client], self.join.model, asked.round_number, asked.kind, reply, kept)
@@ -150,21 +146,14 @@ class _Own:
         return ClientInfo(client, len(self.data.shares[0].train), int(counts.sum()), int((counts > 0).sum()))
 
     @property
-    def streams(self) -> Streams:
-        """Of the federation's seed."""
-        return Streams(self.agreement.terms.seed)
-
-    @property
     def _counts(self) -> torch.Tensor:
         return self.data.counted(self.agreement.terms.prototypes.counted_samples)[0]
 
     @cached_property
     def _client(self) -> Client:
         placed, model = self.data.to(self.member.device), self.member.join.model
-        client = new_client(
-            self.member.client, model, model, self.agreement.federation.shape, (placed.train(0), placed.test(0)),
-            self._counts, self.agreement.algorithm.client, self.streams,
-        )  # fmt: skip
+        samples = (placed.train(0), placed.test(0))
+        client = self.agreement.setup.new_client(self.member.client, model, model, samples, self._counts)
         if self.kept is not None:
             try:
                 put_back(client, self.kept.parts)

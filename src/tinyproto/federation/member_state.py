@@ -15,9 +15,9 @@ from torch import Tensor
 from tinyproto.algorithms.base import Client
 from tinyproto.errors import DamagedError, one_line
 from tinyproto.federation.refusal import Refusal
-from tinyproto.simulation.clients import parts_of
-from tinyproto.storage.tensor_files import disk_words, load_sealed, own, save_sealed, sealed_facts
-from tinyproto.tracking.run_folder import write_whole
+from tinyproto.storage.client_files import parts_of
+from tinyproto.storage.tensor_files import disk_words, host_copy, load_sealed, save_sealed, sealed_facts
+from tinyproto.tracking.run_folder import write_atomic
 from tinyproto.wire.frame import Kind
 
 _ORDER = {Kind.HELLO: 0, Kind.EVALUATE: 1, Kind.TRAIN: 2}  # of what a client is asked in one round
@@ -87,7 +87,7 @@ class MemberFiles:
     def write_terms(self, text: str) -> None:
         """Remember what was accepted."""
         try:
-            write_whole(self.terms, text)
+            write_atomic(self.terms, text)
         except OSError as error:
             raise _no_room(self.terms, error) from error
 
@@ -141,7 +141,7 @@ class MemberFiles:
         elif before is not None:
             earlier_round, earlier = before.round_number, dict(before.replies)
         parts = parts_of(client)
-        tensors = {f"{part}/{key}": own(value) for part, values in parts.items() for key, value in values.items()}
+        tensors = {f"{part}/{key}": host_copy(value) for part, values in parts.items() for key, value in values.items()}
         for prefix, said in ((_REPLY, replies), (_EARLIER, earlier)):
             for asked, frame in said.items():
                 tensors[f"{prefix}{asked.name}"] = torch.frombuffer(bytearray(frame), dtype=torch.uint8)

@@ -17,20 +17,18 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, ValidationError
 
 from tinyproto.algorithms.auxiliary import SMALLEST
-from tinyproto.algorithms.base import Algorithm, FederationSpec, expected_frames
+from tinyproto.algorithms.base import FederationSpec
 from tinyproto.algorithms.exchange import smallest
-from tinyproto.config.algorithms import AlgorithmEntry
+from tinyproto.builder import Cell, Setup, build_setup
 from tinyproto.config.load import Config, parse_config
 from tinyproto.config.schema import Positive, PresetName, PrototypesSection, Section, Seed, WireSection
 from tinyproto.core.task import LastBatch
 from tinyproto.data.sources import SOURCES
-from tinyproto.engine.client import LocalTraining
 from tinyproto.errors import ConfigError, TinyProtoError
 from tinyproto.federation.files import first_fault
 from tinyproto.federation.refusal import Refusal
 from tinyproto.models import ModelEntry
 from tinyproto.wire.frame import VERSION
-from tinyproto.wire.validate import Expectation
 
 
 def new_token() -> str:
@@ -86,54 +84,26 @@ class Agreement:
     """What either side has built from the terms."""
 
     terms: Terms
-    entry: AlgorithmEntry
-    federation: FederationSpec
-    algorithm: Algorithm
-    expectation: Expectation
-    training: LocalTraining
+    cell: Cell
+    setup: Setup
 
 
 def agree(terms: Terms, networks: Sequence[ModelEntry]) -> Agreement:
-    """Algorithm and expectation of these terms, with the networks that this side knows of: a client its own."""
-    train = terms.train
+    """Build what both sides share under these terms, with the networks that this side knows: a client its own."""
     config = parse_config(
         {
             "preset": terms.preset,
             "models": list(networks),
             "prototypes": terms.prototypes.model_dump(),
-            "train": train.model_dump(),
+            "train": terms.train.model_dump(),
             "wire": terms.wire.model_dump(),
             "algorithms": [terms.algorithm],
             "seeds": [terms.seed],
         },
         source="the terms",
     )
-    (entry,) = config.algorithms
-    federation = FederationSpec(
-        num_classes=terms.num_classes,
-        proto_dim=terms.prototypes.dim,
-        learning_rate=train.learning_rate,
-        input_shape=tuple(terms.input_shape),
-        head_dropout=train.head_dropout,
-        networks=tuple(networks),
-        wire=entry.wire,
-    )
-    algorithm = entry.build(federation)
-    return Agreement(
-        terms,
-        entry,
-        federation,
-        algorithm,
-        expected_frames(algorithm, terms.num_classes, terms.prototypes.dim, entry.wire),
-        LocalTraining(
-            rounds=train.rounds,
-            local_epochs=train.local_epochs,
-            batch_size=train.batch_size,
-            shuffle=train.shuffle,
-            last_batch=train.last_batch,
-            prototype_samples=terms.prototypes.samples,
-        ),
-    )
+    cell = Cell(0, config.algorithms[0], terms.seed)
+    return Agreement(terms, cell, build_setup(config.model, cell, terms.num_classes, tuple(terms.input_shape)))
 
 
 def offered_terms(config: Config, token: str) -> Terms:
@@ -175,7 +145,7 @@ def offered_terms(config: Config, token: str) -> Terms:
         algorithm=algorithm,
         seed=model.seeds[0],
     )
-    return terms.model_copy(update={"digest": agree(terms, model.models).expectation.digest.hex()})
+    return terms.model_copy(update={"digest": agree(terms, model.models).setup.expectation.digest.hex()})
 
 
 def members(config: Config) -> int:
@@ -196,11 +166,11 @@ def accepted_terms(text: str, model: str) -> Agreement:
         found = agree(terms, [model])
     except TinyProtoError as error:
         raise Refusal("terms", f"the coordinator's terms cannot be met: {error}") from error
-    if found.expectation.digest.hex() != terms.digest:
+    if found.setup.expectation.digest.hex() != terms.digest:
         raise Refusal(
             "digest",
             f"the coordinator's digest of the federation is {terms.digest}, ours is "
-            f"{found.expectation.digest.hex()}: the two ends differ in release, or network {model!r} has other "
+            f"{found.setup.expectation.digest.hex()}: the two ends differ in release, or network {model!r} has other "
             "parameters where parameters are averaged",
         )
     return found

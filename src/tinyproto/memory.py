@@ -1,4 +1,7 @@
-"""Peak memory of a stretch of work."""
+"""Memory of this process and of the machine.
+
+Linux is read from /proc: psutil knows neither the peak since a point in time nor the parts of resident memory.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from tinyproto.core.sizes import bytes_of
 
 
 class PeakMemory:
-    """The largest memory in use since this was made: device memory on a GPU, else this process's resident memory."""
+    """The peak memory since this was made: device memory on a GPU, else this process's resident memory."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -24,7 +27,7 @@ class PeakMemory:
             self._reset_resident()
 
     def read(self) -> int:
-        """Bytes."""
+        """Return the peak in bytes."""
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self.device))
         resident = status_bytes("VmHWM")
@@ -35,7 +38,7 @@ class PeakMemory:
 
     @staticmethod
     def _reset_resident() -> None:
-        """Linux can start the high-water mark anew; elsewhere it stays that of the whole process."""
+        """Reset the peak, which only Linux can; elsewhere it stays that of the whole process."""
         try:
             Path("/proc/self/clear_refs").write_text("5")
         except OSError:
@@ -43,7 +46,7 @@ class PeakMemory:
 
 
 def status_bytes(field: str, file: str = "/proc/self/status") -> int | None:
-    """What Linux says of this process's memory, or in /proc/meminfo of all; None where it does not say."""
+    """Return a field of this process's memory, or of the machine's in /proc/meminfo; None if the system has none."""
     try:
         lines = Path(file).read_text().splitlines()
     except OSError:
@@ -53,19 +56,19 @@ def status_bytes(field: str, file: str = "/proc/self/status") -> int | None:
 
 AUTO = "auto"
 SHARE = 4
-"""`auto` is one part in so many of the memory of the machine, or of the GPU where the clients are on one."""
+"""`auto` is 1/SHARE of the memory of the machine, or of the GPU if the clients are on one."""
 
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 def client_budget(asked: str, device: torch.device, processes: int = 1) -> int:
-    """Bytes for the clients of one of so many processes."""
-    whole = bytes_of(asked) if asked != AUTO else total_memory(device) // SHARE
-    return max(1, whole // processes)
+    """Return the bytes for the clients of one of so many processes."""
+    total = bytes_of(asked) if asked != AUTO else total_memory(device) // SHARE
+    return max(1, total // processes)
 
 
 def total_memory(device: torch.device) -> int:
-    """Of the GPU, or of the machine as far as this process may have it."""
+    """Return the bytes of the GPU, or of the machine as far as a container allows."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -73,12 +76,12 @@ def total_memory(device: torch.device) -> int:
 
 
 def container_limit() -> float:
-    """Bytes that a container allows; without end where there is none."""
+    """Return the bytes that a container allows; infinity if there is no limit."""
     return min((found for found in map(_limit, _LIMITS) if found), default=math.inf)
 
 
 def _limit(file: Path) -> int | None:
-    """What a container is allowed; None where it may have all."""
+    """Return the limit in a file of the container; None if there is none."""
     try:
         text = file.read_text().strip()
     except OSError:

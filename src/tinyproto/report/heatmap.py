@@ -1,27 +1,31 @@
-"""A matrix as a picture: rows and columns with names, cells in one ink, numbers where there is room."""
+"""A matrix as a picture: named rows and columns, cells in one colour, numbers where they fit."""
 
 from __future__ import annotations
 
 import base64
-import struct
-import zlib
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from tinyproto.report.draw import svg
+from tinyproto.report import svg
 
 RIGHT = 432.0
 NAME_LINE, TITLE_LINE, LETTER = 15.0, 20.0, 5.6
 MOST_NUMBERS = 600
 LONGEST_NAME = 34
 
+SHADES = 32
+POSITIVE, NEGATIVE, ABSENT_COLOUR = (11, 97, 164), (196, 84, 14), (128, 128, 128)
+NOTHING, ABSENT = 0, 2 * SHADES + 1
+
 
 @dataclass(frozen=True)
 class Matrix:
-    """What to draw; cells that are not `present` are grey."""
+    """The values to draw; cells that are not `present` are grey."""
 
     values: NDArray[np.float32]
     present: NDArray[np.bool_]
@@ -29,34 +33,34 @@ class Matrix:
     column_names: Sequence[str]
     column_title: str
     low: float  # drawn blank
-    high: float  # drawn in full
-    number: Callable[[float], str] | None = None  # written in each cell where there is room
+    high: float  # drawn in full colour
+    number: Callable[[float], str] | None = None  # written in each cell where it fits
     title: str = ""
     tallest_row: float = 15.0
 
     @property
     def left(self) -> float:
-        """Where cells begin: right of the longest row name."""
+        """Return the left edge of the cells, to the right of the longest row name."""
         return 8 + LETTER * min(LONGEST_NAME, max(len(name) for name in self.row_names))
 
     @property
+    def top(self) -> float:
+        """Return the upper edge of the cells."""
+        return TITLE_LINE if self.title else 6.0
+
+    @property
     def row_height(self) -> float:
-        """Rows stay readable while there are few; many share a limited height."""
+        """Return the height of a row: few rows stay readable, many share a limited height."""
         return min(self.tallest_row, max(2.0, 320.0 / len(self.row_names)))
 
     @property
     def height(self) -> float:
-        """Of the whole picture."""
+        """Return the height of the picture."""
         return self.top + self.row_height * len(self.row_names) + 2 * NAME_LINE + 4
-
-    @property
-    def top(self) -> float:
-        """Where cells begin."""
-        return TITLE_LINE if self.title else 6.0
 
 
 def draw(matrix: Matrix, down: float = 0.0) -> list[str]:
-    """The picture's parts, moved down by so much."""
+    """Return the parts of the picture, moved down by `down`."""
     top, left = down + matrix.top, matrix.left
     rows, columns = matrix.values.shape
     width, height = RIGHT - left, matrix.row_height * rows
@@ -80,8 +84,7 @@ def draw(matrix: Matrix, down: float = 0.0) -> list[str]:
     every = _round_stride(widest / column_width)
     for column in range(0, columns, every):
         middle = left + (column + 0.5) * column_width
-        words = matrix.column_names[column]
-        parts.append(svg.text(middle, top + height + 12, words, "middle", "label small"))
+        parts.append(svg.text(middle, top + height + 12, matrix.column_names[column], "middle", "label small"))
     parts.append(svg.text(RIGHT, top + height + NAME_LINE + 12, matrix.column_title, "end", "label strong"))
     return parts + _numbers(matrix, top, column_width)
 
@@ -110,46 +113,30 @@ def _numbers(matrix: Matrix, top: float, column_width: float) -> list[str]:
 
 
 def _round_stride(least: float) -> int:
-    """1, 2, 5, 10, 20 … so that names fall on round numbers."""
+    """Return 1, 2, 5, 10, 20 …, so that names fall on round numbers."""
     strides: list[int] = [factor * 10**power for power in range(6) for factor in (1, 2, 5)]
     return next(stride for stride in strides if stride >= least)
 
 
-LEVELS = 32
-POSITIVE, NEGATIVE, ABSENT_COLOUR = (11, 97, 164), (196, 84, 14), (128, 128, 128)
-NOTHING, ABSENT = 0, 2 * LEVELS + 1
-
-
 def indices(values: NDArray[np.float32], present: NDArray[np.bool_], low: float, high: float) -> NDArray[np.uint8]:
-    """Palette entries for values: none for `low` itself, the stronger the farther from it, towards ±`high`."""
+    """Return palette entries: none for `low` itself, stronger shades farther from it, towards ±`high`."""
     share = np.clip((np.where(present, values, low) - low) / (high - low if high > low else 1.0), -1, 1)
-    level = np.ceil(np.abs(share) * LEVELS).astype(np.int64)
-    coloured = np.where(share >= 0, level, LEVELS + level) * (level > 0)
+    shade = np.ceil(np.abs(share) * SHADES).astype(np.int64)
+    coloured = np.where(share >= 0, shade, SHADES + shade) * (shade > 0)
     return np.where(present, coloured, ABSENT).astype(np.uint8)
 
 
 def png(cells: NDArray[np.uint8]) -> bytes:
-    """An indexed PNG whose colours are more or less of one ink on whatever is below."""
-    height, width = cells.shape
-    opacity = [0, *(int(30 + 225 * (level + 1) / LEVELS) for level in range(LEVELS))]
-    inks = [(0, 0, 0), *[POSITIVE] * LEVELS, *[NEGATIVE] * LEVELS, ABSENT_COLOUR]
+    """Return an indexed PNG whose shades are opacities of one colour, so that it fits any background."""
+    opacity = [0, *(int(30 + 225 * (shade + 1) / SHADES) for shade in range(SHADES))]
+    colours = [(0, 0, 0), *[POSITIVE] * SHADES, *[NEGATIVE] * SHADES, ABSENT_COLOUR]
     alphas = [*opacity, *opacity[1:], 60]
-    rows = np.concatenate([np.zeros((height, 1), np.uint8), cells], axis=1)  # each row begins with its filter, none
-    header = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
-    chunks = (
-        (b"IHDR", header),
-        (b"PLTE", b"".join(bytes(ink) for ink in inks)),
-        (b"tRNS", bytes(alphas)),
-        (b"IDAT", zlib.compress(rows.tobytes(), 9)),
-        (b"IEND", b""),
-    )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, content) for kind, content in chunks)
+    image, file = Image.fromarray(cells), io.BytesIO()
+    image.putpalette([channel for colour in colours for channel in colour])
+    image.save(file, "PNG", transparency=bytes(alphas), optimize=True)
+    return file.getvalue()
 
 
 def data_address(content: bytes, kind: str) -> str:
-    """Content inside the page instead of beside it."""
+    """Return a data URL, which holds the content inside the page."""
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
-
-
-def _chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

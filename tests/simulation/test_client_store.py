@@ -9,18 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from support import FEDERATION, PROTO_DIM, InProcess, same_tensors, tiny_net, wide_net
+from support import FEDERATION, PROTO_DIM, InProcess, SimulationSettings, same_tensors, tiny_net, wide_net
 from tinyproto.algorithms import ALGORITHMS, Algorithm
 from tinyproto.algorithms.base import Client
 from tinyproto.core.prototypes import Message
 from tinyproto.data.images import FederatedData
 from tinyproto.engine.client import LocalTraining
+from tinyproto.engine.participation import EvaluatedClients
 from tinyproto.engine.round import RoundRecord
 from tinyproto.errors import ClientStateError
 from tinyproto.models import ModelEntry
-from tinyproto.simulation.clients import memory_of
-from tinyproto.simulation.loop import SimulationSettings
-from tinyproto.simulation.participation import EvaluatedClients
+from tinyproto.simulation.client_store import memory_of
 
 SETTINGS = SimulationSettings(LocalTraining(4, batch_size=8), PROTO_DIM, participation=0.4)
 ONE_BYTE = replace(SETTINGS, client_memory=1)
@@ -102,15 +101,15 @@ def test_memory_stays_within_the_budget_with_gradients_and_last_good_states_coun
     budget = 4 * (weights[0] + weights[1]) + 1
     settings = replace(SETTINGS, client_memory=budget, participation=1.0)
     played = simulation(quarters, settings)
-    shelf, seen = played.clients, []
-    assert list(shelf.portions(range(5))) == [[0, 1], [2, 3], [4]]
+    store, seen = played.clients, []
+    assert list(store.portions(range(5))) == [[0, 1], [2, 3], [4]]
 
     class Watching:
         def __init__(self) -> None:
             self.trainer = played.loopback.clients.trainer
 
         def __getattr__(self, name: str) -> object:
-            here = shelf._here
+            here = store._here
             gradients = [p.grad is not None for c in here.values() for p in c.model.parameters()]
             weights = [own for _, own in played.loopback.clients.last_good._weights.values()]
             pieces = [piece for own in weights for piece in (*own.before.pieces, *own.after.pieces)]
@@ -122,35 +121,35 @@ def test_memory_stays_within_the_budget_with_gradients_and_last_good_states_coun
     records(played)
     assert 0 < max(used for used, _ in seen) <= budget
     assert any(left for _, left in seen)  # of the portion in hand
-    assert not any(p.grad is not None for client in shelf._here.values() for p in client.model.parameters())
+    assert not any(p.grad is not None for client in store._here.values() for p in client.model.parameters())
 
 
 def test_the_longest_unused_go_first(quarters: FederatedData) -> None:
     whole = simulation(quarters, SETTINGS, "fedavg")
-    shelf = simulation(quarters, replace(SETTINGS, client_memory=3 * memory_of(whole.clients[0])), "fedavg").clients
+    store = simulation(quarters, replace(SETTINGS, client_memory=3 * memory_of(whole.clients[0])), "fedavg").clients
     for client in (0, 1, 2, 0, 3):
-        assert shelf[client].id == client
-    assert shelf.counts.built == 4
-    assert (shelf[0].id, shelf[2].id, shelf.counts.built) == (0, 2, 4)
-    assert (shelf[1].id, shelf.counts.built) == (1, 5)
+        assert store[client].id == client
+    assert store.counts.built == 4
+    assert (store[0].id, store[2].id, store.counts.built) == (0, 2, 4)
+    assert (store[1].id, store.counts.built) == (1, 5)
 
 
 def test_files_out_of_date_are_removed_unless_a_checkpoint_may_need_them(
     quarters: FederatedData, tmp_path: Path
 ) -> None:
-    shelf = simulation(quarters, ONE_BYTE, folder=tmp_path).clients
+    store = simulation(quarters, ONE_BYTE, folder=tmp_path).clients
 
     def changed_and_put_away() -> str:
-        client = shelf[0]
+        client = store[0]
         client.state["values"] = client.state["values"] + 1
-        assert shelf[1].id == 1
-        (place,) = shelf._stored[0].values()
+        assert store[1].id == 1
+        (place,) = store._stored[0].values()
         return place.file
 
     first, second = changed_and_put_away(), changed_and_put_away()
     assert first != second
     assert {path.name for path in tmp_path.iterdir()} == {second}
-    assert {place.file for place in shelf.save()[0].values()} == {second}
+    assert {place.file for place in store.save()[0].values()} == {second}
     third, fourth = changed_and_put_away(), changed_and_put_away()
     assert third not in {path.name for path in tmp_path.iterdir()}
     assert {path.name for path in tmp_path.iterdir()} == {second, fourth}
@@ -159,18 +158,18 @@ def test_files_out_of_date_are_removed_unless_a_checkpoint_may_need_them(
 def test_a_client_that_returns_to_a_checkpointed_state_leaves_the_checkpoint_alone(
     quarters: FederatedData, tmp_path: Path
 ) -> None:
-    shelf = simulation(quarters, ONE_BYTE, folder=tmp_path).clients
+    store = simulation(quarters, ONE_BYTE, folder=tmp_path).clients
 
     def set_to(value: float) -> None:
-        shelf[0].state["values"] = torch.full_like(shelf[0].state["values"], value)
-        assert shelf[1].id == 1
+        store[0].state["values"] = torch.full_like(store[0].state["values"], value)
+        assert store[1].id == 1
 
     set_to(1.0)
-    saved = shelf.save()
+    saved = store.save()
     for value in (2.0, 1.0, 3.0):
         set_to(value)
-    shelf.restore(saved)
-    assert bool((shelf[0].state["values"] == 1.0).all())
+    store.restore(saved)
+    assert bool((store[0].state["values"] == 1.0).all())
 
 
 def test_a_state_of_another_network_or_a_damaged_one_is_refused(quarters: FederatedData, tmp_path: Path) -> None:
@@ -186,16 +185,16 @@ def test_a_state_of_another_network_or_a_damaged_one_is_refused(quarters: Federa
     with pytest.raises(ClientStateError, match=r"the state of client 2, is damaged \(SafetensorError"):
         played.clients[2]
     (tmp_path / saved[3]["model"].file).write_bytes((tmp_path / saved[1]["model"].file).read_bytes())
-    with pytest.raises(ClientStateError, match="is damaged: it is not what was written"):
+    with pytest.raises(ClientStateError, match="the state of client 3, is damaged"):
         played.clients[3]
     assert played.clients[0].id == 0
 
 
 def test_who_is_not_there_is_not_there(quarters: FederatedData) -> None:
-    shelf = simulation(quarters, SETTINGS).clients
-    assert (len(shelf), 4 in shelf, 5 in shelf) == (5, True, False)
+    store = simulation(quarters, SETTINGS).clients
+    assert (len(store), 4 in store, 5 in store) == (5, True, False)
     with pytest.raises(KeyError):
-        shelf[5]
+        store[5]
 
 
 class Accumulating:

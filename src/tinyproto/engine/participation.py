@@ -22,7 +22,7 @@ def plan_round(
     members: Sequence[int], round_: Round, participation: float, evaluate_every: int, evaluated: EvaluatedClients,
     streams: Streams,
 ) -> RoundPlan:  # fmt: skip
-    """Who of the members trains and who is evaluated in this round; after the last one all are, once more."""
+    """Plan which members train and which are evaluated in a round; after the last round all are evaluated."""
     if round_.number > round_.total:
         return RoundPlan(round_, participants=(), evaluated=frozenset(members), closing=True)
     places = draw_participants(len(members), participation, streams, round_.number)
@@ -39,7 +39,7 @@ def participant_count(num_clients: int, fraction: float) -> int:
 
 
 def draw_participants(num_clients: int, fraction: float, streams: Streams, round_number: int) -> list[int]:
-    """A uniform draw without replacement, at least one client, in order of id."""
+    """Draw clients uniformly without replacement, at least one, in order of id."""
     count = participant_count(num_clients, fraction)
     if count == num_clients:
         return list(range(num_clients))
@@ -49,7 +49,7 @@ def draw_participants(num_clients: int, fraction: float, streams: Streams, round
 
 Event = Literal["drop", "late"]
 Trace = Mapping[tuple[int, int], Event]
-"""What happens to a client in a round, by (round, client)."""
+"""The event of a client in a round, by (round, client)."""
 
 COLUMNS = ("round", "client", "event")
 
@@ -83,7 +83,7 @@ def read_trace(path: Path, num_clients: int) -> Trace:
             lines = [(rows.line_num, [cell.strip() for cell in row]) for row in rows if row]
     except FileNotFoundError:
         raise DataError(
-            f"train.dropout: there is no file {path}; give a probability from 0 to below 1, or the path of a trace"
+            f"train.dropout: missing file {path}; give a probability from 0 to below 1, or the path of a trace"
         ) from None
     except (OSError, ValueError, csv.Error) as error:
         raise DataError(f"train.dropout: {path} cannot be read: {one_line(error)}") from error
