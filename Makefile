@@ -5,6 +5,8 @@ FLOWER := .venv-flower/bin
 LOWEST := .venv-lowest/bin
 COVERED := core algorithms wire engine stacked
 SUITES := paper benchmarks docs
+# Two processes; each keeps to neighbouring tests, which share fixtures, and takes over others when it is done.
+SHARED := -n 2 --dist worksteal
 
 .PHONY: run test test-paper test-benchmarks test-docs test-all test-flower test-flower-all test-lowest soak docs format clean
 
@@ -15,31 +17,31 @@ test: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 $(SUITES:%=--ignore=tests/%) $(COVERED:%=--cov=tinyproto.%) --cov-report=
+	$(BIN)/pytest $(SHARED) $(SUITES:%=--ignore=tests/%) $(COVERED:%=--cov=tinyproto.%) --cov-report=
 	@for layer in $(COVERED); do $(BIN)/coverage report --skip-covered --fail-under=95 --include="*/tinyproto/$$layer/*" || exit 1; done
 
 # The suites that `make test` leaves out, one target each.
 test-paper test-benchmarks test-docs: test-%: .venv/.dev
-	$(BIN)/pytest -n 2 tests/$*
+	$(BIN)/pytest $(SHARED) tests/$*
 
 test-all: .venv/.dev
-	$(BIN)/pytest -n 2 -m "slow or browser or gpu or not slow"
+	$(BIN)/pytest $(SHARED) -m "slow or browser or gpu or not slow"
 
 # Flower has an environment of its own, because it needs older releases of some packages.
 test-flower: .venv-flower/.dev
 	$(FLOWER)/mypy
-	$(FLOWER)/pytest -n 2 -m "flower and not flower_slow"
+	$(FLOWER)/pytest $(SHARED) -m "flower and not flower_slow"
 
 test-flower-all: .venv-flower/.all
 	$(FLOWER)/mypy
-	$(FLOWER)/pytest -n 2 -m flower
+	$(FLOWER)/pytest $(SHARED) -m flower
 
 # The command, a run and the tests with the oldest releases that pyproject.toml allows, torch aside.
 test-lowest: .venv-lowest/.dev
 	$(LOWEST)/python -m pip check
 	$(LOWEST)/tinyproto --help
 	$(LOWEST)/tinyproto run configs/quickstart.yaml train.rounds=2 --runs .venv-lowest/runs --overwrite
-	$(LOWEST)/pytest -n 2 $(SUITES:%=--ignore=tests/%)
+	$(LOWEST)/pytest $(SHARED) $(SUITES:%=--ignore=tests/%)
 
 # At most 15 minutes on 2 cores.
 soak: .venv/.core

@@ -1,4 +1,4 @@
-"""The presets against the table of SPEC.md section 0, row by row."""
+"""The presets: the value of each key that the paper and the published code leave open, in each preset."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def hyper(preset: str, algorithm: Any, dataset: str = "cifar10") -> Any:
 @pytest.mark.parametrize(
     ("section", "key", "by_preset"),
     [
-        ("partition", "seed", (1, 1, 1)),  # row 1
+        ("partition", "seed", (1, 1, 1)),
         ("partition", "min_samples", (1, 1, 1)),
-        ("evaluate", "rule", ("global", "global", "local")),  # row 3
-        ("prototypes", "counted_samples", ("train", "all", "train")),  # row 7
-        ("prototypes", "samples", ("all", "seen", "all")),  # row 8
-        ("train", "shuffle", (True, False, False)),  # row 9
+        ("evaluate", "rule", ("global", "global", "local")),
+        ("prototypes", "counted_samples", ("train", "all", "train")),
+        ("prototypes", "samples", ("all", "seen", "all")),
+        ("train", "shuffle", (True, False, False)),
         ("train", "last_batch", ("join", "drop", "drop")),
-        ("evaluate", "statistic", ("last10", "best", "best")),  # row 10
-        ("train", "head_dropout", (0.0, 0.2, 0.2)),  # row 18
-        ("prototypes", "masks", ("balanced", "balanced", "balanced")),  # row 11
+        ("evaluate", "statistic", ("last10", "best", "best")),
+        ("train", "head_dropout", (0.0, 0.2, 0.2)),
+        ("prototypes", "masks", ("balanced", "balanced", "balanced")),
     ],
 )
 def test_a_preset_sets_each_open_point_of_the_run(section: str, key: str, by_preset: tuple[Any, Any, Any]) -> None:
@@ -51,27 +51,27 @@ def test_a_preset_sets_each_open_point_of_the_run(section: str, key: str, by_pre
 @pytest.mark.parametrize(
     ("algorithm", "key", "by_preset"),
     [
-        ("fedproto", "proto_weight", (10.0, 10.0, 1.0)),  # row 4
+        ("fedproto", "proto_weight", (10.0, 10.0, 1.0)),
         (FT, "proto_weight", (10.0, 10.0, 1.0)),
-        (FP, "aggregation", ("weighed", "sum", "mean")),  # row 5
-        ("fedproto", "prototype_source", ("fresh", "fresh", "fresh")),  # row 8
-        ("fedtgp", "offered_classes", ("uploaded", "all", "all")),  # row 16
+        (FP, "aggregation", ("weighed", "sum", "mean")),
+        ("fedproto", "prototype_source", ("fresh", "fresh", "fresh")),
+        ("fedtgp", "offered_classes", ("uploaded", "all", "all")),
         (FT, "offered_classes", ("uploaded", "all", "all")),
-        ("fml", "auxiliary", ("smallest", "resnet8", "resnet8")),  # row 12
+        ("fml", "auxiliary", ("smallest", "resnet8", "resnet8")),
         ("fedkd", "auxiliary", ("smallest", "resnet8", "resnet8")),
         ("fml", "average_buffers", (True, False, False)),
         ("fedkd", "average_buffers", (True, False, False)),
-        ("fml", "reduction", ("batch", "element", "element")),  # row 13
+        ("fml", "reduction", ("batch", "element", "element")),
         ("fedkd", "reduction", ("batch", "element", "element")),
         ("fml", "detach_targets", (True, False, False)),
         ("fedkd", "detach_targets", (True, False, False)),
         ("fml", "clip_norm", (10.0, 10.0, 10.0)),
         ("fml", "local_weight", (0.5, 0.5, 0.5)),
         ("fml", "auxiliary_weight", (0.5, 0.5, 0.5)),
-        ("fedkd", "matrices", ("filters", "kernels", "kernels")),  # row 14
+        ("fedkd", "matrices", ("filters", "kernels", "kernels")),
         ("fedkd", "energy_start", (0.95, 0.95, 0.95)),
         ("fedkd", "energy_end", (0.98, 0.98, 0.98)),
-        ("feddistill", "distill_weight", (1.0, 1.0, 1.0)),  # row 15
+        ("feddistill", "distill_weight", (1.0, 1.0, 1.0)),
     ],
 )
 def test_a_preset_sets_each_open_point_of_the_methods(
@@ -104,7 +104,7 @@ def test_a_preset_pulls_by_its_own_distance(preset: str, algorithm: str, expecte
 )
 def test_a_preset_takes_its_global_scale_for_the_papers_datasets(
     preset: str, algorithm: str, scales: tuple[Any, Any, Any]
-) -> None:  # row 6
+) -> None:
     assert [hyper(preset, algorithm, dataset).global_scale for dataset in DATASETS] == list(scales)
 
 

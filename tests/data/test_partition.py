@@ -1,4 +1,4 @@
-"""The Dirichlet partition against the published one (SPEC.md 1.1), whose ground truth needs labels only."""
+"""The Dirichlet partition against the published one; the ground truth needs labels only."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class CountedDraws:
 
 
 def published_partition(labels: Labels, num_clients: int, alpha: float, seed: int) -> list[tuple[Labels, Labels]]:
-    """SPEC.md 1.1 steps 2 and 3, written down as it stands there: global generators and scikit-learn's split."""
+    """The published partition as its code has it: global generators and scikit-learn's split."""
     np.random.seed(seed)
     smallest = 0
     while smallest < 1:

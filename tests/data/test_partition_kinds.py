@@ -47,7 +47,7 @@ def test_tiny_imagenet_s_110000_images_give_the_published_prototypes_per_round()
     labels = np.concatenate([np.repeat(np.arange(200), 500), np.repeat(np.arange(200), 50)])
     held = counts(labels, dirichlet_shares(labels, 20, 0.1, seed=1))
     classes_held = int((held > 0).sum())
-    assert (classes_held + 20 * 200) * 500 == 2_926_500  # SPEC.md section 5: 2.9265 M
+    assert (classes_held + 20 * 200) * 500 == 2_926_500  # the published 2.9265 M
     assert int((held[19] > 0).sum()) == 177
 
 

@@ -234,7 +234,7 @@ def test_a_preset_shares_its_network_and_its_form_on_cifar_shaped_images(preset:
     )
     experiment = Experiment(config, images)
     built = {cell.entry.spec.name: experiment.setup(cell).algorithm for cell in experiment.cells}
-    for name in ("fml", "fedkd"):  # rows 12 and 14: ShuffleNetV2 ×0.5 is the smallest of these four
+    for name in ("fml", "fedkd"):  # ShuffleNetV2 ×0.5 is the smallest of these four
         client = built[name].client
         assert isinstance(client, AuxiliaryClient)
         assert client.shared.entry == ("shufflenet_v2_x0_5" if preset == "sound" else "resnet8")
@@ -245,6 +245,6 @@ def test_a_preset_shares_its_network_and_its_form_on_cifar_shaped_images(preset:
     assert bool(kernels) == (preset != "sound")
     assert built["lg_fedavg"].tensor_shapes == {"weight": (10, 50), "bias": (10,)}  # with and without dropout
     first, again, other = (built["lg_fedavg"].server.init(Streams(seed)) for seed in (0, 0, 1))
-    assert same_tensors(first, again)  # row 17: drawn by the server from the seed
+    assert same_tensors(first, again)  # drawn by the server from the seed
     assert not torch.equal(first["weight"], other["weight"])
     assert built["feddistill"].row_width == 10
