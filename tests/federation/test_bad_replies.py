@@ -23,7 +23,7 @@ from support_members import CLASSES, small_values
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.task import State
 from tinyproto.federation.coordinator import Coordinator
-from tinyproto.federation.refusal import RECORD
+from tinyproto.federation.flower import RECORD
 from tinyproto.wire.codec import encode
 from tinyproto.wire.frame import HEADER_BYTES, Header, Kind, pack, unpack
 from tinyproto.wire.validate import Expectation, open_frame

@@ -22,9 +22,9 @@ from cryptography.hazmat.primitives import serialization
 from support_cli import command, in_process
 from support_keys import shake_hands
 from tinyproto.errors import FederationError
-from tinyproto.federation import certificates, key_files
-from tinyproto.federation.certificates import ClientKeys, ServerKeys, make_keys
+from tinyproto.federation import keys as keys_module
 from tinyproto.federation.flower.connection import AwayError, reach
+from tinyproto.federation.keys import ClientKeys, ServerKeys, make_keys
 
 pytestmark = pytest.mark.flower
 
@@ -115,7 +115,7 @@ def test_a_client_whose_making_was_cut_off_is_made_again(tmp_path: Path, monkeyp
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr(certificates, "write_private", full)
+        patched.setattr(keys_module, "write_private", full)
         with pytest.raises(FederationError, match="No space"):
             make_keys(tmp_path, 2, [])
     assert make_keys(tmp_path, 2, []).clients == (1,)
@@ -134,8 +134,8 @@ def test_a_certificate_that_ends_soon_is_made_anew_by_the_same_authority(
     days: int, renewed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(certificates, "SERVER_DAYS", days)
-        patched.setattr(certificates, "BACKDATED", datetime.timedelta(days=10))
+        patched.setattr(keys_module, "SERVER_DAYS", days)
+        patched.setattr(keys_module, "BACKDATED", datetime.timedelta(days=10))
         make_keys(tmp_path, 1, ["a"])
     authority = (tmp_path / "server" / "ca.crt").read_bytes()
     if days < 0:
@@ -205,7 +205,7 @@ def test_a_renewal_that_was_cut_off_between_key_and_certificate_is_made_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_keys(tmp_path, 1, [])
-    write = key_files.write
+    write = keys_module.write
 
     def cut_off(file: Path, content: bytes, mode: int = 0o666) -> None:
         if file.name == "server.crt":
@@ -213,7 +213,7 @@ def test_a_renewal_that_was_cut_off_between_key_and_certificate_is_made_good(
         write(file, content, mode)
 
     with monkeypatch.context() as patched:
-        patched.setattr(certificates, "write", cut_off)
+        patched.setattr(keys_module, "write", cut_off)
         with pytest.raises(KeyboardInterrupt):
             make_keys(tmp_path, 1, ["a"])
     keys = ServerKeys.open(tmp_path)

@@ -19,10 +19,10 @@ import httpx
 
 from support_federation import free_port
 from tinyproto.errors import FederationError
-from tinyproto.federation import gate as gate_module
-from tinyproto.federation.certificates import ServerKeys, make_keys
+from tinyproto.federation.flower import gate as gate_module
 from tinyproto.federation.flower.gate import OVERHEAD, PATHS, Gate, OpenGate
 from tinyproto.federation.flower.handshakes import network_of
+from tinyproto.federation.keys import ServerKeys, make_keys
 
 pytestmark = pytest.mark.flower
 

@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives import serialization
 from support_cli import in_process
 from support_keys import shake_hands
 from tinyproto.errors import FederationError
-from tinyproto.federation import certificates
-from tinyproto.federation.certificates import ClientKeys, ServerKeys, make_keys
+from tinyproto.federation import keys as keys_module
+from tinyproto.federation.keys import ClientKeys, ServerKeys, make_keys
 
 pytestmark = pytest.mark.flower
 
@@ -143,7 +143,7 @@ def test_a_new_authority_that_was_cut_off_before_its_certificate_is_made_good(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(certificates, "_copy_authority", cut_off)
+        patched.setattr(keys_module, "_copy_authority", cut_off)
         with pytest.raises(KeyboardInterrupt):
             make_keys(init.keys, 2, [])
     assert init()["new_certificate"] is True

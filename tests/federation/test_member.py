@@ -26,10 +26,9 @@ from tinyproto.engine.server import Reply, ServerRuntime
 from tinyproto.engine.stopwatch import Stopwatch
 from tinyproto.engine.training import EagerTrainer
 from tinyproto.errors import ConfigError
-from tinyproto.federation.client_data import own_data
-from tinyproto.federation.member import JoinFile, Member
-from tinyproto.federation.member_state import MemberFiles
-from tinyproto.federation.refusal import WORDS, Refusal
+from tinyproto.federation.client_data import client_data
+from tinyproto.federation.member import JoinFile, Member, MemberFiles
+from tinyproto.federation.refusals import WORDS, Refusal
 from tinyproto.federation.terms import accepted_terms, agree, new_token, offered_terms
 from tinyproto.storage.tensor_files import load_sealed, save_whole
 from tinyproto.wire.frame import Header, Kind, pack, unpack
@@ -305,7 +304,7 @@ LIMITED = """\
 import resource, sys
 from pathlib import Path
 from tinyproto.federation.member import Member
-from tinyproto.federation.refusal import Refusal
+from tinyproto.federation.refusals import Refusal
 
 folder, token, frame, limit = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]).read_bytes(), int(sys.argv[4])
 member = Member(folder, 0)
@@ -445,7 +444,7 @@ def test_a_folder_of_images_goes_by_the_federations_names(tmp_path: Path) -> Non
     member = make_member(tmp_path / "client", path=str(tmp_path / "images"))
     assert sizes(member, text) == {"train_samples": 6, "counted_samples": 6, "counted_classes": 2}
     data = member.join.data
-    found = own_data(data, 0, accepted_terms(text, "small_cnn_a").terms)
+    found = client_data(data, 0, accepted_terms(text, "small_cnn_a").terms)
     assert found.train_counts.tolist() == [[3, 0, 0, 3]]
     assert found.counts.tolist() == [[4, 0, 0, 4]]
 

@@ -19,7 +19,8 @@ from support_flower import NODE, Change, Federation, frame_of, framed, in_round,
 from support_members import small_values
 from tinyproto.core.messages import Message as Content
 from tinyproto.core.prototypes import Prototypes
-from tinyproto.federation.refusal import ADVICE, MOST_WORDS, NOTICE, RECORD, notice, plain, read_notice
+from tinyproto.federation.flower import RECORD
+from tinyproto.federation.refusals import ADVICE, LONGEST_REASON, NOTICE, notice, printable, read_notice
 from tinyproto.wire.codec import encode
 from tinyproto.wire.frame import Kind, unpack
 from tinyproto.wire.validate import Expectation, open_frame
@@ -173,16 +174,16 @@ def test_what_a_coordinator_writes_is_cleaned_before_it_is_kept(beside: bool, tm
     told = refusals(federation)[0]
     assert told["reason"].startswith("the coordinator refused this client's answer: a [31m b ccc")
     assert told["reason"].isprintable()
-    assert len(told["reason"]) < MOST_WORDS + 60
+    assert len(told["reason"]) < LONGEST_REASON + 60
     assert told["code"] == "other"
     assert "round" not in told
 
 
 def test_a_reason_is_one_printable_line_of_limited_length() -> None:
-    assert plain("a\tb\u2028c\u200fd") == "a b c d"
-    assert plain("é × 3 → “x”") == "é × 3 → “x”"
-    assert (len(plain(1000 * "x")), plain(1000 * "x")[-1]) == (MOST_WORDS, "…")
-    assert plain(None) == "None"
+    assert printable("a\tb\u2028c\u200fd") == "a b c d"
+    assert printable("é × 3 → “x”") == "é × 3 → “x”"
+    assert (len(printable(1000 * "x")), printable(1000 * "x")[-1]) == (LONGEST_REASON, "…")
+    assert printable(None) == "None"
 
 
 @pytest.mark.parametrize(

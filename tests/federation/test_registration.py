@@ -15,9 +15,9 @@ pytest.importorskip("flwr")
 from flwr.proto.node_pb2 import NodeInfo
 
 from tinyproto.errors import FederationError, Interrupted
-from tinyproto.federation.certificates import ServerKeys, make_keys
 from tinyproto.federation.flower import processes
 from tinyproto.federation.flower.processes import SuperLink
+from tinyproto.federation.keys import ServerKeys, make_keys
 
 pytestmark = pytest.mark.flower
 CLIENTS = 6
@@ -141,4 +141,4 @@ def test_a_command_that_fails_is_quoted(
 ) -> None:
     monkeypatch.setattr(processes, "COMMAND_SECONDS", 0.5)
     with pytest.raises(FederationError, match=f"`flwr supernode register` {words}"):
-        Slow(keys, own_flwr, script, lambda: None).register(keys.of([0]).clients)
+        Slow(keys, own_flwr, script, lambda: None).register(keys.only([0]).clients)

@@ -29,7 +29,7 @@ from support_flower import (
 )
 from support_members import small_values, write_arrays, write_join
 from tinyproto.config import parse_config
-from tinyproto.federation.refusal import WORDS
+from tinyproto.federation.refusals import WORDS
 from tinyproto.report.page import make_report
 from tinyproto.report.runs import read_run
 from tinyproto.report.words import size

@@ -22,8 +22,8 @@ from support_members import TOKEN
 from tinyproto.cli import serve as serve_verb
 from tinyproto.config import load_config
 from tinyproto.errors import FederationError
-from tinyproto.federation.certificates import ServerKeys, make_keys
 from tinyproto.federation.flower import gate, processes
+from tinyproto.federation.keys import ServerKeys, make_keys
 from tinyproto.tracking.lock import alone_in
 
 pytestmark = pytest.mark.flower
@@ -305,7 +305,7 @@ def test_a_folder_of_flower_s_that_cannot_be_made_is_named(
     folder = site / "runs" / "trial"
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text("a file")
-    monkeypatch.setattr(processes, "Kept", lambda *_: None)
+    monkeypatch.setattr(processes, "Leashed", lambda *_: None)
     with pytest.raises(FederationError, match=f"cannot write to {folder / name}: File exists"):
         processes.SuperLink(folder / "flower", ServerKeys.open(site / "keys")).submit(folder)
 

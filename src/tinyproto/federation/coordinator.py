@@ -1,16 +1,14 @@
-"""A federation from the coordinator's chair: rounds with whoever is here, a checkpoint after each, a run folder.
+"""The coordinator of a federation: rounds with the clients that are present, a checkpoint after each, a run folder.
 
-The run folder is a simulation's: config.yaml, environment.json, rounds.jsonl, timings.jsonl, summary.json, checkpoint/;
-and `progress.jsonl`, where everything that happens is told as it happens.
+The run folder has the files of a simulation (config.yaml, environment.json, rounds.jsonl, timings.jsonl, summary.json,
+checkpoint/) and `progress.jsonl`, which lists every event as it happens.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -25,11 +23,9 @@ from tinyproto.engine.stopwatch import Stopwatch
 from tinyproto.engine.training import make_trainer
 from tinyproto.errors import RunFolderError
 from tinyproto.experiment import check_defence, resolve_device
-from tinyproto.federation.files import ServeFile
-from tinyproto.federation.flower.channel import BelowQuorum, FlowerChannel
+from tinyproto.federation.channel import BelowQuorum, FederationChannel, Pace, Transport
 from tinyproto.federation.journal import Journal
-from tinyproto.federation.roster import Clock
-from tinyproto.federation.terms import agree, offered_terms
+from tinyproto.federation.terms import ServeFile, agree, offered_terms
 from tinyproto.simulation.loop import PlayedRound
 from tinyproto.simulation.memory import PeakMemory
 from tinyproto.simulation.participation import participant_count, plan_round
@@ -41,42 +37,30 @@ from tinyproto.tracking.run_folder import SERVE_FILE, RunFolder
 from tinyproto.tracking.summary import summarise
 from tinyproto.wire.meter import Meter
 
-if TYPE_CHECKING:
-    from flwr.serverapp import Grid
 
-
-class Elsewhere:
-    """The keeper of clients who keep themselves."""
+class RemoteClients:
+    """The store of client states for a checkpoint: empty, since each client keeps its own."""
 
     def save(self) -> Mapping[int, Stored]:
-        """Nothing to save."""
+        """Return nothing to save."""
         return {}
 
     def restore(self, stored: Mapping[int, Stored]) -> None:
-        """Nothing to put back."""
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How time passes, which tests have another notion of."""
-
-    clock: Clock = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-    poll: float = 0.5
+        """Do nothing."""
 
 
 class Coordinator:
-    """Plays a federation into its run folder, from its newest checkpoint or from the start."""
+    """Runs a federation into its run folder, from the start or from the newest checkpoint."""
 
-    def __init__(self, path: Path, grid: Grid, pace: Pace | None = None) -> None:
+    def __init__(self, path: Path, transport: Transport, pace: Pace | None = None) -> None:
         pace = pace or Pace()
-        asked = ServeFile.read(path)
-        self.config = parse_config(asked.config, source=str(path / SERVE_FILE))
-        self.resume = asked.resume
+        served = ServeFile.read(path)
+        self.config = parse_config(served.config, source=str(path / SERVE_FILE))
+        self.resume = served.resume
         self.folder = RunFolder(path)
         self.journal = Journal(path / "progress.jsonl")
         model = self.config.model
-        self.terms = offered_terms(self.config, asked.federation)
+        self.terms = offered_terms(self.config, served.federation)
         self.agreement = agree(self.terms, model.models)
         self.device = resolve_device(model.train.device)
         self.peak_memory = PeakMemory(torch.device(self.device))
@@ -86,11 +70,10 @@ class Coordinator:
             self.agreement.algorithm, make_trainer("eager", torch.device(self.device), model.train.precision),
             self.streams, self.agreement.expectation, self.stopwatch, self._defence(),
         )  # fmt: skip
-        self.host = Elsewhere()
-        self.channel = FlowerChannel(
-            grid, self.terms, self.agreement.expectation, self.journal, quorum=model.federation.quorum,
-            deadline=model.federation.deadline, keys=asked.public_keys(), clock=pace.clock, sleep=pace.sleep,
-            poll=pace.poll,
+        self.host = RemoteClients()
+        self.channel = FederationChannel(
+            transport, self.terms, self.agreement.expectation, self.journal, quorum=model.federation.quorum,
+            deadline=model.federation.deadline, keys=served.public_keys(), pace=pace,
         )  # fmt: skip
         self.identity = {
             "algorithm": self.agreement.algorithm.name,
@@ -99,7 +82,7 @@ class Coordinator:
         }
 
     def _defence(self) -> Defence:
-        """What is believed of clients who are not ours; `auto` guards where the algorithm can be guarded."""
+        """Return the defence against clients that are not ours; `auto` guards every algorithm that can be guarded."""
         algorithm, robust = self.agreement.algorithm, self.config.model.robust
         defence = robust.settings(otherwise="none" if algorithm.tensor_parts else "guard")
         participants = participant_count(self.terms.clients, self.config.model.train.participation)
@@ -107,7 +90,7 @@ class Coordinator:
         return defence
 
     def run(self) -> None:
-        """All rounds that are left, the closing exchange, and the summary."""
+        """Run the remaining rounds and the closing exchange, and write the summary."""
         if self.folder.read_results():
             self.journal.tell("finished", rounds=self.terms.train.rounds)
             return
@@ -132,11 +115,11 @@ class Coordinator:
         self._finish(played)
 
     def _begin(self) -> list[PlayedRound]:
-        """Put state and files where the newest intact checkpoint was taken; return the rounds played until then."""
+        """Restore state and files from the newest intact checkpoint; return the rounds completed until then."""
         folder = self.folder
         checkpoint = load_newest(folder.checkpoints, folder.clients, remedy="start another federation")
         if checkpoint is not None and not self.resume:
-            raise RunFolderError(f"{folder.path} holds a federation that is under way; --resume goes on with it")
+            raise RunFolderError(f"{folder.path} holds a federation that is under way; --resume continues it")
         if checkpoint is not None:
             check_same_config(completed(checkpoint.position.config), completed(self._begun_with))
             with folder.writing("checkpoint"):
@@ -156,27 +139,27 @@ class Coordinator:
 
     @property
     def _begun_with(self) -> dict[str, Any]:
-        """What must not change while it is under way; with another token, clients would start anew."""
+        """Return what must not change between runs; with another token, clients would start again."""
         return {**self.config.resolved(), "token": self.terms.federation}
 
     def _gather(self, hellos: Meter, *, everyone: bool) -> list[int]:
-        """Wait until enough members are here, and greet those whom the server does not know yet.
+        """Wait until enough clients are present, and greet those the server does not know yet.
 
-        At the start all members are waited for, when it goes on all who had a part in it, but no longer than a round's
-        deadline where a quorum is there. What is waited for is told as often as it changes.
+        With `everyone`, wait for all members (on resume: all that took part before), but at most for a round's deadline
+        once a quorum is present. Tell each change of what is waited for.
         """
         end = self.stopwatch.now() + self.channel.deadline
         told: tuple[bool, bool] | None = None
         roster = self.channel.roster
         needed = self.channel.needed(len(roster.members))
-        everybody = set(roster.members).intersection(self.server.infos) or set(roster.members)
+        expected = set(roster.members).intersection(self.server.infos) or set(roster.members)
         while True:
             self.channel.look_around()
             self._greet(hellos)
             present = [client for client in roster.present if client in self.server.infos]
             left = end - self.stopwatch.now()
             patient, enough = everyone and left > 0, len(present) >= needed
-            absent = sorted(everybody - set(present)) if patient else []
+            absent = sorted(expected - set(present)) if patient else []
             if enough and not absent:
                 return present
             if told != (patient, enough):
@@ -192,12 +175,12 @@ class Coordinator:
             self.channel.tell_refused(refused)
             for client, error in refused.items():
                 node = self.channel.roster.nodes.get(client)
-                if node is not None:  # else it has been forgotten, and is greeted anew
+                if node is not None:  # else the roster has forgotten it, and it is greeted again
                     self.channel.roster.stalled(node)
                     self.channel.roster.refuse(node, client, str(error))
 
     def _play(self, round_: Round, hellos: Meter) -> PlayedRound:
-        """One round; below the quorum it is asked again, of those who are here then."""
+        """Run one round; below the quorum, ask again the clients that are present then."""
         start = self.stopwatch.now()
         model = self.config.model
         while True:
@@ -241,7 +224,7 @@ class Coordinator:
         self.journal.tell("finished", rounds=self.terms.train.rounds)
 
     def _formula(self) -> int | None:
-        """The paper's Table 2, where every client has told its K_i over training and test samples."""
+        """Return the paper's Table 2 parameters, if every client has sent its K_i over training and test samples."""
         infos = self.server.infos.values()
         if self.terms.prototypes.counted_samples != "all" or len(infos) < self.terms.clients:
             return None
