@@ -63,7 +63,7 @@ def test_a_bug_travels_as_a_code_and_its_text_stays(
 
 def test_a_refusal_travels_as_a_code_and_its_sentence_stays(tmp_path: Path) -> None:
     assert ask(tmp_path, "query.hello", {"terms": SECRET}) == {"error": "terms", "client-id": 0}
-    assert "no JSON" in (tmp_path / "client-0" / "progress.jsonl").read_text()
+    assert "not JSON" in (tmp_path / "client-0" / "progress.jsonl").read_text()
 
 
 def test_a_folder_without_a_join_file_is_answered_with_a_code(tmp_path: Path) -> None:

@@ -74,11 +74,11 @@ GOOD = (*OWN, "--model", "small_cnn_a")
         ((*OWN, "--model", "nets:width"), "model 'nets:width' is int, not a factory or a network"),
         ((*GOOD, "--device", "gpu"), "--device: 'gpu' is no device we can use; it is auto, cpu, cuda or cuda:N"),
         ((*GOOD, "--device", "cuda:99"), "--device: 'cuda:99' is not there; torch sees "),
-        (("--model", "small_cnn_a"), "either --data says where this client's samples are, or --share"),
-        (("--data", "nowhere", "--model", "small_cnn_a"), "--data: there is nothing at nowhere"),
-        (("--data", "empty", "--model", "small_cnn_a"), "empty has to hold the folder train, and test beside it"),
+        (("--model", "small_cnn_a"), "give either --data"),
+        (("--data", "nowhere", "--model", "small_cnn_a"), "--data: nowhere does not exist"),
+        (("--data", "empty", "--model", "small_cnn_a"), "empty must hold the folder train"),
         (("--data", "broken.npz", "--model", "small_cnn_a"), "broken.npz is damaged or not an .npz file"),
-        (("--data", "test.npz", "--model", "small_cnn_a"), "test.npz has to hold the arrays x_train and y_train"),
+        (("--data", "test.npz", "--model", "small_cnn_a"), "test.npz must hold the arrays x_train and y_train"),
         (("--data", "uneven", "--model", "small_cnn_a"), "give --image-size to bring all to one size"),
         ((*GOOD, "--image-size", "8"), "--image-size is for a folder of images, and own.npz is a file"),
         (("--share", "trial.yaml", "--image-size", "8", "--model", "small_cnn_a"), "--image-size goes with --data"),
@@ -105,7 +105,7 @@ def test_a_share_that_nobody_has_is_no_share(
     arguments = ("join", "--server", "h:1", "--client-id", "3", "--share", "trial.yaml", "--model", "small_cnn_a")
     assert in_process(monkeypatch, site, *arguments) == 2
     said = capsys.readouterr().err
-    assert said == "tinyproto: error: client 3: --share: the partition has clients 0 … 2\n"
+    assert said == "tinyproto: error: client 3: --share: the partition has clients 0 … 2, not 3\n"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_folder_in_use_is_no_reason_to_take_another_folder(
     with locked(folder / ".lock", FederationError("not here")):
         assert in_process(monkeypatch, site, *JOIN, *GOOD) == 2
     said = capsys.readouterr().err
-    assert "client 0: another process is the client in clients/client-0; end that first, or join as another" in said
+    assert "client 0: another process is the client in clients/client-0; stop it first, or join as another" in said
     assert not (folder / "join.json").exists()
 
 
@@ -331,7 +331,7 @@ def test_what_only_another_command_mends_ends_a_client_once_it_was_heard(
     with pytest.raises(FederationError) as error:
         client._run_node()
     assert str(error.value) == f"it does not fit; {REMEDIES[code]}"
-    assert "start it again with" in str(error.value)
+    assert "restart it with" in str(error.value)
     assert time.monotonic() - began >= join_verb.HEARD_SECONDS
     assert "does not fit" not in capsys.readouterr().out
 
@@ -346,7 +346,7 @@ def test_of_other_refusals_it_says_once_what_to_do_and_stays(
     with pytest.raises(AwayError, match="the connection broke"):
         client._run_node()
     remedy = f"; {REMEDIES[code]}" if code in REMEDIES else ""
-    no, yes = f"client 0: refused: it does not fit{remedy}", "client 0: takes part in federation 01234567"
+    no, yes = f"client 0: refused: it does not fit{remedy}", "client 0: joined federation 01234567"
     assert capsys.readouterr().out.splitlines()[1:] == [no, yes, no, yes]
 
 

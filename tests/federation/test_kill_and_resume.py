@@ -259,7 +259,7 @@ def test_what_is_under_way_is_not_begun_anew(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         federation.play()
     assert list((federation.run_folder / "checkpoint").iterdir())
-    with pytest.raises(RunFolderError, match="--resume goes on with it"):
+    with pytest.raises(RunFolderError, match="--resume"):
         federation.play()
 
 

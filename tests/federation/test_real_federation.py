@@ -67,7 +67,7 @@ def test_a_federation_lives_through_a_kill_a_silence_and_a_new_coordinator(feder
     assert "Traceback" not in said
     assert {event["client"] for event in federation.events("silent", round=3)} == {1}
     assert [event["done"] for event in federation.events("started")] == [0, 3]
-    assert f"going on after round 3 of {ROUNDS}" in serve.said
+    assert f"resuming after round 3 of {ROUNDS}" in serve.said
     assert_equal_to_the_simulation(federation)
     for way in ("up", "down"):
         by_client = federation.result()["socket_bytes_per_round"]["clients"]

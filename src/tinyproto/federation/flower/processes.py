@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-import contextlib
 import json
 import os
 import re
@@ -14,29 +12,25 @@ import subprocess
 import sys
 import sysconfig
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tinyproto.errors import FederationError
 from tinyproto.federation.flower import leash, not_installed
 from tinyproto.federation.flower.connection import AwayError, TurnedAwayError
 from tinyproto.federation.keys import ClientKeys, ServerKeys, writing
 
-if TYPE_CHECKING:
-    from flwr.proto.node_pb2 import NodeInfo
-
 START_SECONDS = 60.0
 """Time for a SuperLink to answer; it takes 3 s on an idle machine."""
 
 COMMAND_SECONDS = 60.0
-REGISTER_AT_ONCE = 4
 UNREGISTERED = "unregistered"
 
 LAST_WORDS = 300
-LOOK_SECONDS = 0.2
 CONNECTION = "tinyproto"
 """Name of the SuperLink in Flower's configuration."""
 
@@ -201,12 +195,15 @@ class SuperLink:
         The SuperLink is asked which keys it knows, so an interrupted start leaves nothing to repair. Keys that are gone
         from the folder are unregistered, for good: Flower does not register a key a second time.
         """
+        from flwr.proto import control_pb2 as control
+
         public = {bytes.fromhex(key): client for client, key in self.keys.public_keys().items() if client in clients}
         nodes: dict[int, int] = {}
-        for node in self._nodes():
+        for node in self._control("list-nodes", control.ListNodesRequest(), control.ListNodesResponse).nodes_info:
             client = public.get(node.public_key)
             if client is None and node.status != UNREGISTERED:
-                self._flwr("supernode", "unregister", str(node.node_id))
+                request = control.UnregisterNodeRequest(node_id=node.node_id)
+                self._control("unregister-node", request, control.UnregisterNodeResponse)
             elif client is not None and node.status == UNREGISTERED:
                 raise FederationError(
                     f"{clients[client]} was removed from this federation before, and Flower does not register a key "
@@ -214,26 +211,25 @@ class SuperLink:
                 )
             elif client is not None:
                 nodes[client] = node.node_id
-        new = [client for client in clients if client not in nodes]
-        with concurrent.futures.ThreadPoolExecutor(REGISTER_AT_ONCE) as pool:
-            made = pool.map(lambda client: self._register(client, clients[client]), new)
-            nodes |= dict(zip(new, made, strict=True))
+        for key, client in public.items():
+            if client not in nodes:
+                request = control.RegisterNodeRequest(public_key=key, name=f"client {client}")
+                nodes[client] = self._control("register-node", request, control.RegisterNodeResponse).node_id
         return dict(sorted(nodes.items()))
 
-    def _nodes(self) -> Sequence[NodeInfo]:
-        """Return all nodes ever registered, with their keys, which `flwr supernode list` does not show."""
-        from flwr.proto.control_pb2 import ListNodesRequest, ListNodesResponse
-
-        request = urllib.request.Request(
-            f"https://{self.address}/v1/control/list-nodes", ListNodesRequest().SerializeToString(),
+    def _control(self, call: str, request: Any, response: Any) -> Any:
+        """Call Flower's Control interface; raise FederationError if it fails."""
+        self.look()
+        asked = urllib.request.Request(
+            f"https://{self.address}/v1/control/{call}", request.SerializeToString(),
             {"Content-Type": "application/protobuf", "Accept": "application/protobuf"},
         )  # fmt: skip
         try:
-            with self._opener().open(request, timeout=COMMAND_SECONDS) as answer:
-                nodes: Sequence[NodeInfo] = ListNodesResponse.FromString(answer.read()).nodes_info
-                return nodes
+            with self._opener().open(asked, timeout=COMMAND_SECONDS) as answer:
+                return response.FromString(answer.read())
         except OSError as error:
-            raise FederationError(f"Flower's SuperLink does not list its registered keys: {error}") from error
+            reason = error.read().decode(errors="replace") if isinstance(error, urllib.error.HTTPError) else str(error)
+            raise FederationError(f"Flower's SuperLink failed at {call}: {_end_of(reason)}") from error
 
     def _opener(self) -> urllib.request.OpenerDirector:
         """Return an opener for requests to it, with its certificate and no proxy."""
@@ -241,9 +237,6 @@ class SuperLink:
         return urllib.request.build_opener(
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
         )
-
-    def _register(self, client: int, key: Path) -> int:
-        return int(self._flwr("supernode", "register", str(key), "--name", f"client {client}")["node-id"])
 
     def submit(self, run_folder: Path) -> Leashed:
         """Start a run of our ServerApp on a folder; the process ends with the run."""
@@ -254,36 +247,6 @@ class SuperLink:
             (app / "pyproject.toml").write_text(text, encoding="utf-8")
         command = [program("flwr"), "run", str(app), CONNECTION, "--stream"]
         return Leashed(command, self.env, self.folder / "run.log")
-
-    def _flwr(self, verb: str, *arguments: str) -> dict[str, Any]:
-        """Run one of Flower's commands at this SuperLink; return its JSON output."""
-        written = self._output([program("flwr"), verb, *arguments, CONNECTION, "--format", "json"])
-        try:
-            result: dict[str, Any] = json.loads(written)
-        except ValueError:
-            result = {}
-        if not result.get("success"):
-            reason = result.get("error-message") or written or f"no answer within {COMMAND_SECONDS:g} s"
-            raise FederationError(f"`flwr {verb} {arguments[0]}` failed: {_end_of(str(reason))}")
-        return result
-
-    def _output(self, command: Sequence[str]) -> str:
-        """Return a command's output, nothing if it takes too long; a Ctrl-C at the terminal does not reach it."""
-        self.look()
-        with subprocess.Popen(
-            command, env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            encoding="utf-8", errors="replace", start_new_session=True,
-        ) as process:  # fmt: skip
-            give_up = time.monotonic() + COMMAND_SECONDS
-            try:
-                while time.monotonic() < give_up:
-                    self.look()
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        written, complained = process.communicate(timeout=LOOK_SECONDS)
-                        return written or complained
-            finally:
-                process.kill()
-        return ""
 
     def stop(self) -> None:
         """End it, with the ServerApp."""
