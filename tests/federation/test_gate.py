@@ -139,7 +139,7 @@ def test_a_superlink_that_is_away_is_a_reason_to_try_again(site: Site) -> None:
 
 
 def test_an_address_in_use_is_an_error_that_says_what_to_do(site: Site) -> None:
-    with pytest.raises(FederationError, match="in use; .*--listen"):
+    with pytest.raises(FederationError, match=r"in use; .*--listen"):
         OpenGate(Gate("127.0.0.1:1", site.keys, 1), "127.0.0.1", site.port, site.keys)
 
 

@@ -190,7 +190,7 @@ def test_another_network_than_the_one_that_is_kept_is_refused_at_the_hello_alrea
     before = state_file(folder).read_bytes()
     other = make_member(folder, model="small_cnn_b")
     for ask in (lambda: other.hello(terms_of(values)), lambda: other.answer(TOKEN, channel.frames[1, 0])):
-        with pytest.raises(Refusal, match="'small_cnn_a', not of 'small_cnn_b'; .*--model small_cnn_a") as no:
+        with pytest.raises(Refusal, match=r"'small_cnn_a', not of 'small_cnn_b'; .*--model small_cnn_a") as no:
             ask()
         assert no.value.code == "model"
     assert state_file(folder).read_bytes() == before
@@ -363,7 +363,7 @@ BAD_TERMS: Mapping[str, tuple[str, str, str]] = {
     "a nested hyper-parameter": (spoilt(entry(small_values(), distance={"name": "os:system"})), "path", "os:system"),
     "an unknown algorithm": (spoilt({"algorithm": {"name": "magic"}}), "terms", "unknown algorithm 'magic'"),
     "fewer members": (terms_of(small_values(clients=1)), "member", "0 … 0, this is 1"),
-    "other shape": (terms_of(small_values(input_shape=[3, 6, 6])), "shape", "3 × 6 × 6, those of client 1 are 1 × 6 × 6"),
+    "other shape": (terms_of(small_values(input_shape=[3, 6, 6])), "shape", "3 × 6 × 6, those of client 1 are 1 ×"),
     "fewer classes": (terms_of(small_values(num_classes=2)), "classes", "label 3, the federation has labels 0 … 1"),
 }  # fmt: skip
 
