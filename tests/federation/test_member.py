@@ -180,7 +180,7 @@ def test_a_state_that_an_earlier_release_wrote_without_a_digest_is_read(tmp_path
     del facts["tensors"]
     save_whole(file, tensors, {"tinyproto": json.dumps(facts)})
     member = Member(channel.folders[0], 0)
-    assert member.answer(TOKEN, channel.frames[1, 0]) == tensors["reply/TRAIN"].numpy().tobytes()
+    assert member.answer(TOKEN, channel.frames[1, 0]) == tensors["reply/1/TRAIN"].numpy().tobytes()
 
 
 def test_another_network_than_the_one_that_is_kept_is_refused_at_the_hello_already(tmp_path: Path) -> None:

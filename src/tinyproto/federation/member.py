@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -44,7 +44,6 @@ from tinyproto.wire.validate import open_frame
 ORDER = {Kind.HELLO: 0, Kind.EVALUATE: 1, Kind.TRAIN: 2}
 """Kinds of frames in the order in which a round asks for them."""
 
-_REPLY, _EARLIER = "reply/", "earlier/"
 _UNREADABLE = (DamagedError, KeyError, ValueError)
 
 
@@ -239,26 +238,19 @@ class SavedState:
     A coordinator whose newest checkpoint is damaged repeats the round before the one that its clients are in.
     """
 
-    round_number: int
     parts: Mapping[str, Mapping[str, Tensor]]
-    replies: Mapping[Kind, bytes]  # by kind of frame
-    earlier_round: int = 0  # 0: none
-    earlier: Mapping[Kind, bytes] = field(default_factory=dict)
+    replies: Mapping[tuple[int, Kind], bytes]  # by round and kind of frame
 
     def includes(self, round_number: int, kind: Kind) -> bool:
         """Return whether the client has already done what a frame asks for."""
-        last = max(ORDER[kind] for kind in self.replies)
-        return (round_number, ORDER[kind]) <= (self.round_number, last)
+        return (round_number, ORDER[kind]) <= max((number, ORDER[done]) for number, done in self.replies)
 
     def reply(self, round_number: int, kind: Kind) -> bytes:
         """Return the reply of an earlier round; raise Refusal if it is no longer kept."""
-        known = {self.earlier_round: self.earlier, self.round_number: self.replies}
-        reply = known.get(round_number, {}).get(kind)
-        if reply is None:
-            raise Refusal(
-                "stale", f"asked to {kind.name.lower()} in round {round_number} after completing {self.round_number}"
-            )
-        return reply
+        if (round_number, kind) not in self.replies:
+            last = max(number for number, _ in self.replies)
+            raise Refusal("stale", f"asked to {kind.name.lower()} in round {round_number} after completing {last}")
+        return self.replies[round_number, kind]
 
 
 class MemberFiles:
@@ -302,17 +294,18 @@ class MemberFiles:
         """Read the client's state; None before its first round."""
         if not self.state.is_file():
             return None
-        replies: dict[str, dict[Kind, bytes]] = {_REPLY: {}, _EARLIER: {}}
+        replies: dict[tuple[int, Kind], bytes] = {}
         try:
             facts, tensors = load_sealed(self.state)
             parts: dict[str, dict[str, Tensor]] = {part: {} for part in facts["parts"]}
             for name, tensor in tensors.items():
-                part, slash, key = name.partition("/")
-                if part + slash in replies:
-                    replies[part + slash][Kind[key]] = tensor.numpy().tobytes()
+                part, _, key = name.partition("/")
+                if part == "reply":
+                    number, _, kind = key.partition("/")
+                    replies[int(number), Kind[kind]] = tensor.numpy().tobytes()
                 else:
                     parts[part][key] = tensor
-            return SavedState(int(facts["round"]), parts, replies[_REPLY], int(facts["earlier"]), replies[_EARLIER])
+            return SavedState(parts, replies)
         except _UNREADABLE as error:
             raise self._damaged(error) from error
 
@@ -338,22 +331,17 @@ class MemberFiles:
     def save(
         self, client: Client, model: str, round_number: int, kind: Kind, reply: bytes, before: SavedState | None
     ) -> None:
-        """Write the client's changing parts and its reply atomically."""
-        replies, earlier_round, earlier = {kind: reply}, 0, dict[Kind, bytes]()
-        if before is not None and before.round_number == round_number:
-            replies = {**before.replies, **replies}
-            earlier_round, earlier = before.earlier_round, dict(before.earlier)
-        elif before is not None:
-            earlier_round, earlier = before.round_number, dict(before.replies)
+        """Write the client's changing parts and the replies of its last two rounds atomically."""
+        replies = {**(before.replies if before is not None else {}), (round_number, kind): reply}
+        last_two = sorted({number for number, _ in replies})[-2:]
         parts = parts_of(client)
         tensors = {f"{part}/{key}": own(value) for part, values in parts.items() for key, value in values.items()}
-        for prefix, frames in ((_REPLY, replies), (_EARLIER, earlier)):
-            for asked, frame in frames.items():
-                tensors[f"{prefix}{asked.name}"] = torch.frombuffer(bytearray(frame), dtype=torch.uint8)
-        facts = {"client": self.client, "model": model, "round": round_number, "earlier": earlier_round,
-                 "parts": list(parts)}  # fmt: skip
+        for (number, asked), frame in replies.items():
+            if number in last_two:
+                name = f"reply/{number}/{asked.name}"
+                tensors[name] = torch.frombuffer(bytearray(frame), dtype=torch.uint8)
         try:
-            save_sealed(self.state, tensors, facts)
+            save_sealed(self.state, tensors, {"client": self.client, "model": model, "parts": list(parts)})
         except (OSError, safetensors.SafetensorError) as error:
             raise _no_space(self.state, error) from error
 
