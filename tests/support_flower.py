@@ -181,7 +181,7 @@ def small_federation(folder: Path, values: Mapping[str, Any] | None = None) -> F
 
 
 def in_round(number: int, change: Change) -> Change:
-    """Only what is trained in this round."""
+    """Change replies to train messages of this round only."""
 
     def changed(asked: Message, reply: Message) -> Iterable[tuple[float, Message]]:
         if asked.metadata.message_type != "train" or unpack(frame_of(asked))[0].round_number != number:

@@ -1,4 +1,4 @@
-"""Whatever a client sends, the global state takes no bad value, the log names client and reason, the rounds go on."""
+"""Bad replies: none changes the global state, the journal names client and reason, and the rounds continue."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_what_flower_cannot_read_is_the_senders_refusal_and_takes_nobody_along(
     pull = InProcessGrid.pull_messages
 
     def pull_messages(grid: InProcessGrid, message_ids: Iterable[str]) -> list[Any]:
-        """As a SuperLink does: what is pulled is handed out once, whether or not it can be read."""
+        """Hand out each reply once, readable or not, as a SuperLink does."""
         replies = pull(grid, message_ids)
         for reply in replies:
             asked = next(one for one in grid.asked if one.metadata.message_id == reply.metadata.reply_to_message_id)

@@ -1,4 +1,4 @@
-"""What a client puts on the wire: frames and short codes, never what went wrong inside."""
+"""A client sends frames and short codes, never the text of an error."""
 
 from __future__ import annotations
 

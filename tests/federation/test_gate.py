@@ -45,7 +45,7 @@ class Behind(BaseHTTPRequestHandler):
         self.wfile.write(body[::-1])
 
     def __getattr__(self, name: str) -> Callable[[], None]:
-        """Every other method, so that one that got through would be noted."""
+        """Handle every other method, so that one that gets through is noted."""
         if name.startswith("do_"):
             return self.do_POST
         raise AttributeError(name)
@@ -155,7 +155,7 @@ HEADER = b"POST /v1/fleet/push-object HTTP/1.1\r\nhost: localhost\r\ncontent-len
 
 
 def is_cut_off(opened: ssl.SSLSocket) -> bool:
-    """Whether it ends, after whatever is still said on it, rather than going on in silence."""
+    """Return whether the connection ends, after any last bytes, instead of staying open."""
     try:
         while opened.recv(1000):
             pass

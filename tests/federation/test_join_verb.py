@@ -1,4 +1,4 @@
-"""What `tinyproto join` looks at before it waits for anybody, and what it says while it stays."""
+"""Checks of `tinyproto join` before it connects, and its messages while it runs."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ def test_killed_again_and_again_it_gets_there(tmp_path: Path, undisturbed: Undis
 
 
 def test_resumed_clients_say_what_they_said_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All had trained round 2 when the coordinator died; nobody trains it twice."""
+    """Each client had trained round 2 when the coordinator died; none trains it twice."""
     federation = small_federation(tmp_path, values())
     said: dict[int, list[bytes]] = {client: [] for client in range(3)}
 

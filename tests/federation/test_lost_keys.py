@@ -1,4 +1,4 @@
-"""What `serve --init` does about certificates and keys that are lost or damaged, and whom that cuts off."""
+"""Lost or damaged certificates and keys: what `serve --init` makes again, and which clients that excludes."""
 
 from __future__ import annotations
 

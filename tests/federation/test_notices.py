@@ -46,14 +46,14 @@ def huge(proto_dim):
 """
 
 
-def own_events(federation: Federation, client: int = BAD) -> list[dict[str, Any]]:
-    """What a client's own journal tells."""
+def client_events(federation: Federation, client: int = BAD) -> list[dict[str, Any]]:
+    """Return the events in a client's journal."""
     lines = (federation.grid.folders[NODE + client] / "progress.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 
 def refusals(federation: Federation, client: int = BAD) -> list[dict[str, Any]]:
-    return [event for event in own_events(federation, client) if event["event"] == "refused"]
+    return [event for event in client_events(federation, client) if event["event"] == "refused"]
 
 
 def notices(federation: Federation) -> list[int]:
@@ -84,7 +84,7 @@ def in_training(change: Change) -> Change:
 
 
 def play(federation: Federation, change: Change | None = None, number: int | None = None) -> None:
-    """All rounds; what the bad client sends in one round, or in all, is changed."""
+    """Run all rounds; change what the bad client sends in one round, or in all."""
     coordinator = federation.coordinator()
     change = change or diverged(coordinator.agreement.expectation)
     federation.grid.changes[NODE + BAD] = in_training(change) if number is None else in_round(number, change)
@@ -99,7 +99,7 @@ def test_a_refused_client_is_told_beside_its_next_frame_also_after_the_last_roun
     assert (told["code"], told["round"]) == ("diverged", number)
     assert told["reason"].startswith("the coordinator refused this client's update: training diverged at client 1 in ")
     assert "lower algorithms.proto_weight, then " in told["reason"]
-    order = [(event["event"], event.get("round")) for event in own_events(federation)]
+    order = [(event["event"], event.get("round")) for event in client_events(federation)]
     assert order.index(("refused", number)) == order.index(("answered", number)) + 1
     assert order[-1][0] == "finished"
     assert refusals(federation, 0) == refusals(federation, 2) == []

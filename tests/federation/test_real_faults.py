@@ -1,4 +1,4 @@
-"""What may happen to real processes beside kill, silence and restart; nothing is left running in the end."""
+"""Faults of real processes beside kill, silence and restart; nothing is left running in the end."""
 
 from __future__ import annotations
 

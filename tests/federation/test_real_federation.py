@@ -1,4 +1,4 @@
-"""One federation of real processes, under TLS and with registered keys, that is mistreated and ends as if it were not.
+"""A federation of real processes, with TLS and registered keys, that survives faults with the same results.
 
 Its quorum is everyone, so that each round waits for each client, and the end can be held against a simulation.
 """
@@ -88,5 +88,5 @@ def assert_equal_to_the_simulation(federation: Federation) -> None:
 
 
 def less_hellos(record: dict[str, Any]) -> dict[str, Any]:
-    """Who comes back is greeted again, and says hello again."""
+    """Remove hello traffic: a client that comes back is greeted again."""
     return {**record, "traffic": {purpose: ways for purpose, ways in record["traffic"].items() if purpose != "hello"}}

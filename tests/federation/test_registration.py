@@ -1,4 +1,4 @@
-"""Which keys the SuperLink takes, after a start that was interrupted, and after keys were taken away."""
+"""Registration of keys at the SuperLink, after an interrupted start and after keys were removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `tinyproto serve` looks at before it touches a run folder."""
+"""Checks of `tinyproto serve` before it touches a run folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is present: nodes that accepted the terms, by client id, and nodes that were refused."""
+"""The roster of a federation: nodes that accepted the terms, by client id, and nodes that were refused."""
 
 from __future__ import annotations
 
