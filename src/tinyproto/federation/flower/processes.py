@@ -29,7 +29,6 @@ START_SECONDS = 60.0
 
 COMMAND_SECONDS = 60.0
 UNREGISTERED = "unregistered"
-
 LAST_WORDS = 300
 CONNECTION = "tinyproto"
 """Name of the SuperLink in Flower's configuration."""
