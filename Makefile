@@ -1,11 +1,12 @@
-# Both `make run` and `make test` set up everything they need in .venv; a second call finds it there.
+# `make run` and `make test` install everything they need into .venv once.
 PYTHON ?= python3
 BIN := .venv/bin
 FLOWER := .venv-flower/bin
 LOWEST := .venv-lowest/bin
 COVERED := core algorithms wire engine
+SUITES := paper benchmarks docs
 
-.PHONY: run test test-all test-flower test-flower-all test-lowest soak docs format clean
+.PHONY: run test test-paper test-benchmarks test-docs test-all test-flower test-flower-all test-lowest soak docs format clean
 
 run: .venv/.core
 	$(BIN)/tinyproto run configs/quickstart.yaml --overwrite
@@ -14,13 +15,17 @@ test: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 $(COVERED:%=--cov=tinyproto.%) --cov-report=
+	$(BIN)/pytest -n 2 $(SUITES:%=--ignore=tests/%) $(COVERED:%=--cov=tinyproto.%) --cov-report=
 	@for layer in $(COVERED); do $(BIN)/coverage report --skip-covered --fail-under=95 --include="*/tinyproto/$$layer/*" || exit 1; done
+
+# The suites that `make test` leaves out, one target each.
+test-paper test-benchmarks test-docs: test-%: .venv/.dev
+	$(BIN)/pytest -n 2 tests/$*
 
 test-all: .venv/.dev
 	$(BIN)/pytest -n 2 -m "slow or browser or gpu or not slow"
 
-# Flower has an environment of its own: it wants older releases of some packages.
+# Flower has an environment of its own, because it needs older releases of some packages.
 test-flower: .venv-flower/.dev
 	$(FLOWER)/mypy
 	$(FLOWER)/pytest -n 2 -m "flower and not flower_slow"
@@ -29,24 +34,23 @@ test-flower-all: .venv-flower/.all
 	$(FLOWER)/mypy
 	$(FLOWER)/pytest -n 2 -m flower
 
-# The oldest releases that pyproject.toml allows, torch aside: what starts, runs and passes the quick tests with them.
+# The command, a run and the tests with the oldest releases that pyproject.toml allows, torch aside.
 test-lowest: .venv-lowest/.dev
 	$(LOWEST)/python -m pip check
 	$(LOWEST)/tinyproto --help
 	$(LOWEST)/tinyproto run configs/quickstart.yaml train.rounds=2 --runs .venv-lowest/runs --overwrite
-	$(LOWEST)/pytest -n 2
+	$(LOWEST)/pytest -n 2 $(SUITES:%=--ignore=tests/%)
 
-# Under 15 minutes on 2 cores; docs/reliability.md has the figures of the last one.
+# At most 15 minutes on 2 cores.
 soak: .venv/.core
-	$(BIN)/python -m benchmarks.soak
+	$(BIN)/python -m benchmarks soak
 
 docs: .venv/.dev
-	$(BIN)/python -X utf8 -m tinyproto.config.reference > docs/configuration.md.new
-	mv docs/configuration.md.new docs/configuration.md
+	$(BIN)/python -X utf8 docs/configuration.py > docs/reference/configuration.md.new
+	mv docs/reference/configuration.md.new docs/reference/configuration.md
 	$(BIN)/python docs/pictures/draw.py
 	$(BIN)/python docs/pictures/flow.py
-	$(BIN)/python -m paper.experiments
-	$(BIN)/python -X utf8 -m paper.page.markdown
+	$(BIN)/python -X utf8 -m paper docs
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix .

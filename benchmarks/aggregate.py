@@ -1,8 +1,8 @@
-"""`tinyproto bench aggregate`: how fast one core takes in uploads of TinyProto-FP, and in how much memory.
+"""`python -m benchmarks aggregate`: how fast one core aggregates uploads of TinyProto-FP, and in how much memory.
 
-Frames are made before the clock starts; timed are decode, validate and fold: `engine/intake.py: Intake.take`, what a
-server does with every upload. Rates are per second of processor time, which counts every thread and nothing that the
-machine does besides; the wall clock stands beside it. At the end the sums are held to the exact ones.
+Frames are made before the clock starts. Decode, validate and fold are timed: `engine/checks.py: Intake.take`, which a
+server calls for each upload. Rates are per second of processor time, so other processes do not count; the wall clock is
+reported, too. At the end the sums are compared with the exact ones.
 """
 
 from __future__ import annotations
@@ -20,50 +20,47 @@ import torch
 import typer
 from torch import Tensor
 
-from tinyproto.algorithms.base import ClientInfo, FederationSpec
-from tinyproto.algorithms.streaming import Gathered, StreamingSide, merge_tree
-from tinyproto.algorithms.tinyproto import TinyProtoFPHyper, build_fp
+from benchmarks.machine import machine_facts
+from tinyproto.algorithms import tinyproto_fp
+from tinyproto.algorithms.base import ClientInfo, FederationSpec, expected_frames
+from tinyproto.algorithms.streaming import Gathered, HolderSums, StreamingSide, merge_tree
 from tinyproto.cli.progress import LoadingBar
-from tinyproto.cli.terminal import Output, facts_table, machine_facts
-from tinyproto.core.aggregate import HolderSums
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import Prototypes
-from tinyproto.core.streams import Streams
-from tinyproto.core.threads import one_thread
-from tinyproto.engine.agreement import expected_frames
-from tinyproto.engine.intake import Intake, inspect_answer
-from tinyproto.engine.stopwatch import Stopwatch
+from tinyproto.cli.terminal import Output, facts_table
+from tinyproto.core.prototypes import Message, Prototypes
+from tinyproto.core.streams import Streams, one_thread
+from tinyproto.engine.checks import Intake, inspect_answer
+from tinyproto.engine.measure import Stopwatch
 from tinyproto.errors import ConfigError
+from tinyproto.memory import PeakMemory
 from tinyproto.report.words import number, percent, size, times
-from tinyproto.simulation.memory import PeakMemory
 from tinyproto.tracking.environment import environment
 from tinyproto.wire.codec import decode_body, encode
 from tinyproto.wire.frame import HEADER_BYTES, Header, Kind, pack, unpack
 from tinyproto.wire.validate import Expectation, open_frame
 
 DISTINCT = 2048
-"""At most so many uploads have values of their own; the next ones repeat them, as other clients."""
+"""The most uploads with different values; later clients repeat them."""
 
 DISTINCT_BYTES = 32 << 20
-"""Their values take at most so much memory."""
+"""The most memory for their values."""
 
 BATCH = 64
-"""Frames that have just arrived, so that they lie where a network would have put them: in the processor's cache."""
+"""Frames made at a time, so that they are in the processor's cache, as after a network read."""
 
 SAMPLE = 1024
-"""Uploads on which the shares of the stages and the readable way are timed."""
+"""Uploads for timing the stages and the readable way."""
 
 PASSES = 5
 ROUND = 1
 METRICS = {"cross_entropy": 1.25, "regulariser": 0.5}
-"""What every update carries beside its rows."""
+"""The metrics that each update carries beside its rows."""
 
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class AggregateSettings:
-    """What is taken in."""
+    """The uploads to aggregate."""
 
     uploads: int = 1_000_000
     num_classes: int = 100
@@ -83,12 +80,12 @@ class AggregateSettings:
 
     @property
     def payload_per_upload(self) -> int:
-        """Bytes of values."""
+        """Return the bytes of values in one upload."""
         return 4 * self.held * self.cps_dim
 
 
 class Ring(NamedTuple):
-    """Uploads with values of their own, and the bodies of their frames."""
+    """Uploads with different values, and the bodies of their frames."""
 
     classes: Tensor  # (R, H) int64, ascending
     values: Tensor  # (R, H, s) float32: n_ij ĉ_ij
@@ -104,16 +101,16 @@ def make_ring(settings: AggregateSettings, digest: bytes) -> Ring:
     values = torch.randn(count, settings.held, settings.cps_dim, generator=generator)
     values *= torch.randint(1, 500, (count, settings.held, 1), generator=generator)
     header, bodies = Header(Kind.UPDATE, ROUND, 0, digest), []
-    for own, rows in zip(classes, values, strict=True):
+    for held, rows in zip(classes, values, strict=True):
         upload = Prototypes.absent(settings.num_classes, settings.cps_dim)
-        upload.present[own] = True
-        upload.values[own] = rows
+        upload.present[held] = True
+        upload.values[held] = rows
         bodies.append(encode(header, Message(upload, metrics=METRICS))[HEADER_BYTES:])
     return Ring(classes, values, bodies)
 
 
-class Arrival(NamedTuple):
-    """One upload on its way in."""
+class Delivery(NamedTuple):
+    """One upload, and the function that receives it."""
 
     take: Callable[[ClientInfo, bytes], object]
     client: ClientInfo
@@ -121,11 +118,11 @@ class Arrival(NamedTuple):
 
 
 def measure(settings: AggregateSettings, progress: Progress = lambda *_: None) -> dict[str, Any]:
-    """Take in all uploads and say how long it took, what it needed, and whether the sums are right."""
+    """Aggregate all uploads; return time, memory and the errors of the sums."""
     memory = PeakMemory(torch.device("cpu"))
     before = memory.read()
-    algorithm = build_fp(
-        TinyProtoFPHyper(cps_dim=settings.cps_dim),
+    algorithm = tinyproto_fp.build(
+        tinyproto_fp.TinyProtoFPHyper(cps_dim=settings.cps_dim),
         FederationSpec(settings.num_classes, settings.proto_dim, learning_rate=0.01),
     )
     side = algorithm.server
@@ -136,19 +133,19 @@ def measure(settings: AggregateSettings, progress: Progress = lambda *_: None) -
         ring = make_ring(settings, expected.digest)
         intakes = [Intake(expected, ROUND, side.gather()) for _ in range(settings.shards)]
         wire, reached, per_upload = 0, 0.0, []
-        for batch in _arrivals(settings, ring, expected.digest, intakes):
+        for batch in _batches(settings, ring, expected.digest, intakes):
             with wall.phase("intake"), cpu.phase("intake"):
                 for take, client, frame in batch:
                     take(client, frame)
-            wire += sum(len(arrival.frame) for arrival in batch)
+            wire += sum(len(delivery.frame) for delivery in batch)
             per_upload.append((cpu.seconds["intake"] - reached) / len(batch))
             reached = cpu.seconds["intake"]
-            progress("taking uploads in", batch[-1].client.id + 1, settings.uploads)
+            progress("aggregating uploads", batch[-1].client.id + 1, settings.uploads)
         with wall.phase("intake"), cpu.phase("intake"):
             gathered = merge_tree([intake.gathered for intake in intakes])
             side.conclude(side.init(Streams(0)), gathered)
         peak = memory.read() - before
-        progress("holding the sums to the exact ones", 0, 0)
+        progress("comparing with exact sums", 0, 0)
         correct = compare_with_exact(settings, ring, gathered.sums)
         stages = _stages(settings, ring, expected, side.gather())
     seconds, readable = cpu.seconds["intake"], stages.pop("readable")
@@ -162,7 +159,7 @@ def measure(settings: AggregateSettings, progress: Progress = lambda *_: None) -
         "wall_seconds": wall.seconds["intake"],
         "cpu_seconds": cpu.seconds["intake"],
         "microseconds_per_upload": 1e6 * seconds / settings.uploads,
-        "median_microseconds_per_upload": 1e6 * median(per_upload),  # over batches: what other work costs, left out
+        "median_microseconds_per_upload": 1e6 * median(per_upload),  # over batches, so that interruptions do not count
         "uploads_per_second": settings.uploads / seconds,
         "gigabytes_per_second_per_core": settings.uploads * settings.payload_per_upload / seconds / 1e9,
         "shares": {name: value / sum(stages.values()) for name, value in stages.items()},
@@ -177,13 +174,13 @@ def measure(settings: AggregateSettings, progress: Progress = lambda *_: None) -
     }
 
 
-def _arrivals(
+def _batches(
     settings: AggregateSettings, ring: Ring, digest: bytes, intakes: Sequence[Intake]
-) -> Iterator[list[Arrival]]:
-    """All uploads, a batch at a time: each from a client of its own, dealt out to the shards in turn."""
+) -> Iterator[list[Delivery]]:
+    """Yield all uploads in batches, each upload from another client; the shards take turns."""
     for start in range(0, settings.uploads, BATCH):
         yield [
-            Arrival(
+            Delivery(
                 intakes[client % len(intakes)].take,
                 ClientInfo(client, train_samples=450, counted_samples=450, counted_classes=settings.held),
                 pack(Header(Kind.UPDATE, ROUND, client, digest), ring.bodies[client % len(ring.bodies)]),
@@ -193,9 +190,9 @@ def _arrivals(
 
 
 def compare_with_exact(settings: AggregateSettings, ring: Ring, found: HolderSums) -> dict[str, Any]:
-    """The largest error of the sums, and whether every one of them is within the bound that `HolderSums` states.
+    """Return the largest error of the sums, and whether each is within the bound that `HolderSums` states.
 
-    A value that was taken in c times adds c·x, which float64 holds exactly; math.fsum adds such terms without error.
+    A value that was added c times contributes c·x, which float64 holds exactly; math.fsum adds without error.
     """
     distinct = len(ring.bodies)
     repeats = torch.tensor([len(range(first, settings.uploads, distinct)) for first in range(distinct)])
@@ -218,14 +215,14 @@ def compare_with_exact(settings: AggregateSettings, ring: Ring, found: HolderSum
 
 
 def _stages(settings: AggregateSettings, ring: Ring, expected: Expectation, gathered: Gathered) -> dict[str, float]:
-    """Seconds per upload of each stage, and of the readable way, on a sample: the best of several passes.
+    """Return seconds per upload of each stage and of the readable way, on a sample: the best of several passes.
 
-    Stages cannot be timed apart while they run one after the other, so each is what a pass that goes one stage further
-    takes longer.
+    Stages cannot be timed separately while they run in sequence. A stage's time is the difference between the pass that
+    ends with it and the pass that ends before it.
     """
     kinds, intake, sums = (Kind.UPDATE,), Intake(expected, ROUND, gathered), gathered.sums
     sample = AggregateSettings(**{**asdict(settings), "uploads": min(SAMPLE, settings.uploads)})
-    arrivals = [arrival for batch in _arrivals(sample, ring, expected.digest, [intake]) for arrival in batch]
+    deliveries = [one for batch in _batches(sample, ring, expected.digest, [intake]) for one in batch]
 
     def checksum(_: ClientInfo, frame: bytes) -> None:
         zlib.crc32(frame)
@@ -245,10 +242,10 @@ def _stages(settings: AggregateSettings, ring: Ring, expected: Expectation, gath
         passes = []
         for _ in range(PASSES):
             start = time.process_time()
-            for _, client, frame in arrivals:
+            for _, client, frame in deliveries:
                 step(client, frame)
             passes.append(time.process_time() - start)
-        return min(passes) / len(arrivals)
+        return min(passes) / len(deliveries)
 
     reached = [0.0, *(seconds(step) for step in (checksum, decode, validate, intake.take))]
     each = (max(later - sooner, 0.0) for sooner, later in pairwise(reached))
@@ -256,7 +253,7 @@ def _stages(settings: AggregateSettings, ring: Ring, expected: Expectation, gath
 
 
 def show_aggregate(settings: AggregateSettings, output: Output) -> None:
-    """Measure, and say what was found; exit status 1 where the sums are not what they have to be."""
+    """Measure and print; exit with status 1 if a sum is outside its bound."""
     with LoadingBar(output.console) as progress:
         found = measure(settings, progress)
     if output.wants_json:
@@ -268,7 +265,7 @@ def show_aggregate(settings: AggregateSettings, output: Output) -> None:
 
 
 def sums_are_right(found: dict[str, Any]) -> bool:
-    """Whether everyone was counted and every sum is within the stated bound."""
+    """Return True if each client was counted and each sum is within the stated bound."""
     return bool(found["sums"]["within_bound"] and found["sums"]["holders_are_right"])
 
 
@@ -277,7 +274,7 @@ def _lines(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     rows = f"{asked['held']} of {asked['num_classes']} classes, {asked['cps_dim']} values each"
     yield (
         "uploads",
-        f"{number(asked['uploads'])} of {rows}; {number(found['distinct_uploads'])} have values of their own",
+        f"{number(asked['uploads'])} of {rows}; {number(found['distinct_uploads'])} of them differ",
     )
     yield "payload", f"{size(found['payload_bytes'])}, in frames of {size(found['wire_bytes'])}"
     yield "timed", found["timed"]
@@ -289,7 +286,7 @@ def _lines(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
             f"{found['microseconds_per_upload']:.1f} µs each (median batch: {typical:.1f})"
         ),
     )
-    yield "seconds", f"{found['cpu_seconds']:.2f} of processor time, {found['wall_seconds']:.2f} by the wall clock"
+    yield "seconds", f"{found['cpu_seconds']:.2f} of processor time, {found['wall_seconds']:.2f} of wall time"
     yield "shares", ", ".join(f"{name} {percent(share)}" for name, share in found["shares"].items())
     yield (
         "readable way",

@@ -1,15 +1,14 @@
-"""Measure what hostile clients cost the honest ones, by attack, defence and method: one command makes the table.
+"""Measure the effect of hostile clients on honest ones, by attack, defence and method.
 
-    python -m benchmarks.attacks --seeds 0 1 2 --processes 2
+    python -m benchmarks attacks --seeds 0 1 2 --processes 2
 
-trains the quickstart's federation (20 clients on the digits, 4 of them hostile) once for every cell, and writes
+trains the quickstart's federation (20 clients on the digits, 4 of them hostile) once per cell, and writes
 results/attacks: a line per cell, and the table that docs/security.md shows. Hostile clients train honestly and send
-something else. They claim (a) the classes they hold or (b) all classes.
+other rows. They claim (a) the classes they hold or (b) all classes.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,12 +19,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from benchmarks.studies import run_study
+from benchmarks.studies import Parser, run_study
 from tinyproto.algorithms.base import Client, ClientInfo, ClientSide, Round
 from tinyproto.algorithms.fedproto import PrototypeClient
 from tinyproto.config.load import load_config
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.core.task import FitResult
 from tinyproto.engine.round import RoundRecord
 from tinyproto.errors import TinyProtoError
@@ -38,16 +36,16 @@ METHODS = ("fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft")
 DEFENCES = ("none", "guard", "median", "trimmed_mean", "krum")
 CLAIMS: tuple[Claim, ...] = ("own", "all")
 HOSTILE = 4
-ABSURD = 9e8
+HUGE_NORM = 9e8
 
 
 def scaled(factor: float) -> Any:
-    """Every row times a factor."""
+    """Return an attack that multiplies each row by a factor."""
     return lambda rows, _first, _draws: rows._replace(values=rows.values * factor)
 
 
 def swapped(rows: Prototypes, _first: Prototypes, _draws: torch.Generator) -> Prototypes:
-    """Every class gets the row of the next class that is sent."""
+    """Give each class the row of the next class that is sent."""
     places = rows.present.nonzero()[:, 0]
     values = rows.values.clone()
     values[places] = rows.values[places.roll(1)]
@@ -55,20 +53,20 @@ def swapped(rows: Prototypes, _first: Prototypes, _draws: torch.Generator) -> Pr
 
 
 def stale(_rows: Prototypes, first: Prototypes, _draws: torch.Generator) -> Prototypes:
-    """Repeat the upload of its first round."""
+    """Send the upload of the first round again."""
     return first
 
 
 def one_point(rows: Prototypes, _first: Prototypes, _draws: torch.Generator) -> Prototypes:
-    """One row for all classes, the mean of its own."""
+    """Send one row for all classes, the mean of the client's rows."""
     mean = rows.values[rows.present].mean(0)
     return rows._replace(values=mean.expand_as(rows.values) * rows.present.unsqueeze(1))
 
 
-def absurd(rows: Prototypes, _first: Prototypes, draws: torch.Generator) -> Prototypes:
-    """Rows of any direction, of norm 9e8."""
+def huge(rows: Prototypes, _first: Prototypes, draws: torch.Generator) -> Prototypes:
+    """Send rows of random direction and norm 9e8."""
     noise = torch.randn(rows.values.shape, generator=draws)
-    return rows._replace(values=noise / noise.norm(dim=1, keepdim=True) * ABSURD * rows.present.unsqueeze(1))
+    return rows._replace(values=noise / noise.norm(dim=1, keepdim=True) * HUGE_NORM * rows.present.unsqueeze(1))
 
 
 ATTACKS: Mapping[str, Any] = {
@@ -78,12 +76,12 @@ ATTACKS: Mapping[str, Any] = {
     "classes swapped": swapped,
     "stale": stale,
     "one point": one_point,
-    "norm 9e8": absurd,
+    "norm 9e8": huge,
 }
-"""Functions of an upload's rows, and of those of the client's first upload, to the rows it sends instead."""
+"""Map the rows of an upload, and those of the client's first upload, to the rows to send instead."""
 
 LIES: Mapping[str, float] = {"hello: 2³¹−1 samples": 2**31 - 1}
-"""Sizes that one hostile client claims; its uploads are honest."""
+"""Numbers of samples that one hostile client claims; its uploads are honest."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ class Case:
 
 
 class HostileClients:
-    """An algorithm's client side in which some clients send something else than they should."""
+    """An algorithm's client side in which some clients are hostile."""
 
     def __init__(self, side: ClientSide, hostile: frozenset[int], case: Case) -> None:
         self._side = side
@@ -112,7 +110,7 @@ class HostileClients:
         return getattr(self._side, name)
 
     def update(self, client: Client, result: FitResult, round_: Round) -> Message:
-        """The upload of an honest client, or what the attack makes of it."""
+        """Return the honest upload, or for a hostile client the attack's version of it."""
         message = self._side.update(client, result, round_)
         attack = ATTACKS.get(self._case.attack or "")
         if client.id not in self._hostile or attack is None or message.rows is None:
@@ -123,7 +121,7 @@ class HostileClients:
         return replace(message, rows=attack(rows.to("cpu"), first.to("cpu"), draws))
 
     def _of_all_classes(self, client: Client) -> Prototypes:
-        """An upload of all K classes: of those it does not hold, the global prototypes, as if it had a few samples."""
+        """Make an upload of all K classes: global prototypes stand in for classes that the client does not hold."""
         side = self._side
         assert isinstance(side, PrototypeClient)
         held = client.local.present.unsqueeze(1)
@@ -132,7 +130,7 @@ class HostileClients:
         others = torch.where(known.present.unsqueeze(1), known.values, typical)
         values = torch.where(held, client.local.values, others)
         counts: Tensor = client.class_counts.clamp_min(max(int(client.class_counts.float().mean()), 1))
-        return side.transform.upload(Prototypes(values, torch.ones_like(client.local.present)), counts)
+        return side.upload(Prototypes(values, torch.ones_like(client.local.present)), counts)
 
 
 def train(case: Case) -> dict[str, Any]:
@@ -150,7 +148,7 @@ def train(case: Case) -> dict[str, Any]:
     hostile = frozenset(order[: 1 if lies else HOSTILE])
     host = experiment.loopback(cell)
     host.clients.side = HostileClients(host.clients.side, hostile, case)
-    honest_info = host.shelf.info
+    honest_info = host.store.info
     classes = experiment.images.num_classes
 
     def info(client: int) -> ClientInfo:
@@ -165,7 +163,7 @@ def train(case: Case) -> dict[str, Any]:
             return replace(said, counted_classes=classes, counted_samples=max(said.counted_samples, classes))
         return said
 
-    host.shelf.info = info  # type: ignore[method-assign]
+    host.store.info = info  # type: ignore[method-assign]
     try:
         records = [played.record for played in experiment.simulation(cell, host).rounds()]
     except TinyProtoError as error:
@@ -183,12 +181,12 @@ def train(case: Case) -> dict[str, Any]:
 
 
 def _honest(record: RoundRecord, hostile: frozenset[int], rule: str) -> float:
-    own = [client for number, client in record.clients.items() if number not in hostile and client.test_samples]
-    return sum(client.correct[rule] or 0 for client in own) / sum(client.test_samples or 0 for client in own)
+    honest = [client for number, client in record.clients.items() if number not in hostile and client.test_samples]
+    return sum(client.correct[rule] or 0 for client in honest) / sum(client.test_samples or 0 for client in honest)
 
 
 def cases(seeds: Sequence[int], rounds: int) -> Iterable[Case]:
-    """The table's cells; all defences where hostile clients claim their own classes, two where they claim all."""
+    """Yield the table's cells: all defences against claims of held classes, two against claims of all."""
     for seed in seeds:
         for method in METHODS:
             for defence in DEFENCES:
@@ -200,7 +198,7 @@ def cases(seeds: Sequence[int], rounds: int) -> Iterable[Case]:
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
-    """Accuracy of the honest clients in %, mean over seeds, as Markdown; a run that ended counts as 0."""
+    """Format the accuracy of honest clients in %, mean over seeds, as Markdown; a failed run counts as 0."""
     lines = []
     for method in METHODS:
         lines += [
@@ -231,29 +229,25 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _words(values: Sequence[float], seeds: int) -> str:
-    """The mean, with the number of seeds where the row has others with more."""
+    """Format the mean, with the number of seeds if other cells of the row have more."""
     if not values:
         return "–"
     return f"{fmean(values):.1f}" + (f" ({len(values)})" if len(values) < seeds else "")
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     """Train all cells, and write the records and the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = Parser("attacks", __doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     parser.add_argument("--defences", nargs="+", default=DEFENCES, choices=DEFENCES)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=ROOT / "results/attacks")
-    asked = parser.parse_args()
+    asked = parser.parse_args(arguments)
     wanted = [
         case
         for case in cases(asked.seeds, asked.rounds)
         if case.method in asked.methods and case.defence in asked.defences
     ]
     run_study(wanted, train, table, asked.out, asked.processes)
-
-
-if __name__ == "__main__":
-    main()

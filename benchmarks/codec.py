@@ -1,8 +1,8 @@
-"""`tinyproto bench codec`: how fast values become bytes and come back, by type and rounding, and what rows cost.
+"""`python -m benchmarks codec`: how fast values are encoded and decoded, by type and rounding, and the size of rows.
 
-Everything is on one core and in processor time, which counts nothing that the machine does besides; each number is the
-best of several passes. Rates are of float32 that go in or come out. Bulk is `ValueType.encode` and `decode` alone, on
-rows of CPS's width; frames are whole ones: encoded with header and checksum, and opened as whoever gets them does.
+Each number is the best of several passes on one core, in processor time. Rates count the float32 bytes on the decoded
+side. Bulk is `ValueType.encode` and `decode` alone, on rows of CPS's width. Frames are complete: encoded with header
+and checksum, and opened with all of a receiver's checks.
 """
 
 from __future__ import annotations
@@ -14,17 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
-import typer
 from rich.table import Table
 
-from benchmarks.device import DeviceSettings, measure_device
+from benchmarks.machine import machine_facts
 from tinyproto.cli.progress import LoadingBar
-from tinyproto.cli.terminal import Output, facts_table, machine_facts, plain_table
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import Prototypes
-from tinyproto.core.threads import one_thread
+from tinyproto.cli.terminal import Output, facts_table, plain_table
+from tinyproto.core.prototypes import Message, Prototypes
+from tinyproto.core.streams import one_thread
 from tinyproto.errors import ConfigError
-from tinyproto.report.words import size
 from tinyproto.tracking.environment import environment
 from tinyproto.wire.codec import encode, payload_bytes
 from tinyproto.wire.frame import Header, Kind
@@ -32,7 +29,7 @@ from tinyproto.wire.validate import Expectation, open_frame
 from tinyproto.wire.values import FLOAT32, VALUE_TYPES, Coding, Rounding, ValueType, WireSettings
 
 BULK = {"1 MB": 10**6, "16 MB": 16 * 10**6}
-"""Bytes of float32 at a time."""
+"""Bytes of float32 per call."""
 
 FRAMES = ((46, 50), (100, 500))
 """Rows and width of a typical upload of TinyProto on CIFAR-100, and of a whole download without CPS."""
@@ -44,18 +41,18 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class CodecSettings:
-    """How long to measure."""
+    """The amount of work to time."""
 
     passes: int = 7
     megabytes: float = 32.0  # of float32 that one pass goes through, at least
 
     def __post_init__(self) -> None:
         if self.passes < 1 or not self.megabytes > 0:
-            raise ConfigError("passes and megabytes have to be above 0")
+            raise ConfigError("passes and megabytes must be above 0")
 
 
 def measure_codec(settings: CodecSettings, progress: Progress = lambda *_: None) -> dict[str, Any]:
-    """Every type with every rounding that makes a difference to it."""
+    """Measure each type with each rounding that affects it."""
     cases = list(_cases())
     found = []
     with one_thread():
@@ -125,7 +122,7 @@ def _frame(
 
 
 def best_seconds(settings: CodecSettings, size: int, work: Callable[[], object]) -> float:
-    """Processor seconds of one call on so many bytes: the best pass of several, each long enough to be timed."""
+    """Return the processor seconds of one call on so many bytes: the best of several passes."""
     repeats = max(1, int(settings.megabytes * 1e6 / size))
     passes = []
     for _ in range(settings.passes):
@@ -137,7 +134,7 @@ def best_seconds(settings: CodecSettings, size: int, work: Callable[[], object])
 
 
 def show_codec(settings: CodecSettings, output: Output) -> None:
-    """Measure, and say what was found."""
+    """Measure and print."""
     with LoadingBar(output.console) as progress:
         found = measure_codec(settings, progress)
     if output.wants_json:
@@ -145,30 +142,6 @@ def show_codec(settings: CodecSettings, output: Output) -> None:
         return
     output.console.print(_codec_table(found))
     output.console.print(facts_table([("timed", found["timed"]), *machine_facts(found["environment"])]))
-
-
-def show_device(settings: DeviceSettings, output: Output) -> None:
-    """Measure, and say what was found; exit status 1 where the exchange takes more of a round than it may."""
-    with LoadingBar(output.console) as progress:
-        found = measure_device(settings, progress)
-    if output.wants_json:
-        output.result(found)
-    else:
-        output.console.print(_training_table(found))
-        output.console.print(_exchange_table(found))
-        facts = [
-            ("largest share", f"{share(found['largest_share_of_a_round'])} of a round of {found['quickest_network']}"),
-            ("timed", found["timed"]),
-            *machine_facts(found["environment"]),
-        ]
-        output.console.print(facts_table(facts))
-    if not found["within_limit"]:
-        raise typer.Exit(1)
-
-
-def share(fraction: float) -> str:
-    """Of a round, which is small."""
-    return f"{100 * fraction:.3f} %"
 
 
 def _codec_table(found: Mapping[str, Any]) -> Table:
@@ -195,35 +168,3 @@ def _codec_table(found: Mapping[str, Any]) -> Table:
 def _back(rate: Mapping[str, float | None]) -> str:
     decoded = rate["decode_gigabytes_per_second"]
     return "a view" if decoded is None else f"{decoded:.2f}"
-
-
-def _training_table(found: Mapping[str, Any]) -> Table:
-    table = plain_table()
-    for name in ("network", "ms/step", "s/round", "parameters and gradients"):
-        table.add_column(name, justify="left" if name == "network" else "right")
-    for one in found["training"]:
-        table.add_row(
-            one["network"],
-            f"{1e3 * one['seconds_per_step']:.1f}",
-            f"{one['seconds_per_round']:.2f}",
-            size(one["memory_bytes"]),
-        )
-    table.caption = f"a round is {found['steps_per_round']} steps"
-    return table
-
-
-def _exchange_table(found: Mapping[str, Any]) -> Table:
-    table = plain_table()
-    stages = ("scale_and_compress", "round_and_encode", "open_and_reconstruct")
-    for name in ("type", *(f"{stage.replace('_', ' ')} µs" for stage in stages), "share of a round", "memory", "bytes"):
-        table.add_column(name, justify="left" if name == "type" else "right")
-    for one in found["exchange"]:
-        table.add_row(
-            one["type"],
-            *(f"{one['microseconds'][stage]:.0f}" for stage in stages),
-            share(one["share_of_quickest_round"]),
-            size(one["memory_bytes"]),
-            f"{one['wire_bytes']['up']} + {one['wire_bytes']['down']}",
-        )
-    table.caption = f"of one upload and one download; a round is one of {found['quickest_network']}, the quickest"
-    return table

@@ -1,44 +1,48 @@
-"""`tinyproto bench device`: what compressing, scaling, rounding and encoding cost a weak device, beside its training.
+"""`python -m benchmarks device`: what compressing, scaling, rounding and encoding cost a weak device besides training.
 
-One client of TinyProto-FT, on one core and in processor time. A round of training is one epoch: some steps are timed
-and multiplied; the pass for local prototypes, which every prototype method has, is left out, so the shares are rather
-too large. What comes on top of training: scale by count and compress (CPS), round and encode of the upload; open and
-reconstruct of the download.
+Measure one client of TinyProto-FT on one core, in processor time. A round of training is one epoch: a few steps are
+timed and multiplied. The pass for local prototypes is left out, so the reported shares are upper bounds. The exchange
+consists of scaling by count, compressing (CPS), rounding and encoding an upload, and opening and reconstructing a
+download.
 """
 
 from __future__ import annotations
 
 import time
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import typer
+from rich.table import Table
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.codec import CodecSettings, Progress, best_seconds
+from benchmarks.machine import machine_facts
 from benchmarks.scale import PAPER
 from benchmarks.synthetic import SHAPE
-from tinyproto.algorithms.base import Algorithm, FederationSpec, Round
-from tinyproto.algorithms.tinyproto import TinyProtoFTHyper, build_ft
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import Prototypes
+from tinyproto.algorithms import tinyproto_ft
+from tinyproto.algorithms.base import Algorithm, FederationSpec, Round, expected_frames
+from tinyproto.builder import Setup
+from tinyproto.cli.progress import LoadingBar
+from tinyproto.cli.terminal import Output, facts_table, plain_table
+from tinyproto.core.prototypes import Message, Prototypes
+from tinyproto.core.streams import one_thread
 from tinyproto.core.task import FitResult, batch_plan, batch_sizes
-from tinyproto.core.threads import one_thread
-from tinyproto.data.federation import FederatedData
-from tinyproto.data.images import Images
+from tinyproto.data.images import FederatedData, Images
 from tinyproto.data.partition import Share
-from tinyproto.engine.agreement import expected_frames
 from tinyproto.engine.client import LocalTraining
+from tinyproto.engine.training import make_trainer
 from tinyproto.errors import ConfigError
 from tinyproto.imports import unknown
 from tinyproto.models import NETWORKS
 from tinyproto.models.count import count_parameters
-from tinyproto.simulation.loop import SimulationSettings, make_loopback
-from tinyproto.simulation.loopback import Loopback
+from tinyproto.report.words import size
+from tinyproto.simulation.loop import Loopback, make_loopback
 from tinyproto.tracking.environment import environment
 from tinyproto.wire.codec import encode
 from tinyproto.wire.frame import Header, Kind
@@ -46,7 +50,7 @@ from tinyproto.wire.validate import open_frame
 from tinyproto.wire.values import VALUE_TYPES, Coding, ValueType, WireSettings
 
 LIMIT = 0.01
-"""What the exchange may take of a round."""
+"""The largest share of a round that the exchange may take."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +81,12 @@ class DeviceSettings:
 
     @property
     def steps_per_round(self) -> int:
-        """Of one epoch."""
+        """Return the steps of one epoch."""
         return len(batch_sizes(self.samples, self.batch_size, "join"))
 
 
 def measure_device(settings: DeviceSettings, progress: Progress = lambda *_: None) -> dict[str, Any]:
-    """Training of each network, the exchange in each type, and the largest share of a round that it takes."""
+    """Measure training of each network and the exchange in each type; return the largest share of a round."""
     with one_thread():
         training, total = [], len(settings.networks) + len(VALUE_TYPES)
         for done, network in enumerate(settings.networks):
@@ -109,7 +113,7 @@ def measure_device(settings: DeviceSettings, progress: Progress = lambda *_: Non
 
 
 def _federation(settings: DeviceSettings, network: str) -> Loopback:
-    """One client of that network, with as many samples as the timed steps need."""
+    """Build a federation of one client of that network, with enough samples for the timed steps."""
     samples = max(settings.batch_size * (settings.steps + 1), settings.held)
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (samples, *SHAPE), generator=generator, dtype=torch.uint8)
@@ -117,18 +121,20 @@ def _federation(settings: DeviceSettings, network: str) -> Loopback:
     images = Images("made up", pixels, labels, settings.num_classes, scale=2 / 255, shift=-1.0)
     data = FederatedData(images, [Share(train=np.arange(samples), test=np.arange(0))])
     training = LocalTraining(rounds=1, batch_size=settings.batch_size)
-    simulated = SimulationSettings(training, settings.proto_dim)
-    return make_loopback(data, [network], _algorithm(settings), simulated, seed=0)
+    spec = FederationSpec(settings.num_classes, settings.proto_dim, 0.01, SHAPE, networks=(network,))
+    setup = Setup(spec, _algorithm(settings), training, seed=0)
+    cpu = torch.device("cpu")
+    return make_loopback(setup, data, make_trainer("eager", cpu), cpu)
 
 
 def _algorithm(settings: DeviceSettings) -> Algorithm:
     federation = FederationSpec(settings.num_classes, settings.proto_dim, 0.01, SHAPE)
-    return build_ft(TinyProtoFTHyper(cps_dim=settings.cps_dim), federation)
+    return tinyproto_ft.build(tinyproto_ft.TinyProtoFTHyper(cps_dim=settings.cps_dim), federation)
 
 
 def _training(settings: DeviceSettings, network: str) -> dict[str, Any]:
     host = _federation(settings, network)
-    client, runtime = host.shelf[0], host.clients
+    client, runtime = host.store[0], host.clients
     client.received = Prototypes.absent(settings.num_classes, settings.proto_dim)
 
     def seconds(steps: int) -> float:
@@ -149,19 +155,19 @@ def _training(settings: DeviceSettings, network: str) -> dict[str, Any]:
 
 
 def _exchange(settings: DeviceSettings, host: Loopback, values: ValueType, round_seconds: float) -> dict[str, Any]:
-    """What one upload and one download cost the client in this type, rounded to nearest."""
-    client, side = host.shelf[0], host.clients.side
+    """Measure one upload and one download of the client in this type, rounded to nearest."""
+    client, side = host.store[0], host.clients.side
     wire = WireSettings(values.name, values.name)
     expected = expected_frames(_algorithm(settings), settings.num_classes, settings.proto_dim, wire)
     generator, coding = torch.Generator().manual_seed(0), Coding(values)
     present = client.class_counts > 0
     means = torch.randn(settings.num_classes, settings.proto_dim, generator=generator).abs()
     client.local = Prototypes(means * present.unsqueeze(1), present)
-    whole = Prototypes(
+    offered = Prototypes(
         torch.randn(settings.num_classes, settings.cps_dim, generator=generator),
         torch.ones(settings.num_classes, dtype=torch.bool),
     )
-    download = encode(Header(Kind.TRAIN, 1, 0, expected.digest), Message(whole), coding)
+    download = encode(Header(Kind.TRAIN, 1, 0, expected.digest), Message(offered), coding)
     header, trained = Header(Kind.UPDATE, 1, 0, expected.digest), FitResult(torch.zeros(1, 0), (), 0, None)
 
     def scale_and_compress() -> Message:
@@ -172,11 +178,11 @@ def _exchange(settings: DeviceSettings, host: Loopback, values: ValueType, round
 
     message = scale_and_compress()
     timing = CodecSettings(passes=settings.passes, megabytes=2.0)
-    size = 4 * settings.held * settings.cps_dim
+    row_bytes = 4 * settings.held * settings.cps_dim
     stages = {
-        "scale_and_compress": best_seconds(timing, size, scale_and_compress),
-        "round_and_encode": best_seconds(timing, size, lambda: encode(header, message, coding)),
-        "open_and_reconstruct": best_seconds(timing, size, open_and_reconstruct),
+        "scale_and_compress": best_seconds(timing, row_bytes, scale_and_compress),
+        "round_and_encode": best_seconds(timing, row_bytes, lambda: encode(header, message, coding)),
+        "open_and_reconstruct": best_seconds(timing, row_bytes, open_and_reconstruct),
     }
     upload = encode(header, message, coding)
     seconds = sum(stages.values())
@@ -191,10 +197,10 @@ def _exchange(settings: DeviceSettings, host: Loopback, values: ValueType, round
 
 
 def _allocated(stages: Sequence[Callable[[], object]]) -> int:
-    """Bytes that the neediest stage takes at the most: numpy's and Python's peak, and all that torch allocates."""
+    """Return the bytes of the stage that allocates most: numpy's and Python's peak, and all that torch allocates."""
     most = 0
     for stage in stages:
-        with _Allocations():  # whose first use loads modules
+        with _Allocations():  # the first use loads modules
             stage()
         tracemalloc.start()
         with _Allocations() as torchs:
@@ -206,7 +212,7 @@ def _allocated(stages: Sequence[Callable[[], object]]) -> int:
 
 
 class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Storage of the tensors that operations return, by its address."""
+    """Records the storage of the tensors that operations return, by its address."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -219,3 +225,59 @@ class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(tensor, Tensor) and (place := tensor.untyped_storage().data_ptr()) not in given:
                 self.sizes[place] = max(self.sizes.get(place, 0), tensor.untyped_storage().nbytes())
         return returned
+
+
+def show_device(settings: DeviceSettings, output: Output) -> None:
+    """Measure and print; exit with status 1 if the exchange exceeds its limit."""
+    with LoadingBar(output.console) as progress:
+        found = measure_device(settings, progress)
+    if output.wants_json:
+        output.result(found)
+    else:
+        output.console.print(_training_table(found))
+        output.console.print(_exchange_table(found))
+        facts = [
+            ("largest share", f"{_share(found['largest_share_of_a_round'])} of a round of {found['quickest_network']}"),
+            ("timed", found["timed"]),
+            *machine_facts(found["environment"]),
+        ]
+        output.console.print(facts_table(facts))
+    if not found["within_limit"]:
+        raise typer.Exit(1)
+
+
+def _share(fraction: float) -> str:
+    """Format a small share of a round."""
+    return f"{100 * fraction:.3f} %"
+
+
+def _training_table(found: Mapping[str, Any]) -> Table:
+    table = plain_table()
+    for name in ("network", "ms/step", "s/round", "parameters and gradients"):
+        table.add_column(name, justify="left" if name == "network" else "right")
+    for one in found["training"]:
+        table.add_row(
+            one["network"],
+            f"{1e3 * one['seconds_per_step']:.1f}",
+            f"{one['seconds_per_round']:.2f}",
+            size(one["memory_bytes"]),
+        )
+    table.caption = f"a round is {found['steps_per_round']} steps"
+    return table
+
+
+def _exchange_table(found: Mapping[str, Any]) -> Table:
+    table = plain_table()
+    stages = ("scale_and_compress", "round_and_encode", "open_and_reconstruct")
+    for name in ("type", *(f"{stage.replace('_', ' ')} µs" for stage in stages), "share of a round", "memory", "bytes"):
+        table.add_column(name, justify="left" if name == "type" else "right")
+    for one in found["exchange"]:
+        table.add_row(
+            one["type"],
+            *(f"{one['microseconds'][stage]:.0f}" for stage in stages),
+            _share(one["share_of_quickest_round"]),
+            size(one["memory_bytes"]),
+            f"{one['wire_bytes']['up']} + {one['wire_bytes']['down']}",
+        )
+    table.caption = f"one upload and one download; a round of {found['quickest_network']}, the fastest network"
+    return table

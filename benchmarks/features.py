@@ -1,4 +1,4 @@
-"""Class means and the three rules from given features: what is left of a round when the networks are taken out."""
+"""Time class means and the three rules from given features: a round without its networks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from torch import Tensor, nn
 
 from benchmarks.contenders import Baseline
 from tinyproto.core.prototypes import Prototypes, class_means
-from tinyproto.core.streams import global_randomness
-from tinyproto.core.threads import one_thread
-from tinyproto.engine.evaluate import score
+from tinyproto.core.streams import global_randomness, one_thread
+from tinyproto.engine.measure import score
 
 SAMPLES = 1000
 
 
 def measure_features(baseline: Baseline, num_classes: int, dim: int, repeats: int) -> dict[str, Any]:
-    """Seconds of both sides in turn, on a CPU with one thread; their results have to be equal."""
+    """Time both sides in turn on one CPU thread, and check that their results are equal."""
     with global_randomness(0):
         features, labels = torch.rand(SAMPLES, dim), torch.arange(SAMPLES) % num_classes
         sent, head = torch.rand(num_classes, dim), nn.Linear(dim, num_classes)

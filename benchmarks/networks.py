@@ -1,6 +1,6 @@
-"""TinyProto-FT at its defaults on networks that are not ours: one command makes the table.
+"""Measure TinyProto-FT at its defaults on networks that are not ours.
 
-    python -m benchmarks.networks --seeds 0 1 2 --processes 2
+    python -m benchmarks networks --seeds 0 1 2 --processes 2
 
 trains nine ordinary networks (`benchmarks/ordinary.py`) on the digits and on a folder of images, with TinyProto-FT and
 with Local, and writes results/networks: a line per training, and the table that docs/networks.md shows.
@@ -8,7 +8,6 @@ with Local, and writes results/networks: a line per training, and the table that
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -20,11 +19,11 @@ from typing import Any
 import torch
 
 from benchmarks.ordinary import NETWORKS, write_patterns
-from benchmarks.studies import run_study
+from benchmarks.studies import Parser, run_study
 from tinyproto.config.load import parse_config
 from tinyproto.errors import TinyProtoError
 from tinyproto.experiment import Experiment
-from tinyproto.simulation.loop import PlayedRound
+from tinyproto.tracking.summary import RoundResult
 
 ROOT = Path(__file__).parents[1]
 METHODS = ("local", "tinyproto_ft")
@@ -46,7 +45,7 @@ class Case:
 
 
 def config_of(case: Case, folder: Path) -> dict[str, Any]:
-    """Everything that is not named has its default."""
+    """Return the config of a case; all other keys have their defaults."""
     entries = MIXED if case.network == "mixed" else (case.network,)
     models = [f"benchmarks.ordinary:{name}" if name in NETWORKS else name for name in entries]
     common = {"name": "networks", "models": models, "algorithms": [case.method], "seeds": [case.seed]}
@@ -69,7 +68,7 @@ def train(case: Case) -> dict[str, Any]:
         experiment = Experiment(parse_config(config_of(case, folder)))
         (cell,) = experiment.cells
         simulation = experiment.simulation(cell, experiment.loopback(cell))
-        played: list[PlayedRound] = []
+        played: list[RoundResult] = []
         try:
             played.extend(simulation.rounds())
         except TinyProtoError as error:
@@ -84,7 +83,7 @@ def train(case: Case) -> dict[str, Any]:
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
-    """Accuracy in %, mean over seeds: Local by its better rule, TinyProto-FT by each, and the gap, as Markdown."""
+    """Format accuracy in %, mean over seeds, by method and rule, and the gap to Local, as Markdown."""
     lines = [
         "| data | network | Local: head | Local: nearest local | FT: head | FT: nearest global | FT: nearest local "
         "| FT global − Local's better | left out |",
@@ -115,13 +114,13 @@ def _mean(results: Sequence[Mapping[str, Any]], rule: str) -> float:
     return 100 * fmean((result.get("accuracy", {}).get(rule) or 0.0) for result in results)
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     """Train all cases, and write the records and the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = Parser("networks", __doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=ROOT / "results/networks")
-    asked = parser.parse_args()
+    asked = parser.parse_args(arguments)
     wanted = [
         Case(dataset, network, method, seed, ROUNDS[dataset])
         for seed in asked.seeds
@@ -131,7 +130,3 @@ def main() -> None:
         if not (dataset == "digits" and network == "mixed")
     ]
     run_study(wanted, train, table, asked.out, asked.processes)
-
-
-if __name__ == "__main__":
-    main()

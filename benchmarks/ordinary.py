@@ -22,53 +22,53 @@ SIDE = 24
 
 
 def plain_cnn(input_shape: ImageShape, proto_dim: int) -> nn.Module:
-    """Two convolutions, each with pooling, a linear layer, ReLU; nothing normalises."""
+    """Build two convolutions, each with pooling, a linear layer, ReLU, without normalisation."""
     return nn.Sequential(*_convolutions((input_shape[0], 16, 32), nn.ReLU), *_flat(32, proto_dim), nn.ReLU())
 
 
 def plain_cnn_gelu(input_shape: ImageShape, proto_dim: int) -> nn.Module:
-    """The same with GELU, and features of either sign."""
+    """Build the plain CNN with GELU; its features have either sign."""
     return nn.Sequential(*_convolutions((input_shape[0], 16, 32), nn.GELU), *_flat(32, proto_dim))
 
 
 def shallow_cnn(input_shape: ImageShape, proto_dim: int) -> nn.Module:
-    """One convolution, pooling, a linear layer, ReLU."""
+    """Build one convolution, pooling, a linear layer, ReLU."""
     return nn.Sequential(*_convolutions((input_shape[0], 24), nn.ReLU), *_flat(24, proto_dim), nn.ReLU())
 
 
 def deep_cnn(input_shape: ImageShape, proto_dim: int) -> nn.Module:
-    """Five convolutions without normalisation, a linear layer, ReLU."""
+    """Build five convolutions without normalisation, a linear layer, ReLU."""
     return nn.Sequential(
         *_convolutions((input_shape[0], 16, 16, 32, 32, 32), nn.ReLU), *_flat(32, proto_dim), nn.ReLU()
     )
 
 
 def batch_norm_cnn(input_shape: ImageShape, proto_dim: int) -> nn.Module:
-    """Three convolutions with batch normalisation, a linear layer, ReLU."""
+    """Build three convolutions with batch normalisation, a linear layer, ReLU."""
     layers = _convolutions((input_shape[0], 16, 32, 32), nn.ReLU, nn.BatchNorm2d)
     return nn.Sequential(*layers, *_flat(32, proto_dim), nn.ReLU())
 
 
 def deep_batch_norm_cnn(input_shape: ImageShape, proto_dim: int) -> nn.Module:
-    """Five convolutions with batch normalisation, averaged over the image, a linear layer."""
+    """Build five convolutions with batch normalisation, averaged over the image, a linear layer."""
     layers = _convolutions((input_shape[0], 16, 16, 32, 32, 64), nn.ReLU, nn.BatchNorm2d)
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, proto_dim))
 
 
 def group_norm_cnn(input_shape: ImageShape, proto_dim: int) -> nn.Module:
-    """Three convolutions with group normalisation and GELU, averaged over the image, a linear layer, GELU."""
+    """Build three convolutions with group normalisation and GELU, averaged over the image, a linear layer, GELU."""
     layers = _convolutions((input_shape[0], 16, 32, 64), nn.GELU, _groups_of_eight)
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, proto_dim), nn.GELU())
 
 
 def mlp(input_shape: ImageShape, proto_dim: int) -> nn.Module:
-    """Two hidden layers of ReLU, no convolution, no normalisation."""
+    """Build two hidden layers of ReLU, no convolution, no normalisation."""
     pixels = int(np.prod(input_shape))
     return nn.Sequential(nn.Flatten(), nn.Linear(pixels, 128), nn.ReLU(), nn.Linear(128, proto_dim), nn.ReLU())
 
 
 def layer_norm_mlp(input_shape: ImageShape, proto_dim: int) -> nn.Module:
-    """One hidden layer with layer normalisation and GELU, and linear features."""
+    """Build one hidden layer with layer normalisation and GELU, and linear features."""
     pixels = int(np.prod(input_shape))
     layers = nn.Linear(pixels, 128), nn.LayerNorm(128), nn.GELU(), nn.Linear(128, proto_dim)
     return nn.Sequential(nn.Flatten(), *layers)
@@ -93,7 +93,7 @@ NETWORKS: Mapping[str, Callable[[ImageShape, int], nn.Module]] = {
 def _convolutions(
     channels: tuple[int, ...], activation: Callable[[], nn.Module], normalise: Callable[[int], nn.Module] | None = None
 ) -> list[nn.Module]:
-    """3×3 convolutions; the first two are followed by 2×2 pooling."""
+    """Build 3×3 convolutions; the first two are followed by 2×2 pooling."""
     layers: list[nn.Module] = []
     for depth, (inputs, outputs) in enumerate(pairwise(channels)):
         layers += [nn.Conv2d(inputs, outputs, 3, padding=1), *([normalise(outputs)] if normalise else []), activation()]

@@ -1,15 +1,14 @@
-"""Accuracy against participation, with and without dropouts: trains, keeps the records, draws the picture.
+"""Measure accuracy against participation, with and without dropouts: train, write the records, draw the picture.
 
-Run from the repository's root:  python -m benchmarks.participation
+    python -m benchmarks participation
 
-Every setting asks for the same number of client-rounds: with a tenth of the clients a round there are ten times as many
-rounds. So a curve shows what it costs to hear few clients at a time, and not that they have trained less. Dropouts take
-their share of the client-rounds away. The accuracy is that of the closing exchange, which evaluates all clients.
+Each setting has the same number of client-rounds: with a tenth of the clients per round there are ten times as many
+rounds. A curve thus shows the cost of few clients per round, not of less training. Dropouts reduce the client-rounds by
+their share. The accuracy is that of the closing exchange, which evaluates all clients.
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import re
@@ -19,12 +18,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.studies import Parser
 from tinyproto import grid
 from tinyproto.config import load_config
 from tinyproto.experiment import Experiment
-from tinyproto.report.compare import Spread, compare
-from tinyproto.report.draw import svg
-from tinyproto.report.draw.axes import (
+from tinyproto.report import svg
+from tinyproto.report.compare import Spread, compare, share_cell
+from tinyproto.report.page import figure_style
+from tinyproto.report.svg import (
     BOTTOM,
     LEFT,
     RIGHT,
@@ -37,7 +38,6 @@ from tinyproto.report.draw.axes import (
     span,
     stroke,
 )
-from tinyproto.report.page import figure_style
 from tinyproto.tracking.run_folder import PACKED
 
 ROOT = Path(__file__).parents[1]
@@ -49,7 +49,7 @@ SHARES = (0.1, 0.25, 0.5, 1.0)
 DROPOUTS = (0.0, 0.2)
 ALGORITHMS = ("local", "fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft")
 PASSES = 15
-"""Rounds with full participation; so many times does each client take part on average, dropouts aside."""
+"""Rounds with full participation: how often each client takes part on average, dropouts aside."""
 
 Curves = dict[tuple[str, float], dict[float, Spread]]  # (title, dropout) → participation → accuracy over seeds
 
@@ -112,7 +112,12 @@ def read_curves(records: Path) -> Curves:
 
 def draw(curves: Curves) -> str:
     """Draw the picture: a line per method, dashed with dropouts, and bars of one standard deviation over seeds."""
-    ends = [one.mean + sign * one.deviation for curve in curves.values() for one in curve.values() for sign in (-1, 1)]
+    ends = [
+        one.mean + sign * (one.deviation or 0.0)
+        for curve in curves.values()
+        for one in curve.values()
+        for sign in (-1, 1)
+    ]
     x = Linear(0.0, 1.05, LEFT, RIGHT, marked=SHARES)
     y = Linear(*span(ends, 0.1, 0.0, 1.0), BOTTOM, TOP)
     inks = {title: f"c{index}" for index, title in enumerate(dict.fromkeys(title for title, _ in curves))}
@@ -126,7 +131,7 @@ def draw(curves: Curves) -> str:
         places = [(x(share), one) for share, one in sorted(curve.items())]
         parts.append(svg.path([(place, y(one.mean)) for place, one in places], f"curve {ink}"))
         for place, one in places:
-            ends_of_bar = [(place, y(one.mean + sign * one.deviation)) for sign in (-1, 1)]
+            ends_of_bar = [(place, y(one.mean + sign * (one.deviation or 0.0))) for sign in (-1, 1)]
             parts.append(svg.path(ends_of_bar, f"curve thin {inks[title]}"))
             parts.append(svg.marker(place, y(one.mean), f"dot {inks[title]}", f"{title}: {one.mean:.1%}", radius=2.5))
     entries = [LegendEntry(title, stroke(f"curve {ink}")) for title, ink in inks.items()]
@@ -162,25 +167,21 @@ def table(curves: Curves) -> list[str]:
 
 def _cells(curve: Mapping[float, Spread], shares: Sequence[float]) -> list[str]:
     found = [curve.get(share) for share in shares]
-    return ["–" if one is None else f"{100 * one.mean:.1f} ± {100 * one.deviation:.1f}" for one in found]
+    return [share_cell(one) for one in found]
 
 
-def main() -> None:
-    """Train what is asked for, then draw all records."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.participation", description=__doc__.partition("\n")[0])
+def main(arguments: Sequence[str]) -> None:
+    """Train all settings unless `--draw` is given, then draw all records."""
+    parser = Parser("participation", __doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--passes", type=int, default=PASSES, help="rounds with full participation")
     parser.add_argument("--records", type=Path, default=RECORDS, help="folder of the records")
     parser.add_argument("--picture", type=Path, default=PICTURE, help="file of the picture")
-    parser.add_argument("--draw", action="store_true", help="draw the records that are there, train nothing")
-    asked = parser.parse_args()
+    parser.add_argument("--draw", action="store_true", help="only draw the existing records")
+    asked = parser.parse_args(arguments)
     for number, setting in enumerate(() if asked.draw else SETTINGS, 1):
         print(f"[{number}/{len(SETTINGS)}] {setting.name}", flush=True)
         train(setting, asked.seeds, asked.passes, asked.records)
     curves = read_curves(asked.records)
     asked.picture.write_text(draw(curves), encoding="utf-8")
     print("\n".join(table(curves)))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,7 @@
-"""Whole rounds by trainer, in turns in one process, so that what disturbs the machine disturbs all of them alike."""
+"""`python -m benchmarks round`: time whole rounds by trainer.
+
+Contenders take turns in one process, so that other load on the machine affects all of them alike.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,20 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from benchmarks.busy import cores, cpu_seconds, gpu_share
-from benchmarks.contenders import Asked, Baseline, Contender, Trained, device_of
+from benchmarks.contenders import Asked, Baseline, Contender, Trained
 from benchmarks.features import measure_features
+from benchmarks.machine import cores, cpu_seconds, gpu_share
 from benchmarks.synthetic import VALUES, synthetic_images
 from tinyproto.cli.progress import LoadingBar
 from tinyproto.cli.terminal import Output, plain_table
 from tinyproto.config import load_config, parse_config
 from tinyproto.config.load import overridden
-from tinyproto.core.threads import one_thread
+from tinyproto.core.streams import one_thread
 from tinyproto.errors import ConfigError
 from tinyproto.experiment import Experiment
+from tinyproto.memory import PeakMemory
 from tinyproto.models import entry_name
 from tinyproto.report.words import counted, number, size, times
-from tinyproto.simulation.memory import PeakMemory
 from tinyproto.tracking.environment import environment
 
 PHASES = ("train", "prototypes", "server", "evaluate", "rest")
@@ -36,14 +39,14 @@ Told = Callable[[str], None]
 
 @dataclass
 class _Measured:
-    """One contender and what its rounds took."""
+    """One contender and the measurements of its rounds."""
 
     name: str
     contender: Contender
     first_seconds: float
     memory: int
     rounds: list[dict[str, float]] = field(default_factory=list)
-    processor: list[float] = field(default_factory=list)  # seconds that cores worked
+    processor: list[float] = field(default_factory=list)  # processor seconds
     busy: list[float] = field(default_factory=list)
     paid_steps: int | None = None  # of the last round
 
@@ -51,7 +54,7 @@ class _Measured:
 def measure_rounds(
     experiment: Experiment, trainers: Sequence[Asked], baseline: Baseline | None, rounds: int, told: Told
 ) -> dict[str, Any]:
-    """Every algorithm of the experiment by every trainer and by the baseline; the first round of each is told apart."""
+    """Measure each algorithm with each trainer and the baseline; report first rounds separately."""
     steps = experiment.steps_per_round
     model = experiment.config.model
     cells = [cell for cell in experiment.cells if cell.seed == model.seeds[0]]
@@ -83,17 +86,15 @@ def measure_rounds(
 
 
 def _features(experiment: Experiment, baseline: Baseline, rounds: int) -> dict[str, Any]:
-    return measure_features(
-        baseline, experiment.images.num_classes, experiment.federation.proto_dim, repeats=max(rounds, 3)
-    )
+    return measure_features(baseline, experiment.images.num_classes, experiment.shape.proto_dim, repeats=max(rounds, 3))
 
 
 def _measure(
     experiment: Experiment, cell: int, trainers: Sequence[Asked], baseline: Baseline | None, rounds: int, steps: int,
     told: Told,
 ) -> dict[str, Any]:  # fmt: skip
-    """One algorithm: each contender is built and plays its first round, then all play in turns."""
-    entry, notes, device = experiment.cells[cell].entry, list[str](), device_of(experiment)
+    """Measure one algorithm: build each contender and run its first round, then let all take turns."""
+    entry, notes, device = experiment.cells[cell].entry, list[str](), torch.device(experiment.device)
     makers: dict[str, Callable[[], Contender]] = {
         asked.name: lambda asked=asked: Trained(experiment, cell, asked, rounds + 2)  # type: ignore[misc]
         for asked in trainers
@@ -109,7 +110,7 @@ def _measure(
                 except ConfigError as error:
                     if name != NAIVE:
                         raise
-                    notes.append(f"without the baseline: {error}")
+                    notes.append(f"not compared with the baseline: {error}")
             for number in range(1, rounds + 1):
                 told(f"  round {number} of {rounds}")
                 for measured in contestants:
@@ -129,7 +130,7 @@ def _measure(
 
 
 def _first(name: str, make: Callable[[], Contender], device: torch.device) -> _Measured:
-    """Build a contender and play its first round: captures, compilation and warm-up happen here."""
+    """Build a contender and run its first round, which includes captures, compilation and warm-up."""
     peak = PeakMemory(device)
     before = peak.read()
     start = time.perf_counter()
@@ -148,18 +149,18 @@ def _play(measured: _Measured, device: torch.device) -> None:
     if device.type == "cpu":
         measured.busy.append(measured.processor[-1] / (wall * cores()))
     known = sum(seconds.get(phase, 0.0) for phase in PHASES)
-    seconds["rest"] = max(seconds["total"] - known, 0.0)  # of several workers the slowest counts in every phase
+    seconds["rest"] = max(seconds["total"] - known, 0.0)  # with several workers the slowest counts in each phase
     measured.rounds.append(seconds)
     measured.paid_steps = getattr(measured.contender, "paid_steps", None)
 
 
 def _busy(measured: _Measured, device: torch.device) -> float:
-    """On a CPU the median of its rounds; on a GPU one more round is played under the profiler."""
+    """Return the utilisation: on a CPU the median of its rounds, on a GPU that of one more round, profiled."""
     return statistics.median(measured.busy) if measured.busy else gpu_share(measured.contender.play, device)
 
 
 def _compared(contestants: Sequence[_Measured], shares: Mapping[str, float], steps: int) -> list[dict[str, Any]]:
-    """Ratios are to the baseline, or to the first trainer where there is none."""
+    """Compare contenders with the baseline, or with the first trainer if there is no baseline."""
     reference = next((one for one in contestants if one.name == NAIVE), contestants[0])
     return [_facts(measured, reference, shares[measured.name], steps) for measured in contestants]
 
@@ -190,15 +191,13 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 DECIMALS = 3
 
 
-def bench_round(
+def show_round(
     arguments: Sequence[str], trainers: str, rounds: int, naive: str | None, samples: int, output: Output
 ) -> None:
-    """Measure and print."""
+    """Measure and print; without a config, on synthetic images."""
     asked = [Asked.parse(text) for text in trainers.split(",")]
     baseline = Baseline.find(naive)
     experiment = _experiment(arguments, samples, output)
-    if baseline is None:
-        output.say("The naive baseline is in a checkout's benchmarks/ only: trainers are compared with the first.")
     result = measure_rounds(experiment, asked, baseline, rounds, output.say if output.verbose else _silent)
     if output.wants_json:
         output.result(result)
@@ -207,16 +206,16 @@ def bench_round(
 
 
 def _experiment(arguments: Sequence[str], samples: int, output: Output) -> Experiment:
-    """A config file's, or that of made-up images; both with overrides."""
+    """Load the experiment of a config file, or that of synthetic images; apply the overrides."""
     if arguments and "=" not in arguments[0]:
         with LoadingBar(output.console) as progress:
             return Experiment(load_config(Path(arguments[0]), arguments[1:]), progress=progress)
-    config = parse_config(overridden(VALUES, arguments), "bench")
+    config = parse_config(overridden(VALUES, arguments), "KEY=VALUE")
     return Experiment(config, synthetic_images(samples))
 
 
 def _silent(words: str) -> None:
-    """Nobody is told."""
+    """Print nothing."""
 
 
 def _show(result: dict[str, Any], output: Output) -> None:
@@ -232,7 +231,7 @@ def _show(result: dict[str, Any], output: Output) -> None:
         for note in measured["notes"]:
             output.say(note)
     if result["features"] is not None:
-        output.say(_features(result["features"]))
+        output.say(_feature_words(result["features"]))
     packages = environment["packages"]
     output.say(
         f"{environment['cpu']}, {setting['cores']} cores, one thread a process; device {environment['device']}; "
@@ -262,7 +261,7 @@ def _table(measured: dict[str, Any]) -> Table:
     spread = ", ".join(f"{row['name']} {_range(row['seconds']['total'])}" for row in measured["contenders"])
     table.caption = (
         f"Ratio: how many times as long {measured['contenders'][0]['ratio_to']} takes. Rounds took {spread} s. "
-        "First: building and the first round, not in the medians. Memory: what that added to the process."
+        "First: building and the first round, not in the medians. Memory: added to the process by these."
     )
     return table
 
@@ -275,7 +274,7 @@ def _paid(row: dict[str, Any]) -> str:
     return "" if row["steps_paid"] is None else f" ({number(row['steps_paid'])} paid)"
 
 
-def _features(measured: dict[str, Any]) -> str:
+def _feature_words(measured: dict[str, Any]) -> str:
     parts = {"class_means": "class means", "three_rules": "the three rules"}
     return (
         f"From {number(measured['samples'])} given features of width {measured['dim']} and {measured['num_classes']} "

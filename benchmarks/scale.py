@@ -1,4 +1,7 @@
-"""What a round costs as the number of clients grows: seconds per participant, peak memory, bytes to and from disk."""
+"""`python -m benchmarks scale`: the cost of a round as the number of clients grows.
+
+Measure seconds per participant, peak memory, and bytes to and from disk.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,11 +20,12 @@ from rich.table import Table
 from benchmarks.scale_case import Case
 from tinyproto.cli.terminal import Output, plain_table
 from tinyproto.errors import ConfigError, TinyProtoError
+from tinyproto.memory import client_budget
 from tinyproto.models.build import PUBLISHED
 from tinyproto.report.words import counted, number, size
-from tinyproto.simulation.memory import client_budget
 from tinyproto.tracking.environment import environment
 
+ROOT = Path(__file__).parents[1]
 PAPER = tuple(PUBLISHED)[:4]
 COMPARED = (
     "seconds_per_participant", "client_seconds_per_participant", "processor_seconds_per_participant",
@@ -30,11 +35,11 @@ COMPARED = (
 
 @dataclass(frozen=True)
 class ScaleSettings:
-    """What is to be compared."""
+    """The sizes to compare."""
 
     clients: tuple[int, ...] = (200, 2000)
     participation: float = 0.05
-    participants: int | None = None  # the number that is the same at all sizes; None: the share of the smallest
+    participants: int | None = None  # the same at all sizes; None: the share of the smallest
     rounds: int = 3
     samples: int = 30
     algorithm: str = "tinyproto_ft"
@@ -45,25 +50,25 @@ class ScaleSettings:
 
     def __post_init__(self) -> None:
         if not 0 < self.participation <= 1:
-            raise ConfigError(f"--participation: a share above 0 and up to 1 is needed, not {self.participation}")
+            raise ConfigError(f"--participation: expected a share above 0 and up to 1, not {self.participation}")
         if self.same > min(self.clients):
             raise ConfigError(
-                f"--participants: {self.same} cannot take part, the smallest size has {min(self.clients)}"
+                f"--participants: {self.same} is more than the {min(self.clients)} clients of the smallest size"
             )
-        client_budget(self.memory, torch.device("cpu"))  # refuses what is no amount
+        client_budget(self.memory, torch.device("cpu"))  # raises ConfigError if invalid
 
     @property
     def same(self) -> int:
-        """How many take part where the number is the same at all sizes."""
+        """Return the number of participants for the cases with the same number at all sizes."""
         return self.share(min(self.clients)) if self.participants is None else self.participants
 
     def share(self, clients: int) -> int:
-        """How many take part where the share is the same at all sizes."""
+        """Return the number of participants for the cases with the same share at all sizes."""
         return max(1, round(self.participation * clients))
 
     @property
     def cases(self) -> list[Case]:
-        """Every size with the same number of participants, and with the same share of them; none twice."""
+        """Return the cases: each size with the same number of participants and with the same share of them."""
         wanted = [(clients, self.same) for clients in self.clients]
         wanted += [(clients, self.share(clients)) for clients in self.clients]
         return [self._case(clients, participants) for clients, participants in dict.fromkeys(wanted)]
@@ -84,7 +89,7 @@ class ScaleSettings:
 
 
 def measure_scale(settings: ScaleSettings, told: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
-    """Measure every case in a process of its own, one after another; `told` hears of each as it is done."""
+    """Measure each case in a process of its own, in sequence; call `told` with each result."""
     results = []
     for case in settings.cases:
         results.append({"clients": case.clients, "participants": case.participants, **_apart(case)})
@@ -98,51 +103,53 @@ def measure_scale(settings: ScaleSettings, told: Callable[[Mapping[str, Any]], N
 
 
 def ratios(settings: ScaleSettings, results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """The largest size over the smallest, by the same number of participants and by the same share of them."""
+    """Divide the largest size by the smallest, for the same number of participants and for the same share."""
     found = {(result["clients"], result["participants"]): result for result in results}
     small, large = min(settings.clients), max(settings.clients)
-    pairs = {
+    compared = {
         "same_participants": (found[large, settings.same], found[small, settings.same]),
         "same_share": (found[large, settings.share(large)], found[small, settings.share(small)]),
     }
     return {
-        name: {key: over[key] / under[key] for key in COMPARED if key in over} for name, (over, under) in pairs.items()
+        name: {key: over[key] / under[key] for key in COMPARED if key in over}
+        for name, (over, under) in compared.items()
     }
 
 
 def _apart(case: Case) -> dict[str, Any]:
-    """In a new process, so that no case inherits another's memory; what it leaves on disk goes however it ends."""
-    with tempfile.TemporaryDirectory(prefix="tinyproto-bench-") as folder:
+    """Measure a case in a new process, so that cases do not share memory; remove the files it leaves."""
+    with tempfile.TemporaryDirectory(prefix="tinyproto-benchmark-") as folder:
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.scale_case"],
+            cwd=ROOT,
             input=json.dumps({**asdict(case), "folder": folder}),
             capture_output=True,
             text=True,
             check=False,
         )
     if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-        raise TinyProtoError(f"measuring {case.clients} clients ended with status {done.returncode}: {last[0]}")
+        last = done.stderr.strip().splitlines()[-1:] or ["no error message"]
+        raise TinyProtoError(f"measuring {case.clients} clients failed with status {done.returncode}: {last[0]}")
     result: dict[str, Any] = json.loads(done.stdout)
     if "error" in result:
         raise TinyProtoError(result["error"])
     return result
 
 
-PHASES = {"train": "train", "prototypes": "proto", "evaluate": "eval", "clients": "shelf", "server": "server"}
-"""Of a round, and what their columns are called."""
+PHASES = {"train": "train", "prototypes": "proto", "evaluate": "eval", "clients": "store", "server": "server"}
+"""The phases of a round, and the names of their columns."""
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """`200,2000`: numbers of clients, all different, from the smallest on."""
+    """Parse numbers of clients, such as `200,2000`; return them sorted, each once."""
     pieces = [piece.strip() for piece in text.split(",")]
     if not all(piece.isdecimal() and int(piece) for piece in pieces):
-        raise ConfigError(f"--clients: whole numbers from 1 on, with commas between, are needed, not {text!r}")
+        raise ConfigError(f"--clients: expected whole numbers from 1, separated by commas, not {text!r}")
     return tuple(sorted({int(piece) for piece in pieces}))
 
 
 def show_scale(settings: ScaleSettings, output: Output) -> None:
-    """Measure, and say what was found."""
+    """Measure and print."""
     output.say(
         f"{settings.algorithm} on {', '.join(settings.networks)}; about {settings.samples} samples a client, "
         f"{counted(settings.rounds, 'round')}, {settings.memory} for clients"
@@ -182,9 +189,9 @@ def _table(cases: Sequence[Mapping[str, Any]]) -> Table:
             size(case["bytes_read_back"]),
         )
     table.caption = (
-        "Seconds: medians over all rounds but the first. Shelf: building clients and taking them to and from disk. "
-        "S each: without the server, per participant. Peak: memory of the process, images included; all: what all "
-        "clients would take at once. Written, read: clients' states on disk, over all rounds."
+        "Seconds: medians over all rounds but the first. Store: building clients, writing and reading their states. "
+        "S each: per participant, without the server. Peak: memory of the process, images included; all: memory of "
+        "all clients at once. Written, read: bytes of clients' states on disk, over all rounds."
     )
     return table
 

@@ -1,6 +1,6 @@
 """One federation of many clients, measured in a process of its own: `python -m benchmarks.scale_case`.
 
-It reads a case as JSON from standard input and writes what was measured to standard output.
+It reads a case as JSON from standard input and writes the measurements to standard output.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ from tinyproto.data.images import Images
 from tinyproto.data.sources.base import MINUS_ONE_TO_ONE
 from tinyproto.errors import TinyProtoError
 from tinyproto.experiment import Experiment
-from tinyproto.simulation.loop import PlayedRound, Simulation
-from tinyproto.simulation.loopback import Loopback
-from tinyproto.tracking.summary import PHASES
+from tinyproto.simulation.loop import Loopback, Simulation
+from tinyproto.tracking.summary import PHASES, RoundResult
 
 NUM_CLASSES, PROTO_DIM, CPS_DIM = 100, 500, 50
-"""As the paper has them on CIFAR-100."""
+"""The paper's values on CIFAR-100."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One federation and how it is played."""
+    """One federation and its training."""
 
     clients: int
     participants: int
@@ -44,14 +43,14 @@ class Case:
     image_size: int
     memory: str
     closing: bool = False
-    folder: str | None = None  # for clients' states; a temporary one if left out
+    folder: str | None = None  # for clients' states; None: a temporary one
 
 
 def measure_case(case: Case) -> dict[str, Any]:
-    """Play a case and say what it took."""
+    """Run a case; return its seconds, memory and bytes."""
     start = time.perf_counter()
     images = _images(case)
-    experiment = Experiment(parse_config(_config(case), "bench scale", images=images), images)
+    experiment = Experiment(parse_config(_config(case), "the benchmark's config", images=images), images)
     (cell,) = experiment.cells
     host = experiment.loopback(cell, folder=None if case.folder is None else Path(case.folder))
     simulation = experiment.simulation(cell, host)
@@ -65,7 +64,7 @@ def measure_case(case: Case) -> dict[str, Any]:
         played.append(next(rounds))
         marks.append(time.process_time())
     measured = _measured(case, simulation, host, played)
-    if case.rounds > 1:  # on a machine that others use too, these say more than the clock on the wall
+    if case.rounds > 1:  # less affected by other processes than wall time
         used = [end - begin for begin, end in pairwise(marks)]
         measured["processor_seconds_per_participant"] = statistics.median(used) / case.participants
     if case.closing:
@@ -79,7 +78,7 @@ def measure_case(case: Case) -> dict[str, Any]:
 
 
 def _images(case: Case) -> Images:
-    """Noise of the right shape, as much as the largest case needs, so that all cases hold the same pixels."""
+    """Make noise of the right shape, enough for the largest case, so that all cases hold the same pixels."""
     generator = torch.Generator().manual_seed(0)
     shape = (case.pool, 3, case.image_size, case.image_size)
     pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
@@ -103,27 +102,27 @@ def _config(case: Case) -> dict[str, Any]:
     }
 
 
-def _measured(case: Case, simulation: Simulation, host: Loopback, played: Sequence[PlayedRound]) -> dict[str, Any]:
-    """Medians over all rounds but the first, which also warms the machine up; the first where it is the only one."""
+def _measured(case: Case, simulation: Simulation, host: Loopback, played: Sequence[RoundResult]) -> dict[str, Any]:
+    """Return medians over all rounds but the first, which is a warm-up; a single round counts."""
     seconds = [round_.seconds for round_ in (played[1:] or played)]
     medians = {phase: statistics.median(each.get(phase, 0.0) for each in seconds) for phase in PHASES}
-    shelf = host.shelf
+    store = host.store
     return {
         "seconds_per_round": medians,
         "seconds_per_participant": medians["total"] / case.participants,
         "client_seconds_per_participant": (medians["total"] - medians["server"]) / case.participants,
         "peak_memory_bytes": simulation.peak_memory.read(),
-        "all_clients_bytes": shelf.whole_size(),
-        "clients_built": shelf.counts.built,
-        "clients_written": shelf.counts.written,
-        "clients_read_back": shelf.counts.read_back,
-        "bytes_written": shelf.files.bytes_written,
-        "bytes_read_back": shelf.files.bytes_read,
+        "all_clients_bytes": store.total_size(),
+        "clients_built": store.counts.built,
+        "clients_written": store.counts.written,
+        "clients_read_back": store.counts.read_back,
+        "bytes_written": store.files.bytes_written,
+        "bytes_read_back": store.files.bytes_read,
     }
 
 
 def main() -> None:
-    """One case in, one result or one error out."""
+    """Read a case, run it, and print its result or its error."""
     try:
         result = measure_case(Case(**json.load(sys.stdin)))
     except TinyProtoError as error:

@@ -1,17 +1,30 @@
-"""Run a study of many small trainings: a pool of processes, a line per case, and a table of all of them."""
+"""Run a study of many small trainings: a pool of processes, a line per case, and a table of all cases."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from tinyproto.errors import ConfigError
 from tinyproto.tracking.environment import environment
 
 Result = Mapping[str, Any]
+
+
+class Parser(argparse.ArgumentParser):
+    """Parses the options of a verb; an error is a ConfigError, so that it is printed as one sentence."""
+
+    def __init__(self, verb: str, page: str | None) -> None:
+        super().__init__(prog=f"python -m benchmarks {verb}", description=(page or "").partition("\n")[0])
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the error."""
+        raise ConfigError(f"{message}; see {self.prog} --help")
 
 
 def run_study(

@@ -1,4 +1,4 @@
-"""A federation that needs no download: made-up images of CIFAR-10's shape, which networks can learn."""
+"""A federation without a download: synthetic images of CIFAR-10's shape that networks can learn."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ NUM_CLASSES = 10
 SHAPE = (3, 32, 32)
 
 VALUES: dict[str, Any] = {
-    "name": "bench",
-    "data": {"name": "cifar10"},  # whose shape the images have
+    "name": "benchmark",
+    "data": {"name": "cifar10"},  # the images have its shape
     "partition": {"kind": "dirichlet", "num_clients": 4, "alpha": 0.3, "min_samples": 20},
     "models": ["resnet8", "mobilenet_v2", "shufflenet_v2", "efficientnet_b0"],
     "prototypes": {"dim": 500, "cps_dim": 50},
     "train": {"batch_size": 32},
     "algorithms": ["tinyproto_ft"],
 }
-"""The paper's networks and widths; few clients, so that each has samples enough for its batch statistics."""
+"""The paper's networks and widths; few clients, so that each has enough samples for batch statistics."""
 
 
 def synthetic_images(samples: int) -> Images:
-    """Noise over one smooth pattern for each class, in memory that worker processes can map."""
+    """Make images of noise over one smooth pattern per class, in memory that worker processes can map."""
     generator = torch.Generator().manual_seed(0)
     coarse = torch.rand(NUM_CLASSES, SHAPE[0], 4, 4, generator=generator)
     patterns = functional.interpolate(coarse, SHAPE[1:], mode="bilinear")

@@ -1,11 +1,11 @@
-"""How much more a grid gets done with several cells at once: the same runs with 1, 4 and 8 at once, timed.
+"""Measure the throughput of a grid with 1, 4 and 8 cells at once.
 
 python examples/grid_throughput.py CONFIG [KEY=VALUE ...] --at-once 1 4 8
 
-Give it at least as many cells as the largest number, of one algorithm, so that all cells are alike:
-'algorithms=[fedproto]' 'seeds=[0,1,2,3,4,5,6,7]'. It prints one JSON value per number. `rounds_per_second` counts the
-whole command, from its start to its report; `rounds_per_second_together` only the time in which so many cells really
-were under way, which is what a long grid comes to.
+The config needs at least as many cells as the largest number, all of one algorithm so that they are alike:
+'algorithms=[fedproto]' 'seeds=[0,1,2,3,4,5,6,7]'. The script prints one JSON value per number. `rounds_per_second`
+counts the whole command, from its start to its report. `rounds_per_second_together` counts only the time in which so
+many cells were running, as in a long grid.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 
 def main() -> None:
-    """Time every number asked for."""
+    """Time each requested number of cells at once."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def measure(config: str, overrides: list[str], cells: int) -> dict[str, Any]:
-    """One run with so many cells at once, in a folder that goes afterwards."""
+    """Run with so many cells at once in a temporary folder; return the measurements."""
     with tempfile.TemporaryDirectory() as runs:
         command = [sys.executable, "-m", "tinyproto.cli.main", "run", config, *overrides, "name=timed"]
         start = time.perf_counter()

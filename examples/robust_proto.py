@@ -1,7 +1,4 @@
-"""RobustProto: FedProto in which rare classes stay at home and the server may take the median of what arrives.
-
-A prototype made from one or two samples is mostly noise, yet FedProto's mean weighs it like one made from five hundred.
-"""
+"""RobustProto: FedProto in which clients keep rare classes and the server may take the median of the uploads."""
 
 from __future__ import annotations
 
@@ -13,8 +10,7 @@ import torch
 from torch import Tensor
 
 from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, FederationSpec, positive
-from tinyproto.algorithms.fedproto import FedProtoHyper, build_fedproto
-from tinyproto.algorithms.transform import Dense, Upload
+from tinyproto.algorithms.fedproto import AveragingServer, FedProtoHyper, PrototypeClient, Upload, prototype_algorithm
 from tinyproto.core.prototypes import Prototypes
 
 
@@ -22,38 +18,42 @@ from tinyproto.core.prototypes import Prototypes
 class RobustProtoHyper(FedProtoHyper):
     """FedProto's hyper-parameters and two more."""
 
-    min_count: Annotated[int, "a client sends the classes of which it has so many samples"] = 3
-    merging: Annotated[Literal["median", "mean"], "how the server merges what arrives"] = "mean"
+    min_count: Annotated[int, "a client sends the classes of which it has at least this many samples"] = 3
+    merging: Annotated[Literal["median", "mean"], "how the server merges the uploads"] = "mean"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(min_count=self.min_count)
 
 
-@dataclass(frozen=True)
-class Robust(Dense):
-    """Prototypes travel as they are, but not all of them."""
+class RobustClient(PrototypeClient):
+    """FedProto's client, which sends only classes with enough samples."""
 
-    hyper: RobustProtoHyper = RobustProtoHyper()
+    def __init__(self, hyper: RobustProtoHyper, federation: FederationSpec) -> None:
+        super().__init__(hyper, federation)
+        self.min_count = hyper.min_count
 
     def upload(self, prototypes: Prototypes, class_counts: Tensor) -> Prototypes:
-        """Client: only rows (K, d) of classes with enough samples; a row that is not present is zero."""
-        present = prototypes.present & (class_counts >= self.hyper.min_count)
+        """Return the rows (K, d) of classes with enough samples; a row that is not present is zero."""
+        present = prototypes.present & (class_counts >= self.min_count)
         return Prototypes(prototypes.values * present.unsqueeze(1), present)
 
+
+class MedianServer(AveragingServer):
+    """FedProto's server, with the median in place of the mean."""
+
     def merge(self, uploads: Sequence[Upload]) -> Prototypes:
-        """Server: coordinate by coordinate the median over the clients that sent a class."""
-        if self.hyper.merging == "mean":
-            return super().merge(uploads)
-        present = torch.stack([upload.rows.present for upload in uploads])  # (M, K)
-        values = torch.stack([upload.rows.values for upload in uploads])  # (M, K, d)
-        median = values.masked_fill(~present.unsqueeze(2), torch.nan).nanquantile(0.5, dim=0)
+        """Return, coordinate by coordinate, the median over the clients that sent a class."""
+        values, present = (torch.stack(parts) for parts in zip(*(upload.rows for upload in uploads), strict=True))
+        median = values.masked_fill(~present.unsqueeze(2), torch.nan).nanquantile(0.5, dim=0)  # (M, K, d) to (K, d)
         return Prototypes(median.nan_to_num(), present.any(0))
 
 
 def build(hyper: RobustProtoHyper, federation: FederationSpec) -> Algorithm:
-    """FedProto's client and server around our transform."""
-    return build_fedproto("robust_proto", hyper, federation, Robust(federation.proto_dim, hyper=hyper))
+    """Return our client with our server, or with FedProto's."""
+    kind = MedianServer if hyper.merging == "median" else AveragingServer
+    client, server = RobustClient(hyper, federation), kind(federation.num_classes, federation.proto_dim)
+    return prototype_algorithm("robust_proto", client, server, width=federation.proto_dim)
 
 
 SPEC = AlgorithmSpec("robust_proto", "RobustProto", RobustProtoHyper, build)

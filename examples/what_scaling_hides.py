@@ -20,12 +20,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tinyproto.builder import Cell
 from tinyproto.config import load_config
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.engine.server import Reply
 from tinyproto.errors import ConfigError, TinyProtoError
-from tinyproto.experiment import Cell, Experiment
-from tinyproto.simulation.loopback import Loopback
+from tinyproto.experiment import Experiment
+from tinyproto.simulation.loop import Loopback
 from tinyproto.tracking.environment import environment
 from tinyproto.wire.frame import Kind
 from tinyproto.wire.validate import open_frame
@@ -194,7 +195,7 @@ class Tapped(Loopback):
     """The channel of a simulation, with a copy of all rows that pass it, decoded as either end decodes them."""
 
     def __init__(self, clients: Loopback) -> None:
-        super().__init__(clients.clients, clients.shelf)
+        super().__init__(clients.clients, clients.store)
         self.expectation = clients.clients.expectation
         self.sent: dict[int, Prototypes | None] = {}  # by round
         self.received: dict[int, dict[int, Prototypes]] = {}  # by round and client
@@ -250,7 +251,7 @@ def look(experiment: Experiment, cell: Cell) -> dict[str, Any]:
             scores.setdefault(name, {})[time] = None if guess is None else score(guess, truth, present)
             told = None if guess is None else [float(f"{value:.3g}") for value in guess[truth > 0]]
             guesses.setdefault(name, {})[time] = told
-    return {**experiment.identity(cell), "accuracy": accuracy, "scores": scores, "guesses": guesses}
+    return {**cell.identity, "accuracy": accuracy, "scores": scores, "guesses": guesses}
 
 
 def measure(experiment: Experiment) -> dict[str, Any]:

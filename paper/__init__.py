@@ -1,1 +1,1 @@
-"""The paper's experiments: which configs its tables and figures are made of."""
+"""The TinyProto paper: its experiments, its printed numbers, and our records compared with them."""

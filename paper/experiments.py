@@ -1,8 +1,7 @@
 """The paper's experiments, defined once: its tables, and its figures on neurons and compression, as configs.
 
-Beside them stand three studies of our own: on types on the wire, on the scale that needs no search, and on the first
-100 classes of Tiny-ImageNet. `make docs` writes all to configs/paper/ and configs/beyond/; a test fails when a file
-there is not what this says.
+Three more studies extend the paper: on types on the wire, on a scale that needs no search, and on the first 100 classes
+of Tiny-ImageNet. `python -m paper docs` writes all of them to paper/configs; a test fails if a file there differs.
 """
 
 from __future__ import annotations
@@ -16,34 +15,30 @@ import yaml
 
 from tinyproto.data.sources import part_name
 
-FOLDER = Path("configs") / "paper"
-BEYOND = Path("configs") / "beyond"
+FOLDER = Path("paper") / "configs"
 DATASETS = ("cifar10", "cifar100", "tiny_imagenet")
 NETWORKS = ["resnet8", "mobilenet_v2", "shufflenet_v2", "efficientnet_b0"]
 SEEDS = [0, 1, 2]
 ROUNDS = 300
 READING_ROUNDS = 60
-"""Rounds that tell one reading of the paper from another; the cells of table1 are read after as many."""
+"""Enough rounds to tell one reading of the paper from another; cells of table1 are read after as many."""
 
 SHORT_ROUNDS = 100
-"""Rounds of a study that compares many settings; the cells of table1 are read after as many."""
+"""Rounds of a study that compares many settings; cells of table1 are read after as many."""
 
 DIM, CPS_DIM = 500, 50
 CPS_DIMS = (50, 150, 250, 350, 450)
 BASELINES = ["lg_fedavg", "fml", "fedkd", "feddistill", "fedproto", "fedtgp"]
 OURS = ["tinyproto_fp", "tinyproto_ft"]
 NEURON_METHODS = ["lg_fedavg", "feddistill", "fedproto", "fedtgp", *OURS]
-"""Those in the figure on the number of neurons."""
-
-OWN = ("bytes", "auto", "tiny-imagenet-100")
-"""Targets that the paper does not have."""
+"""The methods in the figure on the number of neurons."""
 
 FIRST_CLASSES = 100
-"""Of Tiny-ImageNet, in the study of our own on them."""
+"""Classes of Tiny-ImageNet in the study on a part of it."""
 
 BYTES_DIMS = (25, 50, 100)
 AUTO_DIMS = (50, 25, 10)
-"""Of the cells that derive μ, which is larger than the published one."""
+"""CPS dimensions of the cells that derive μ, which is larger than the published one."""
 
 SMALL = ("float16", "int8")
 TYPED_BASELINES = ("fedproto", "fedtgp", "feddistill", "lg_fedavg", "fml", "fedkd")
@@ -54,7 +49,7 @@ Algorithms = list[str | dict[str, Any]]
 
 @dataclass(frozen=True)
 class PaperConfig:
-    """One config file, and what of the paper it is part of."""
+    """One config file, and the table or figure it belongs to."""
 
     target: str
     stem: str  # names the file and the run
@@ -63,28 +58,28 @@ class PaperConfig:
 
     @property
     def path(self) -> Path:
-        """Where it lies in the repository."""
-        return (BEYOND if self.target in OWN else FOLDER) / f"{self.stem}.yaml"
+        """Return its path in the repository."""
+        return FOLDER / f"{self.stem}.yaml"
 
     @property
     def dataset(self) -> str:
-        """What it is played on, as its records name it."""
+        """Return its dataset as its records name it."""
         data = self.values["data"]
         return part_name(data["name"], data.get("first_classes"))
 
     @property
     def cells(self) -> int:
-        """How many runs it takes: algorithms × seeds."""
+        """Return its number of cells: algorithms × seeds."""
         return len(self.values["algorithms"]) * len(self.values["seeds"])
 
     def text(self) -> str:
-        """The file: what it is, how to run it, and its keys."""
+        """Return the content of the file: a description, the command that runs it, and its keys."""
         head = f"# {self.words}\n# Run:  tinyproto run {self.path.as_posix()} data.root=data\n"
         return head + yaml.safe_dump(dict(self.values), sort_keys=False, default_flow_style=None, width=110)
 
 
 def experiments() -> list[PaperConfig]:
-    """All of them, table after table."""
+    """Return all configs, table after table, then the extensions."""
     of_the_paper = [*_table1(), *_table3(), *_appendix(), *_neurons(), *_compression(), *_readings()]
     return [*of_the_paper, *_bytes(), *_auto(), *_first_classes()]
 
@@ -94,7 +89,7 @@ def _config(
     cps_dim: int = CPS_DIM, num_clients: int = 20, alpha: float = 0.1, preset: str = "reference",
     rounds: int = ROUNDS, seeds: list[int] | None = None, changed: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> PaperConfig:  # fmt: skip
-    """The paper's setting; a preset holds every other reading of it, save what is `changed`, section by section."""
+    """Return a config with the paper's setting, except for the keys in `changed`; the preset holds the rest."""
     values: dict[str, Any] = {
         "schema_version": 1,
         "name": stem,
@@ -153,14 +148,12 @@ def _neurons() -> Iterator[PaperConfig]:
 def _compression() -> Iterator[PaperConfig]:
     for dataset in ("cifar10", "cifar100"):
         for dim in CPS_DIMS:
-            words = (
-                f"The figure on compression, {dataset}: FedProto with only d={dim} neurons, against CPS in appendix."
-            )
+            words = f"The figure on compression, {dataset}: FedProto with only d={dim} neurons; CPS is in appendix."
             yield _config("figure-compression", f"compression_{dataset}_{dim}", words, dataset, ["fedproto"], dim=dim)
 
 
 def _readings() -> Iterator[PaperConfig]:
-    """Against the cell of a table with the same design and partition: each differs from it in a reading or two."""
+    """Yield variants of cells of the tables, each with one or two open points read differently."""
     methods: Algorithms = [
         _variant("fedproto", "running", prototype_source="running"),
         _variant("fedproto", "weight=1", proto_weight=1.0),
@@ -200,12 +193,12 @@ def _readings() -> Iterator[PaperConfig]:
         *_scaled("tinyproto_ft", 3e-3, 1e-2),  # the latter is CIFAR-100's
     ]
     yield _config(
-        "readings", "readings_cifar10", "Open readings where CIFAR-10 lies furthest from print: prototypes, masks, μ.",
+        "readings", "readings_cifar10", "Open readings where CIFAR-10 is furthest from print: prototypes, masks, μ.",
         "cifar10", published, seeds=[0],
     )  # fmt: skip
     above_print: tuple[tuple[int | None, str], ...] = ((250, "none"), (450, "none"), (None, "count"))
     yield _config(
-        "readings", "readings_ablation", "The open reading of prototypes where the ablation lies furthest from print.",
+        "readings", "readings_ablation", "The open reading of prototypes where the ablation is furthest from print.",
         "cifar100", [_gathered("tinyproto_fp", s, scaling) for s, scaling in above_print], seeds=[0],
     )  # fmt: skip
     with_50_clients: Algorithms = [
@@ -215,34 +208,34 @@ def _readings() -> Iterator[PaperConfig]:
         _variant("tinyproto_ft", "running", prototype_source="running"),
     ]
     yield _config(
-        "readings", "readings_clients50", "Open readings where Table 3 lies furthest from print: μ, masks, prototypes.",
+        "readings", "readings_clients50", "Open readings where Table 3 is furthest from print: μ, masks, prototypes.",
         "cifar100", with_50_clients, num_clients=50, seeds=[0],
     )  # fmt: skip
 
 
 def _variant(name: str, word: str, **keys: Any) -> dict[str, Any]:
-    """An entry with some keys changed, called by a word for the change."""
+    """Return an entry with some keys changed, and a label that names the change."""
     return {"name": name, "label": f"{name}({word})", **keys}
 
 
 def _gathered(name: str, cps_dim: int | None, scaling: str) -> dict[str, Any]:
-    """An entry of the ablation, with prototypes gathered while training."""
+    """Return an entry of the ablation with prototypes gathered during training."""
     word = f"cps_dim={'null' if cps_dim is None else cps_dim},scaling={scaling},running"
     return _variant(name, word, cps_dim=cps_dim, scaling=scaling, prototype_source="running")
 
 
 def _derived(name: str) -> dict[str, Any]:
-    """An entry with μ from the hello."""
+    """Return an entry whose μ is derived from the clients' counts."""
     return _variant(name, "auto", global_scale="auto")
 
 
 def _scaled(name: str, *scales: float) -> Algorithms:
-    """An entry for each constant μ."""
+    """Return an entry for each constant μ."""
     return [_variant(name, f"scale={mu:g}", global_scale=mu) for mu in scales]
 
 
 def _bytes() -> Iterator[PaperConfig]:
-    """Types on the wire × CPS dimension, a client being sent the classes it holds; and baselines in smaller types."""
+    """Yield types on the wire × CPS dimension, where a client downloads the classes it holds; and smaller baselines."""
     algorithms: Algorithms = [
         _typed("tinyproto_ft", kind, s, "held") for s in sorted(BYTES_DIMS, key=CPS_DIM.__ne__) for kind in BYTES_TYPES
     ]
@@ -258,29 +251,29 @@ def _bytes() -> Iterator[PaperConfig]:
 def _typed(
     name: str, kind: str, cps_dim: int | None = None, download: str = "all", rounding: str = "nearest"
 ) -> dict[str, Any]:
-    """An entry whose values travel in one type, both ways."""
+    """Return an entry whose values travel in one type, up and down."""
     words = [
         *([] if cps_dim is None else [f"s={cps_dim}"]),
         kind,
         *([] if download == "all" else [download]),
         *([] if rounding == "nearest" else [rounding]),
     ]
-    own = {} if cps_dim is None else {"cps_dim": cps_dim}
+    width = {} if cps_dim is None else {"cps_dim": cps_dim}
     wire = {"up": kind, "down": kind, "download": download, "rounding": rounding}
-    return _variant(name, "-".join(words), **own, wire=wire)
+    return _variant(name, "-".join(words), **width, wire=wire)
 
 
 def _with_auto(entry: dict[str, Any]) -> dict[str, Any]:
-    """An entry as it is, with μ from the hello."""
+    """Return the entry with a derived μ."""
     return {**entry, "label": f"{entry['label'][:-1]}-auto)", "global_scale": "auto"}
 
 
 def _auto() -> Iterator[PaperConfig]:
-    """μ from the hello: on CIFAR-10 as `readings` has it on CIFAR-100, and under `sound` against constants."""
+    """Yield cells with a derived μ: on CIFAR-10, and with the preset sound beside constants."""
     short: dict[str, Any] = {"rounds": SHORT_ROUNDS, "seeds": [0, 1]}
     derived = [_derived(name) for name in OURS]
     yield _config(
-        "auto", "auto_cifar10", "μ from the hello on cifar10; other constants are in table1 and readings.",
+        "auto", "auto_cifar10", "A derived μ on cifar10; other constants are in table1 and readings.",
         "cifar10", [*derived, *_scaled("tinyproto_ft", 1.02e-3)], **short,  # the last is 0.6 over the mean n_ij
     )  # fmt: skip
     for dataset, printed in (("cifar100", 1.5e-3), ("cifar10", 1.5e-4)):
@@ -288,13 +281,13 @@ def _auto() -> Iterator[PaperConfig]:
         searched: Algorithms = [{**_derived("tinyproto_fp"), "aggregation": "sum"}]
         searched += [_variant("tinyproto_fp", f"{mu:g}", global_scale=mu, aggregation="sum") for mu in constants]
         yield _config(
-            "auto", f"auto_sound_{dataset}", f"μ from the hello against constants on {dataset}, preset sound.",
+            "auto", f"auto_sound_{dataset}", f"A derived μ compared with constants on {dataset}, preset sound.",
             dataset, searched, preset="sound", **short,
         )  # fmt: skip
 
 
 def _first_classes() -> Iterator[PaperConfig]:
-    """Table 1's methods where only half of a dataset is at hand; the paper has no numbers of it."""
+    """Yield the methods of Table 1 on half of a dataset, for which the paper has no numbers."""
     words = f"Not in the paper: the methods of Table 1 on the first {FIRST_CLASSES} of Tiny-ImageNet's 200 classes."
     yield _config(
         "tiny-imagenet-100", "tiny_imagenet_100", words, "tiny_imagenet", ["local", *BASELINES, *OURS],
@@ -302,17 +295,13 @@ def _first_classes() -> Iterator[PaperConfig]:
     )  # fmt: skip
 
 
-def write(root: Path) -> None:
-    """All files under `root`/configs/paper and `root`/configs/beyond, and no others."""
+def write_configs(root: Path) -> None:
+    """Write all configs to `root`/paper/configs and remove other config files there."""
     wanted = {root / config.path: config.text() for config in experiments()}
-    for folder in (root / FOLDER, root / BEYOND):
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob("*.yaml"):
-            if old not in wanted:
-                old.unlink()
+    folder = root / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.yaml"):
+        if old not in wanted:
+            old.unlink()
     for path, text in wanted.items():
         path.write_text(text, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    write(Path())

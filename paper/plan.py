@@ -1,38 +1,118 @@
-"""From a target and a part of it to cells, each a config of its own with one algorithm and one seed, in order."""
+"""The paper's tables and figures by name, and the cells of each in the order in which they run."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
-from paper.experiments import DATASETS, PaperConfig, experiments
-from paper.matching import cell_key
-from paper.targets import TARGETS, Target
+from paper.experiments import DATASETS, NEURON_METHODS, PaperConfig, experiments
+from paper.matching import PaperCell
 from tinyproto.algorithms import ALGORITHMS
-from tinyproto.config import Config, parse_config
+from tinyproto.config import parse_config
 from tinyproto.config.load import overridden
 from tinyproto.config.presets import PRESETS
 from tinyproto.errors import ConfigError
 from tinyproto.imports import unknown
-from tinyproto.tracking.run_folder import cell_name
 
+CIFAR = ("cifar10", "cifar100")
 DATASET_ORDER = ("cifar100", "cifar10", "tiny_imagenet")
 ALGORITHM_ORDER = (
     "fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft", "local", "lg_fedavg", "feddistill", "fml", "fedkd",
 )  # fmt: skip
-"""What is worth knowing first comes first."""
+"""The most informative cells run first."""
 
 FREE = (
     "train.parallel_cells", "train.trainer", "train.device", "train.client_memory", "checkpoint.every_seconds",
 )  # fmt: skip
-"""Keys that may be overridden, because a record is the same cell of the paper whatever they are."""
+"""Keys that may be overridden: a record is the same cell of the paper whatever their value."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """What of a target is wanted, and with what changed; nothing named means all, and as the paper has it."""
+class Share:
+    """The cells that a target takes from the configs of one target of `experiments.py`."""
+
+    target: str
+    datasets: tuple[str, ...] = ()  # empty: all
+    entries: tuple[Mapping[str, Any], ...] = ()  # entries with the keys of one of these; empty: all
+
+    def takes_config(self, paper: PaperConfig) -> bool:
+        """Return True if cells of this config can be among them."""
+        return paper.target == self.target and (not self.datasets or paper.values["data"]["name"] in self.datasets)
+
+    def takes(self, paper: PaperConfig, entry: Mapping[str, Any]) -> bool:
+        """Return True if a resolved entry is among them."""
+        wanted = not self.entries or any(keys.items() <= entry.items() for keys in self.entries)
+        return self.takes_config(paper) and wanted
+
+
+@dataclass(frozen=True)
+class Target:
+    """A table or a figure."""
+
+    words: str
+    shares: tuple[Share, ...]
+    seeds: tuple[int, ...] = ()  # empty: those of the configs
+
+
+def _named(*names: str) -> tuple[Mapping[str, Any], ...]:
+    return tuple({"name": name} for name in names)
+
+
+_SCALED_FP = {"name": "tinyproto_fp", "scaling": "count"}
+
+TARGETS: Mapping[str, Target] = {
+    "table1": Target("every method on three datasets, and Local", (Share("table1"),)),
+    "table3": Target("50 clients, and other heterogeneity, on CIFAR-100", (Share("table3"),)),
+    "appendix": Target("the ablation: CPS dimension × scaling, on three datasets", (Share("appendix"),)),
+    "figure1": Target("parameters compared with FedAvg; computed, so it has no cells", ()),
+    "figure-neurons": Target(
+        "widths of 100 and 1000 on CIFAR-100, and those of table1 in between",
+        (
+            Share("figure-neurons"),
+            Share("table1", ("cifar100",), _named(*NEURON_METHODS)),
+        ),
+    ),
+    "figure-ablation": Target(
+        "TinyProto-FT by CPS dimension and scaling, and FedTGP, on CIFAR-10 and Tiny-ImageNet",
+        (
+            Share("appendix", ("cifar10", "tiny_imagenet"), _named("tinyproto_ft")),
+            Share("table1", ("cifar10", "tiny_imagenet"), _named("fedtgp", "tinyproto_ft")),
+        ),
+    ),
+    "figure-compression": Target(
+        "TinyProto-FP by CPS dimension compared with FedProto with fewer neurons, on CIFAR-10 and CIFAR-100",
+        (
+            Share("figure-compression"),
+            Share("table1", CIFAR, _named("tinyproto_fp")),
+            Share("appendix", CIFAR, tuple({**_SCALED_FP, "cps_dim": width} for width in (150, 250, 350, 450))),
+        ),
+    ),
+    "heatmaps": Target(
+        "prototypes of FedProto without CPS and with s=50 and s=250, on CIFAR-10 and CIFAR-100",
+        (
+            Share("table1", CIFAR, _named("fedproto")),
+            Share(
+                "appendix",
+                CIFAR,
+                tuple({"name": "tinyproto_fp", "cps_dim": width, "scaling": "none"} for width in (50, 250)),
+            ),
+        ),
+        seeds=(0,),
+    ),
+    "readings": Target("the open readings, mostly 60 rounds each, compared with the tables", (Share("readings"),)),
+    "bytes": Target("not in the paper: types on the wire × CPS dimension on CIFAR-100", (Share("bytes"),)),
+    "auto": Target("not in the paper: μ derived instead of searched, 100 rounds each", (Share("auto"),)),
+    "tiny-imagenet-100": Target(
+        "not in the paper: the methods of table1 on the first 100 of Tiny-ImageNet's 200 classes",
+        (Share("tiny-imagenet-100"),),
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The part of a target to run, and what changes in it; an empty list selects everything."""
 
     datasets: Sequence[str] = ()
     configs: Sequence[str] = ()
@@ -43,135 +123,70 @@ class Part:
     root: str = "data"
 
 
-@dataclass(frozen=True)
-class PlannedCell:
-    """One algorithm of one of the paper's configs, with one seed."""
-
-    paper: PaperConfig
-    config: Config  # of this cell alone
-
-    @property
-    def label(self) -> str:
-        """The entry's name within its config."""
-        return self.config.algorithms[0].label
-
-    @property
-    def title(self) -> str:
-        """For people, within its config."""
-        return self.config.algorithms[0].title
-
-    @property
-    def seed(self) -> int:
-        """Its one seed."""
-        return self.config.model.seeds[0]
-
-    @property
-    def rounds(self) -> int:
-        """How many it is played for."""
-        return self.config.model.train.rounds
-
-    @property
-    def dataset(self) -> str:
-        """The images it is played on."""
-        return self.config.model.data.name
-
-    @cached_property
-    def key(self) -> str:
-        """What records of it have in common, whatever their seed and number of rounds."""
-        resolved = self.config.resolved()
-        return cell_key(resolved, resolved["algorithms"][0])
-
-    @property
-    def identity(self) -> tuple[str, int, int]:
-        """What a record has to have to be of it: its key, seed and rounds."""
-        return self.key, self.seed, self.rounds
-
-    @property
-    def stem(self) -> str:
-        """Its config's, with what the cell has otherwise."""
-        return stem_of(self.paper, self.config.model.preset, self.rounds)
-
-    @property
-    def place(self) -> str:
-        """Of its folder, below that of all records or of all cells under way."""
-        return f"{self.stem}/{cell_name(self.label, self.seed)}"
-
-
-def stem_of(paper: PaperConfig, preset: str, rounds: int) -> str:
-    """The config's stem, with preset and rounds where they are not the config's: `table1_cifar100@sound@60rounds`."""
-    other = f"@{preset}" if preset != paper.values["preset"] else ""
-    shortened = f"@{rounds}rounds" if rounds != paper.values["train"]["rounds"] else ""
-    return f"{paper.stem}{other}{shortened}"
-
-
-def plan(target: str, part: Part, overrides: Sequence[str] = ()) -> list[PlannedCell]:
-    """The cells of a target, or of a part of it, in the order in which they are to be played."""
+def plan(target: str, selection: Selection, overrides: Sequence[str] = ()) -> list[PaperCell]:
+    """Return the selected cells of a target, each with one seed, in the order in which they run."""
     if target not in TARGETS:
         raise ConfigError(unknown("target", target, TARGETS))
-    if part.preset is not None and part.preset not in PRESETS:
-        raise ConfigError(f"--preset: {unknown('preset', part.preset, PRESETS)}")
+    if selection.preset is not None and selection.preset not in PRESETS:
+        raise ConfigError(f"--preset: {unknown('preset', selection.preset, PRESETS)}")
     _check_free(overrides)
     wanted = TARGETS[target]
     known = experiments()
     papers = [paper for paper in known if any(share.takes_config(paper) for share in wanted.shares)]
-    _check_known("--dataset", target, part.datasets, [paper.values["data"]["name"] for paper in papers], DATASETS)
-    _check_known("--configs", target, part.configs, [paper.stem for paper in papers], [paper.stem for paper in known])
-    found = [cell for paper in papers for cell in _cells(paper, wanted, part, overrides)]
-    names = [cell.config.algorithms[0].spec.name for cell in found]
-    _check_known("--algorithms", target, part.algorithms, [*names, *(cell.label for cell in found)], ALGORITHMS)
-    kept = [cell for cell in found if _is_wanted(cell, part)]
+    stems = [paper.stem for paper in papers]
+    datasets = [paper.values["data"]["name"] for paper in papers]
+    _check_known("--dataset", target, selection.datasets, datasets, DATASETS)
+    _check_known("--configs", target, selection.configs, stems, [paper.stem for paper in known])
+    found = [cell for paper in papers for cell in _cells(paper, wanted, selection, overrides)]
+    names = [cell.entry["name"] for cell in found]
+    _check_known("--algorithms", target, selection.algorithms, [*names, *(cell.label for cell in found)], ALGORITHMS)
+    kept = [cell for cell in found if _is_selected(cell, selection)]
     if papers and not kept:
-        raise ConfigError(f"no cell of {target} is in all of the datasets, configs and algorithms named")
-    order = [paper.stem for paper in papers]
-    return sorted(kept, key=lambda cell: _turn(cell, order))  # stable: within an algorithm, as in its config
+        raise ConfigError(f"no cell of {target} matches all of the given datasets, configs and algorithms")
+    return sorted(kept, key=lambda cell: _order(cell, stems))  # stable: within an algorithm, as in its config
 
 
-def resolved_for(paper: PaperConfig, part: Part, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """A config of the paper with what a part of it changes, everything decided."""
+def resolve(paper: PaperConfig, selection: Selection, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Return a config of the paper with a selection's changes, fully resolved."""
     train = {"parallel_cells": "auto", **paper.values["train"]}
-    if part.rounds is not None:
-        train["rounds"] = part.rounds
+    if selection.rounds is not None:
+        train["rounds"] = selection.rounds
     values = overridden({**paper.values, "train": train}, overrides)
-    values["data"]["root"] = part.root
-    values["preset"] = part.preset or values["preset"]
-    if part.seeds:
-        values["seeds"] = list(part.seeds)
+    values["data"]["root"] = selection.root
+    values["preset"] = selection.preset or values["preset"]
+    if selection.seeds:
+        values["seeds"] = list(selection.seeds)
     return parse_config(values, paper.stem).resolved()
 
 
-def _cells(paper: PaperConfig, wanted: Target, part: Part, overrides: Sequence[str]) -> Iterator[PlannedCell]:
-    values = resolved_for(paper, part, overrides)
-    for seed in values["seeds"] if part.seeds or not wanted.seeds else wanted.seeds:
+def _cells(paper: PaperConfig, wanted: Target, selection: Selection, overrides: Sequence[str]) -> Iterator[PaperCell]:
+    values = resolve(paper, selection, overrides)
+    for seed in values["seeds"] if selection.seeds or not wanted.seeds else wanted.seeds:
         for entry in values["algorithms"]:
             if any(share.takes(paper, entry) for share in wanted.shares):
-                yield PlannedCell(paper, one_cell(values, entry, seed, paper.stem))
+                yield PaperCell(paper, values, entry, (seed,))
 
 
-def one_cell(values: Mapping[str, Any], entry: Mapping[str, Any], seed: int, source: str) -> Config:
-    """The config of one cell of a resolved config."""
-    return parse_config({**values, "algorithms": [dict(entry)], "seeds": [seed]}, source)
-
-
-def _is_wanted(cell: PlannedCell, part: Part) -> bool:
+def _is_selected(cell: PaperCell, selection: Selection) -> bool:
     asked = (
-        (part.datasets, {cell.dataset}),
-        (part.configs, {cell.paper.stem}),
-        (part.algorithms, {cell.config.algorithms[0].spec.name, cell.label}),
+        (selection.datasets, {cell.config["data"]["name"]}),
+        (selection.configs, {cell.stem}),
+        (selection.algorithms, {cell.entry["name"], cell.label}),
     )
     return all(not wanted or not has.isdisjoint(wanted) for wanted, has in asked)
 
 
-def _turn(cell: PlannedCell, configs: Sequence[str]) -> tuple[int, ...]:
-    """Seed after seed, so that methods can be compared early; then by dataset, config and algorithm."""
+def _order(cell: PaperCell, configs: Sequence[str]) -> tuple[int, ...]:
+    """Sort by seed, so that methods can be compared early; then by dataset, config and algorithm."""
     return (
         cell.seed,
-        _place(cell.dataset, DATASET_ORDER),
-        _place(cell.paper.stem, configs),
-        _place(cell.config.algorithms[0].spec.name, ALGORITHM_ORDER),
+        _index(cell.config["data"]["name"], DATASET_ORDER),
+        _index(cell.stem, configs),
+        _index(cell.entry["name"], ALGORITHM_ORDER),
     )
 
 
-def _place(name: str, order: Sequence[str]) -> int:
+def _index(name: str, order: Sequence[str]) -> int:
     return order.index(name) if name in order else len(order)
 
 
@@ -183,9 +198,7 @@ def _check_known(
             continue
         names = list(dict.fromkeys(has))
         if name in known:
-            raise ConfigError(
-                f"{option}: {target} has no cells with {name}; it has {', '.join(names) or 'none at all'}"
-            )
+            raise ConfigError(f"{option}: {target} has no cells with {name}; it has {', '.join(names) or 'none'}")
         raise ConfigError(f"{option}: {unknown(f'name for {target}', name, names)}")
 
 
@@ -194,6 +207,6 @@ def _check_free(overrides: Sequence[str]) -> None:
         key = override.partition("=")[0].strip()
         if key not in FREE:
             raise ConfigError(
-                f"override {override!r}: a reproduction changes only what its numbers do not depend on "
-                f"({', '.join(FREE)}); for anything else there is `tinyproto run` with a config of configs/paper"
+                f"override {override!r}: only keys that do not change results may be overridden here "
+                f"({', '.join(FREE)}); to change others, use `tinyproto run` with a config of paper/configs"
             )

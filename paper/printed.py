@@ -1,4 +1,4 @@
-"""Every accuracy and communication cost that the paper prints, each beside the cell that repeats it."""
+"""Every accuracy and communication cost that the paper prints, with the cell that measures it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ tinyproto_ft 450  count  88.21 0.21 0.14   45.59 0.09 1.31   25.54 0.04 2.64
 
 @dataclass(frozen=True)
 class Address:
-    """Where a number comes from: an experiment and the label of one of its algorithms."""
+    """The config and label of a cell."""
 
     stem: str
     label: str
@@ -73,7 +73,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Printed:
-    """One number of the paper with its standard deviation, as fractions."""
+    """One number of the paper with its deviation, as fractions."""
 
     address: Address
     accuracy: float
@@ -83,7 +83,7 @@ class Printed:
 
 @dataclass(frozen=True)
 class PrintedTable:
-    """One table of the paper, or the part of it that one dataset or setting fills."""
+    """One table of the paper, or its part for one dataset or setting."""
 
     target: str
     part: str  # the dataset or the setting
@@ -93,7 +93,7 @@ class PrintedTable:
 
 
 def printed_tables() -> list[PrintedTable]:
-    """Table 1 and the appendix dataset by dataset, Table 3 setting by setting."""
+    """Return Table 1 and the appendix by dataset, and Table 3 by setting."""
     return [
         *(_table1(column, dataset) for column, dataset in enumerate(DATASETS)),
         *(_table3(column, setting) for column, setting in enumerate(SETTINGS)),
@@ -102,7 +102,7 @@ def printed_tables() -> list[PrintedTable]:
 
 
 def ablation(dataset: str, name: str, cps_dim: int | None, scaled: bool) -> Address:
-    """The cell of TinyProto with so many CPS dimensions; those that are in Table 1 are looked up there."""
+    """Return the cell of TinyProto with these CPS dimensions, which may be in Table 1."""
     if cps_dim is None and not scaled:
         return Address(f"table1_{dataset}", {"tinyproto_fp": "fedproto", "tinyproto_ft": "fedtgp"}[name])
     if cps_dim == CPS_DIM and scaled:

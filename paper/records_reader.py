@@ -1,4 +1,4 @@
-"""Records: finished cells, wherever they lie under a folder, and how a cell of the paper becomes one."""
+"""Records: finished cells in run folders, found wherever they are, and written small enough to commit."""
 
 from __future__ import annotations
 
@@ -10,36 +10,33 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 import yaml
+from torch import Tensor
 
 from paper.experiments import PaperConfig, experiments
-from paper.heatmaps import Drawn, drawn_of, drawn_only
-from paper.matching import paper_cells, record_key
-from paper.plan import stem_of
+from paper.matching import group_name, paper_cells, record_key
 from tinyproto.config.presets import PRESETS
 from tinyproto.errors import RunFolderError, one_line
 from tinyproto.tracking.run_folder import PACKED, RunFolder, cell_name, lines_kept, run_folders
-
-FOLDER = "reproduction"
-"""Of our own records, inside the folder of all records, and of the cells under way, inside that of all runs."""
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A cell that is done, in a run folder or in a cell's folder inside one."""
+    """A finished cell, in a run folder or in a cell's folder inside one."""
 
     run: Path
-    folder: Path  # where its rounds are
+    folder: Path  # holds its rounds
     config: Mapping[str, Any]  # resolved, of the run
     result: Mapping[str, Any]
 
     @property
     def entry(self) -> Mapping[str, Any]:
-        """Its algorithm, with all hyper-parameters."""
+        """Return its algorithm with all hyper-parameters."""
         found: Mapping[str, Any] = next(
             entry for entry in self.config["algorithms"] if entry["label"] == self.result["label"]
         )
@@ -47,31 +44,31 @@ class Finished:
 
     @property
     def key(self) -> str:
-        """What decides its numbers, seed and rounds aside."""
+        """Return the key that all records of the same cell share."""
         return record_key(self.config, self.entry, str(self.result["dataset"]))
 
     @property
     def seed(self) -> int:
-        """Its seed."""
+        """Return its seed."""
         return int(self.result["seed"])
 
     @property
     def rounds(self) -> int:
-        """How many it was played for."""
+        """Return the number of rounds it ran."""
         return int(self.result["rounds"])
 
     @property
     def identity(self) -> tuple[str, int, int]:
-        """What tells it from other cells, as a planned one has it: its key, seed and rounds."""
+        """Return key, seed and rounds; a planned cell with the same identity is finished."""
         return self.key, self.seed, self.rounds
 
     @property
     def has_prototypes(self) -> bool:
-        """Whether there are prototypes to draw."""
+        """Return True if its prototypes were kept."""
         return (self.folder / "prototypes.safetensors").is_file()
 
     def lines(self, name: str) -> bytes:
-        """Of one of the folder's files, the lines that are this cell's, as they are."""
+        """Return this cell's lines of one of the folder's files, unchanged."""
         wanted = (self.result["label"], self.result["seed"])
         kept = []
         for line in _read(self.folder / name, lines_kept).splitlines(keepends=True):
@@ -81,12 +78,12 @@ class Finished:
         return b"".join(kept)
 
     def environment(self) -> bytes:
-        """What it ran on, as the run says it."""
+        """Return the description of the machine and versions it ran on."""
         return _read(self.run / "environment.json", Path.read_bytes)
 
 
 def find_finished(root: Path) -> list[Finished]:
-    """The finished cells of every run folder under a folder; what cannot be read is nobody's record."""
+    """Return the finished cells of every run folder below a folder, skipping folders that cannot be read."""
     found: list[Finished] = []
     for folder in run_folders(root):
         with suppress(RunFolderError):
@@ -95,7 +92,7 @@ def find_finished(root: Path) -> list[Finished]:
 
 
 def finished_cells(run: Path) -> list[Finished]:
-    """Of one run folder, be the run done or not: those in its own files, and those that wait to be added to them."""
+    """Return the finished cells of one run folder, including those of a run in progress."""
     config = _resolved(RunFolder.open(run).path / "config.yaml")
     labels = {entry["label"] for entry in config["algorithms"]}
     found: dict[tuple[str, int], Finished] = {}
@@ -106,19 +103,71 @@ def finished_cells(run: Path) -> list[Finished]:
     return list(found.values())
 
 
-def begun_config(folder: Path) -> dict[str, Any] | None:
-    """The config that a cell under way was begun with; None where it was not begun."""
+def by_cell(found: Sequence[Finished]) -> dict[tuple[str, int, int], Finished]:
+    """Return finished cells by identity; the first of several counts."""
+    return {one.identity: one for one in reversed(found)}
+
+
+def started_config(folder: Path) -> dict[str, Any] | None:
+    """Return the config that a cell in progress was started with; None if it was not started."""
     return _resolved(folder / "config.yaml") if (folder / "config.yaml").is_file() else None
 
 
-def rounds_played(folder: Path) -> int:
-    """By a cell under way, as far as its file says; it goes on from its newest checkpoint."""
+def rounds_written(folder: Path) -> int:
+    """Return the number of rounds that a cell in progress has written; it resumes from its newest checkpoint."""
     file = folder / "rounds.jsonl"
     return file.read_bytes().count(b"\n") if file.is_file() else 0
 
 
+# Prototypes that the paper draws: of a few classes over all clients, of one client over all classes, and global ones.
+
+DRAWN_SEED = 0
+"""Only this seed is drawn, unless another is requested."""
+
+
+class Drawn(NamedTuple):
+    """The classes drawn over all clients, and the client drawn over all classes."""
+
+    classes: tuple[int, ...]
+    client: int
+
+
+DRAWN: Mapping[str, Drawn] = {"cifar10": Drawn((2, 4), 10), "cifar100": Drawn((22,), 8)}
+"""By dataset, from the paper's captions and file names."""
+
+
+def drawn_of(target: str, dataset: str, entry: Mapping[str, Any], seed: int, *, any_seed: bool = False) -> Drawn | None:
+    """Return what is drawn of a cell: FedProto, and TinyProto-FP with s=50 and s=250; None for other cells."""
+    plain = target == "table1" and entry["name"] == "fedproto"
+    sparse = target in ("table1", "appendix") and entry["name"] == "tinyproto_fp" and entry["cps_dim"] in (50, 250)
+    return DRAWN.get(dataset) if (plain or sparse) and (any_seed or seed == DRAWN_SEED) else None
+
+
+def drawn_only(tensors: Mapping[str, Tensor], prefix: str, drawn: Drawn) -> dict[str, Tensor]:
+    """Return the rows of a cell's prototypes that are drawn: `local/present` marks the places of `local/rows`.
+
+    The prototypes of a record are returned unchanged.
+    """
+    if f"{prefix}/local/rows" in tensors:
+        return {name: values for name, values in tensors.items() if name.startswith(f"{prefix}/")}
+    present = tensors[f"{prefix}/local/present"].bool()  # (M, K)
+    wanted = torch.zeros_like(present)
+    wanted[:, list(drawn.classes)] = True
+    wanted[drawn.client] = True
+    kept = present & wanted
+    found = {
+        f"{prefix}/local/rows": tensors[f"{prefix}/local/values"][kept],  # (n, d)
+        f"{prefix}/local/present": kept.to(torch.uint8),
+    }
+    globals_ = [f"{prefix}/global/{what}" for what in ("values", "present")]
+    return found | {name: tensors[name] for name in globals_ if name in tensors}
+
+
+# Writing records
+
+
 def write_record(target: Path, finished: Finished, name: str, drawn: Drawn | None) -> None:
-    """A cell as a run folder of its own, small enough to commit; it is there whole or not at all."""
+    """Write a cell as a run folder of its own, small enough to commit; it appears complete or not at all."""
     lines = {name: finished.lines(name) for name in ("rounds.jsonl", "timings.jsonl")}
     files = {f"{name}{PACKED}": gzip.compress(content, 9, mtime=0) for name, content in lines.items()}
     files["environment.json"] = finished.environment()
@@ -140,7 +189,7 @@ def write_record(target: Path, finished: Finished, name: str, drawn: Drawn | Non
 
 
 def _put_in_place(partial: Path, target: Path) -> None:
-    """A record that was there before goes only once the new one is whole."""
+    """Rename a finished folder; an earlier record is removed only once the new one is complete."""
     if target.exists():
         old = target.with_name(f".{target.name}.old")
         shutil.rmtree(old, ignore_errors=True)
@@ -149,6 +198,51 @@ def _put_in_place(partial: Path, target: Path) -> None:
         shutil.rmtree(old)
     else:
         partial.rename(target)
+
+
+class Imported(NamedTuple):
+    """A finished cell of a run, and its record."""
+
+    finished: Finished
+    record: Path | None  # None: not a cell of the paper
+    written: bool  # False: the record existed already
+
+
+def import_run(run: Path, records: Path) -> list[Imported]:
+    """Write records of a run's finished cells that are cells of the paper and have no record yet."""
+    known = _known_cells()
+    existing = by_cell([one for one in find_finished(records) if one.run.resolve() != run.resolve()])
+    return [_import_cell(finished, known.get(finished.key, []), existing, records) for finished in finished_cells(run)]
+
+
+def _import_cell(
+    finished: Finished, meant: list[tuple[PaperConfig, str]], existing: dict[tuple[str, int, int], Finished],
+    records: Path,
+) -> Imported:  # fmt: skip
+    if not meant:
+        return Imported(finished, None, False)
+    earlier = existing.get(finished.identity)
+    preset = str(finished.config["preset"])
+    paper, label = min(meant, key=lambda one: group_name(one[0], preset, finished.rounds).count("@"))
+    drawn = drawn_of(paper.target, paper.values["data"]["name"], finished.entry, finished.seed)
+    if earlier is not None and (earlier.has_prototypes or drawn is None or not finished.has_prototypes):
+        return Imported(finished, earlier.run, False)
+    record = records / group_name(paper, preset, finished.rounds) / cell_name(label, finished.seed)
+    write_record(record, finished, paper.stem, drawn)
+    return Imported(finished, record, True)
+
+
+def _known_cells() -> dict[str, list[tuple[PaperConfig, str]]]:
+    """Return the config and label of every cell of the paper by key, with every preset."""
+    found: dict[str, list[tuple[PaperConfig, str]]] = {}
+    for paper in experiments():
+        for preset in PRESETS:
+            for cell in paper_cells(paper, preset):
+                found.setdefault(cell.key, []).append((paper, cell.label))
+    return found
+
+
+# Reading files of run folders
 
 
 def _resolved(file: Path) -> dict[str, Any]:
@@ -172,7 +266,7 @@ def _results(folder: Path) -> Sequence[dict[str, Any]]:
     except (TypeError, AttributeError) as error:
         raise RunFolderError(f"{file} cannot be read: {one_line(error)}") from error
     if not known:
-        raise RunFolderError(f"{file} is not what a run writes: a result has no label, seed or rounds")
+        raise RunFolderError(f"{file} was not written by a run: a result has no label, seed or rounds")
     return results
 
 
@@ -181,51 +275,3 @@ def _read(file: Path, read: Callable[[Path], bytes]) -> bytes:
         return read(file)
     except (OSError, EOFError, zlib.error) as error:
         raise RunFolderError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-
-
-def by_cell(found: Sequence[Finished]) -> dict[tuple[str, int, int], Finished]:
-    """By what tells them apart; of several, the first."""
-    return {one.identity: one for one in reversed(found)}
-
-
-@dataclass(frozen=True)
-class Adoption:
-    """What became of a finished cell of a run."""
-
-    finished: Finished
-    record: Path | None  # None where it is no cell of the paper
-    written: bool  # or the record was there already
-
-
-def adopt(run: Path, results: Path) -> list[Adoption]:
-    """Write the records of a run's finished cells that are cells of the paper and have none yet."""
-    known = _paper_cells()
-    there = by_cell(find_finished(results / FOLDER))
-    return [_adopt_cell(finished, known.get(finished.key, []), there, results) for finished in finished_cells(run)]
-
-
-def _adopt_cell(
-    finished: Finished, meant: list[tuple[PaperConfig, str]], there: dict[tuple[str, int, int], Finished], results: Path
-) -> Adoption:
-    if not meant:
-        return Adoption(finished, None, False)
-    earlier = there.get(finished.identity)
-    preset = str(finished.config["preset"])
-    paper, label = min(meant, key=lambda one: stem_of(one[0], preset, finished.rounds).count("@"))
-    drawn = drawn_of(paper.target, paper.values["data"]["name"], finished.entry, finished.seed)
-    if earlier is not None and (earlier.has_prototypes or drawn is None or not finished.has_prototypes):
-        return Adoption(finished, earlier.run, False)
-    stem = stem_of(paper, preset, finished.rounds)
-    record = results / FOLDER / stem / cell_name(label, finished.seed)
-    write_record(record, finished, paper.stem, drawn)
-    return Adoption(finished, record, True)
-
-
-def _paper_cells() -> dict[str, list[tuple[PaperConfig, str]]]:
-    """Every cell of the paper by its key, also as another preset has it: its config and its label there."""
-    found: dict[str, list[tuple[PaperConfig, str]]] = {}
-    for paper in experiments():
-        for preset in PRESETS:
-            for cell in paper_cells(paper, preset):
-                found.setdefault(cell.key, []).append((paper, cell.label))
-    return found

@@ -1,4 +1,4 @@
-"""Playing cells of the paper: those that are not done, as many at once as the machine takes, each into a record."""
+"""Run the cells of the paper that are not finished, as many at once as the machine takes, each into a record."""
 
 from __future__ import annotations
 
@@ -9,234 +9,235 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from paper.heatmaps import drawn_of
-from paper.matching import cell_key
-from paper.plan import PlannedCell
+from paper.matching import PaperCell, cell_key
 from paper.records_reader import (
-    FOLDER,
     Finished,
-    begun_config,
     by_cell,
+    drawn_of,
     find_finished,
     finished_cells,
-    rounds_played,
+    rounds_written,
+    started_config,
     write_record,
 )
-from tinyproto.config.load import completed
-from tinyproto.config.schema import DataSection
+from tinyproto.builder import Cell, resolve_device
+from tinyproto.config.load import completed, differences
+from tinyproto.config.schema import DataSection, neutral_keys
 from tinyproto.data.images import Images
 from tinyproto.data.sources import SOURCES, Progress
 from tinyproto.errors import DataError, InUseError, RunFolderError, TinyProtoError
-from tinyproto.experiment import Cell, most_at_once, resolve_device
-from tinyproto.grid.crew import Job, play_jobs
-from tinyproto.grid.observer import Observer
-from tinyproto.tracking.checkpoints import FREE, differences
+from tinyproto.experiment import most_at_once
+from tinyproto.grid.cell import Observer
+from tinyproto.grid.parallel import Job, run_jobs
 from tinyproto.tracking.lock import alone_in, locked
 from tinyproto.tracking.run_folder import RunFolder
-from tinyproto.workers.pipe import Handover
+from tinyproto.workers.child import SharedDataset
+
+WORK = "paper"
+"""The folder of cells in progress, inside that of all runs."""
 
 DATASETS_HELD = 2
-"""Datasets in this process's memory at once: the one whose cells start, and the one before, whose cells end."""
-
-State = Literal["done", "begun", "to do"]
+"""Datasets in memory at once: that of the cells being started, and that of the cells before them."""
 
 
 @dataclass(frozen=True)
-class Standing:
-    """How far a cell is."""
+class Status:
+    """The progress of a cell."""
 
-    cell: PlannedCell
-    state: State
-    folder: Path  # of the record, or of the cell under way
+    cell: PaperCell
+    state: Literal["done", "begun", "to do"]
+    folder: Path  # of the record, or of the cell in progress
     finished: Finished | None = None
-    rounds: int = 0  # played, of one that was begun
+    rounds: int = 0  # completed, of a cell in progress
 
 
 @dataclass
-class Outcome:
-    """What became of the cells that were to be played."""
+class RunResult:
+    """The result of running cells."""
 
-    recorded: list[PlannedCell] = field(default_factory=list)
-    failed: list[tuple[PlannedCell, str]] = field(default_factory=list)
-    for_good: int = 0  # so many of those that failed would fail again
-    left: list[PlannedCell] = field(default_factory=list)  # to another process, which is at them
+    recorded: list[PaperCell] = field(default_factory=list)
+    failed: list[tuple[PaperCell, str]] = field(default_factory=list)  # with the reason
+    for_good: int = 0  # number of failed cells that would fail again
+    left: list[PaperCell] = field(default_factory=list)  # another process is running them
     stopped: bool = False
 
 
 class Reproduction:
-    """Cells of the paper with the folders that hold their records and, until they are done, their work."""
+    """Cells of the paper, the folder of their records, and the folder of cells in progress."""
 
-    def __init__(self, cells: Sequence[PlannedCell], results: Path, runs: Path, *, drawn: bool = False) -> None:
+    def __init__(self, cells: Sequence[PaperCell], records: Path, runs: Path, *, drawn: bool = False) -> None:
         self.cells = cells
-        self.results = results
-        self.records = results / FOLDER
-        self.work = runs / FOLDER
-        self.drawn = drawn  # whether a record without the prototypes that are drawn counts as none
+        self.records = records
+        self.work = runs / WORK
+        self.drawn = drawn  # only records that keep the prototypes to draw count
 
-    def standing(self) -> list[Standing]:
-        """Of every cell, by what lies in the folders now."""
-        found = self._by_cell(find_finished(self.results))
-        return [self._standing(cell, found.get(cell.identity)) for cell in self.cells]
+    def status(self) -> list[Status]:
+        """Return the progress of every cell from the folders as they are now."""
+        found = self._by_cell(find_finished(self.records))
+        return [self._status(cell, found.get(cell.identity)) for cell in self.cells]
 
-    def is_recorded(self, cell: PlannedCell) -> bool:
-        """Whether its record lies where one is written, now."""
+    def is_recorded(self, cell: PaperCell) -> bool:
+        """Return True if its record is at the place where this command writes it."""
         return cell.identity in self._by_cell(find_finished(self.records / cell.place))
 
     def _by_cell(self, found: Sequence[Finished]) -> dict[tuple[str, int, int], Finished]:
         return by_cell([one for one in found if one.has_prototypes or not self.drawn])
 
-    def _standing(self, cell: PlannedCell, finished: Finished | None) -> Standing:
+    def _status(self, cell: PaperCell, finished: Finished | None) -> Status:
         if finished is not None:
-            return Standing(cell, "done", finished.run, finished, cell.rounds)
+            return Status(cell, "done", finished.run, finished, cell.rounds)
         folder = self.work / cell.place
         if (folder / "config.yaml").is_file():
-            return Standing(cell, "begun", folder, rounds=min(rounds_played(folder), cell.rounds))
-        return Standing(cell, "to do", folder)
+            return Status(cell, "begun", folder, rounds=min(rounds_written(folder), cell.rounds))
+        return Status(cell, "to do", folder)
 
-    def play(self, standing: Sequence[Standing], observer: Observer) -> Outcome:
-        """Play those that are not done to their end; a cell that fails does not keep the others from theirs.
+    def run(self, status: Sequence[Status], observer: Observer) -> RunResult:
+        """Run the cells that are not done; a cell that fails does not stop the others.
 
-        Raises KeyboardInterrupt where it is to end at once. Whatever happens, cells go on from their checkpoints.
+        Raises KeyboardInterrupt if it has to end at once. Cells always resume from their checkpoints.
         """
-        outcome = Outcome()
-        left = [one for one in standing if one.state != "done"]
-        outlived = [
-            folder for one in standing if one.state == "done" and (folder := self.work / one.cell.place).is_dir()
-        ]
-        if not left and not outlived:
-            return outcome
+        ended = RunResult()
+        left = [one for one in status if one.state != "done"]
+        outdated = [folder for one in status if one.state == "done" and (folder := self.work / one.cell.place).is_dir()]
+        if not left and not outdated:
+            return ended
         RunFolder(self.records).make()
         RunFolder(self.work).make()
-        words = (
-            f"another tinyproto reproduce is playing cells in {self.work}; wait for it, or share its cells, "
-            "with --runs of your own"
-        )
+        words = f"another process is running cells in {self.work}; wait for it, or name another folder with --runs"
         with locked(self.work / "lock", RunFolderError(words)):
-            for folder in outlived:  # what a kill left of a cell whose record was written already
+            for folder in outdated:  # of a process that was killed after it wrote the record
                 RunFolder(folder).remove()
             if left:
-                self._play(left, observer, outcome)
-        return outcome
+                self._run(left, observer, ended)
+        return ended
 
-    def _play(self, left: Sequence[Standing], observer: Observer, outcome: Outcome) -> None:
-        train = left[0].cell.config.model.train
+    def _run(self, left: Sequence[Status], observer: Observer, ended: RunResult) -> None:
+        train = left[0].cell.parsed.model.train
         device = resolve_device(train.device)
         asked = train.parallel_cells
         at_once = min(len(left), most_at_once(device) if asked == "auto" else asked)
         observer.opens(len(left))
         datasets = _Datasets(observer)
         with _Claims(self.records, self.work) as claims:
-            foreman = _Recorder(self, [one.cell for one in left], observer, outcome, claims)
-            jobs = [job for index, one in enumerate(left) if (job := foreman.job(index, one, datasets)) is not None]
-            outcome.stopped = bool(jobs) and not play_jobs(jobs, at_once, device, foreman, observer)
+            recorder = _Recorder(self, [one.cell for one in left], observer, ended, claims)
+            jobs = [job for index, one in enumerate(left) if (job := recorder.job(index, one, datasets)) is not None]
+            ended.stopped = bool(jobs) and not run_jobs(
+                jobs, at_once, device, observer, completed=recorder.done, failed=recorder.failed
+            )
 
-    def record(self, cell: PlannedCell, folder: RunFolder) -> None:
-        """Make a record of a cell that is done, and remove what it was made from."""
+    def record(self, cell: PaperCell, folder: RunFolder) -> None:
+        """Write the record of a finished cell and remove its folder."""
         (finished,) = finished_cells(folder.path)
-        drawn = drawn_of(cell.paper.target, cell.dataset, finished.entry, cell.seed, any_seed=self.drawn)
-        write_record(self.records / cell.place, finished, cell.paper.stem, drawn)
+        dataset = cell.config["data"]["name"]
+        drawn = drawn_of(cell.paper.target, dataset, finished.entry, cell.seed, any_seed=self.drawn)
+        write_record(self.records / cell.place, finished, cell.stem, drawn)
         folder.remove()
 
 
 class _Recorder:
-    """The foreman of a reproduction."""
+    """Turns completed jobs into records."""
 
     def __init__(
-        self, reproduction: Reproduction, cells: Sequence[PlannedCell], observer: Observer, outcome: Outcome,
+        self,
+        reproduction: Reproduction,
+        cells: Sequence[PaperCell],
+        observer: Observer,
+        ended: RunResult,
         claims: _Claims,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._reproduction = reproduction
         self._cells = cells
         self._observer = observer
-        self._outcome = outcome
+        self._ended = ended
         self._claims = claims
 
-    def job(self, index: int, standing: Standing, datasets: _Datasets) -> Job | None:
-        """What is left to play of a cell; None where nothing is, or where it cannot be played on."""
-        planned, folder = standing.cell, RunFolder(standing.folder)
-        cell = Cell(index, planned.config.algorithms[0], planned.seed, of=planned.stem)
-        model = planned.config.model
+    def job(self, index: int, status: Status, datasets: _Datasets) -> Job | None:
+        """Return the job that finishes a cell; None if nothing is left of it, or if it cannot be resumed."""
+        planned, folder = status.cell, RunFolder(status.folder)
+        cell = Cell(index, planned.parsed.algorithms[0], planned.seed, of=planned.group)
+        model = planned.parsed.model
 
-        def begin() -> Handover | None:
+        def begin() -> SharedDataset | None:
             return datasets.handover(model.data) if self._claimed(job) else None
 
         job = Job(
             cell=cell,
-            config=planned.config.resolved(),
+            config=planned.parsed.resolved(),
             index=0,
             folder=folder,
             dataset=begin,
             kind=f"{model.data.dataset} with {model.partition.num_clients} clients, d={model.prototypes.dim}",
             alone=True,
         )
-        if standing.state == "to do":
+        if status.state == "to do":
             return job
         try:
-            if results := folder.read_results():  # done, but killed before its record was written
+            if results := folder.read_results():  # finished, but killed before its record was written
                 if self._claimed(job):
                     self.done(job, results[0])
                     self._observer.started(cell, planned.rounds)
                     self._observer.finished(cell, results[0])
                 return None
-            return self._going_on(job, planned, begun_config(folder.path))
+            return self._resumed(job, planned, started_config(folder.path))
         except TinyProtoError as error:
             self.failed(job, str(error))
             return None
 
-    def _going_on(self, job: Job, planned: PlannedCell, begun: Mapping[str, Any] | None) -> Job:
-        """A cell under way goes on with the config that it began with."""
+    def _resumed(self, job: Job, planned: PaperCell, begun: Mapping[str, Any] | None) -> Job:
+        """Return a job that continues a cell with the config it was started with."""
         if begun is None:
             return job
-        now = planned.config.resolved()
+        now = planned.parsed.resolved()
         same = cell_key(begun, begun["algorithms"][0]) == planned.key
         if not same or (begun["seeds"], begun["train"]["rounds"]) != (now["seeds"], now["train"]["rounds"]):
-            raise RunFolderError(f"{job.folder.path} was begun with another config; remove it to begin again")
+            raise RunFolderError(f"{job.folder.path} was started with another config; delete it to start again")
         changed = {
             key: then
             for key, (then, _) in differences([completed(begun), now]).items()
-            if key not in (*FREE, "data.root", "name")
+            if key not in neutral_keys(on_resume=True)
         }
         if changed:
             kept = ", ".join(f"{key}={value}" for key, value in changed.items())
-            self._observer.told(f"{job.cell.title}: goes on with {kept}, as it was begun")
-        names = [key.removeprefix("train.") for key in FREE if key.startswith("train.")]
+            self._observer.told(f"{job.cell.title}: resumes with {kept}, as it was started")
+        names = [key.removeprefix("train.") for key in sorted(neutral_keys(on_resume=True)) if key.startswith("train.")]
         free = {name: now["train"][name] for name in names}
         return replace(job, config={**begun, "train": {**begun["train"], **free}})
 
     def done(self, job: Job, result: dict[str, Any]) -> None:  # noqa: ARG002
-        """It becomes a record."""
+        """Write the record of a finished cell."""
         cell = self._cells[job.cell.index]
         self._reproduction.record(cell, job.folder)
         self._claims.release(cell.place)
-        self._outcome.recorded.append(cell)
+        self._ended.recorded.append(cell)
 
-    def failed(self, job: Job, reason: str, *, again: bool = True) -> None:
-        """Remember it, and leave the cell to others."""
-        self._outcome.for_good += not again
-        self._claims.release(self._cells[job.cell.index].place)
-        self._outcome.failed.append((self._cells[job.cell.index], reason))
+    def failed(self, job: Job, reason: str, again: bool = True) -> None:
+        """Note the failure and release the cell."""
+        cell = self._cells[job.cell.index]
+        self._ended.for_good += not again
+        self._claims.release(cell.place)
+        self._ended.failed.append((cell, reason))
         self._observer.failed(job.cell, reason)
 
     def _claimed(self, job: Job) -> bool:
-        """Whether the cell is ours from now on; not where another process is at it, or has recorded it meanwhile."""
+        """Claim the cell; return False if another process is running it or has recorded it."""
         cell = self._cells[job.cell.index]
         try:
             self._claims.take(cell.place)
         except InUseError:
-            self._outcome.left.append(cell)
-            self._observer.skipped(job.cell, "left to another process, which is at it")
+            self._ended.left.append(cell)
+            self._observer.skipped(job.cell, "another process is running it")
             return False
         if self._reproduction.is_recorded(cell):
             self._claims.release(cell.place)
-            self._observer.skipped(job.cell, "another process has recorded it meanwhile")
+            self._observer.skipped(job.cell, "another process has recorded it")
             return False
         return True
 
 
 class _Claims:
-    """The cells that this process is at, from their start to their end; no other process plays or records them.
+    """The cells that this process runs; no other process runs or records them.
 
-    One with other runs may have the same records.
+    A claim covers the record and the cell in progress, because a process with other runs may share the records.
     """
 
     def __init__(self, *roots: Path) -> None:
@@ -244,7 +245,7 @@ class _Claims:
         self._held: dict[str, ExitStack] = {}
 
     def take(self, place: str) -> None:
-        """Have it, be it ours already or nobody's."""
+        """Acquire the claim; no-op if already held."""
         if place not in self._held:
             with ExitStack() as stack:
                 for root in self._roots:
@@ -252,7 +253,7 @@ class _Claims:
                 self._held[place] = stack.pop_all()
 
     def release(self, place: str) -> None:
-        """Leave it to others, where it was ours."""
+        """Release the claim if it is held."""
         if (held := self._held.pop(place, None)) is not None:
             held.close()
 
@@ -264,28 +265,17 @@ class _Claims:
             self.release(place)
 
 
-def _all_of(section: DataSection, progress: Progress) -> Images:
-    """The images of a section; less or more of a dataset is not what its cells are of."""
-    images = SOURCES[section.name].load(section.request(progress))
-    if images.name != section.dataset:
-        wanted = (
-            f"the paper has all of {section.name}" if section.first_classes is None else f"wanted is {section.dataset}"
-        )
-        raise DataError(f"{wanted}; what lies in {section.root} is {images.name}")
-    return images
-
-
 class _Datasets:
-    """The datasets that cells are played on, each loaded when its first cell starts and held while cells need it."""
+    """The datasets that cells need, each loaded when its first cell starts."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._held: OrderedDict[str, Handover] = OrderedDict()
+        self._held: OrderedDict[str, SharedDataset] = OrderedDict()
         self._missing: dict[str, TinyProtoError] = {}
         self._told: set[str] = set()
 
-    def handover(self, section: DataSection) -> Handover:
-        """For a process; raises what keeps a dataset from being loaded, each time it is asked for."""
+    def handover(self, section: DataSection) -> SharedDataset:
+        """Return a dataset for a process; if it cannot be loaded, raise the same error each time."""
         name = section.dataset
         if name in self._missing:
             raise self._missing[name]
@@ -293,7 +283,7 @@ class _Datasets:
             while len(self._held) >= DATASETS_HELD:
                 self._held.popitem(last=False)
             try:
-                self._held[name] = Handover(_all_of(section, self._tell))
+                self._held[name] = SharedDataset(_load(section, self._tell))
             except TinyProtoError as error:
                 self._missing[name] = error
                 raise
@@ -304,3 +294,12 @@ class _Datasets:
         if what not in self._told:
             self._told.add(what)
             self._observer.told(what)
+
+
+def _load(section: DataSection, progress: Progress) -> Images:
+    """Return the images of a section; raise DataError if less or more of the dataset is found than its cells use."""
+    images = SOURCES[section.name].load(section.request(progress))
+    if images.name != section.dataset:
+        wanted = f"all of {section.name}" if section.first_classes is None else section.dataset
+        raise DataError(f"the cells need {wanted}, but {section.root} contains {images.name}")
+    return images

@@ -119,7 +119,7 @@ def partitions(root: Path) -> dict[str, str]:
     """Pin who holds what, and how many samples of each class, for every kind of partition."""
     import tinyproto
     from tinyproto.config.load import parse_config
-    from tinyproto.data.partition_kinds import holdings
+    from tinyproto.data.partition import holdings
 
     images = tinyproto.data.load("digits")
     found = {}

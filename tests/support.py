@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,17 +13,23 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tinyproto.algorithms.base import Algorithm, Client, ClientInfo, FederationSpec, Update
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import Prototypes
+from tinyproto.algorithms.defence import Defence
+from tinyproto.builder import Setup
+from tinyproto.config.schema import EvaluateSection, TrainSection
+from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.core.streams import Streams, global_randomness
 from tinyproto.core.task import FitResult, TensorData
-from tinyproto.data.federation import FederatedData
-from tinyproto.data.images import Images
+from tinyproto.data.images import CountedSamples, FederatedData, Images
+from tinyproto.engine.client import LocalTraining
+from tinyproto.engine.participation import EvaluatedClients, Trace
+from tinyproto.engine.server import NO_DEFENCE
+from tinyproto.engine.training import Known, Precision, make_trainer
 from tinyproto.models import ModelEntry
 from tinyproto.models.split import SplitModel
-from tinyproto.simulation.clients import snapshot_clients
-from tinyproto.simulation.loop import Simulation, SimulationSettings, make_loopback
-from tinyproto.storage.client_files import ClientFiles
+from tinyproto.simulation.client_store import UNBOUNDED
+from tinyproto.simulation.loop import Simulation, make_loopback, make_stopwatch
+from tinyproto.storage.client_files import ClientFiles, snapshot_clients
+from tinyproto.wire.values import EXACT, WireSettings
 
 NUM_CLASSES = 4
 PROTO_DIM = 12
@@ -107,6 +114,27 @@ def same_tensors(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> boo
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
+@dataclass(frozen=True)
+class SimulationSettings:
+    """Everything about a small simulation that is neither data, network nor algorithm."""
+
+    training: LocalTraining
+    proto_dim: int
+    participation: float = 1.0
+    dropout: float | Trace = 0.0
+    late: float = 0.0
+    max_left_out: float = 0.5
+    evaluate_every: int = 1
+    evaluate_clients: EvaluatedClients = "auto"
+    counted_samples: CountedSamples = "train"
+    trainer: Known = "eager"
+    precision: Precision = "float32"
+    device: str = "cpu"
+    wire: WireSettings = EXACT
+    defence: Defence = NO_DEFENCE
+    client_memory: float = UNBOUNDED
+
+
 class InProcess(Simulation):
     """A simulation whose clients are at hand."""
 
@@ -114,10 +142,24 @@ class InProcess(Simulation):
         self, data: FederatedData, models: Sequence[ModelEntry], algorithm: Algorithm, settings: SimulationSettings,
         seed: int, clock: Callable[[], float] = time.perf_counter, folder: Path | None = None,
     ) -> None:  # fmt: skip
-        files = ClientFiles(folder)
-        self.loopback = make_loopback(data, models, algorithm, settings, seed, clock, files=files)
-        self.clients = self.loopback.shelf
-        super().__init__(data, algorithm, settings, seed, self.loopback, clock)
+        images, device = data.images, torch.device(settings.device)
+        spec = FederationSpec(
+            images.num_classes, settings.proto_dim, 0.05, images.input_shape, networks=tuple(models), wire=settings.wire
+        )
+        setup = Setup(spec, algorithm, settings.training, seed)
+        self.loopback = make_loopback(
+            setup, data, make_trainer(settings.trainer, device, settings.precision), device, settings.counted_samples,
+            files=ClientFiles(folder), memory=settings.client_memory, clock=clock,
+        )  # fmt: skip
+        self.clients = self.loopback.store
+        trainer = make_trainer(settings.trainer, device, settings.precision)
+        train = TrainSection(
+            rounds=settings.training.rounds, participation=settings.participation, late=settings.late,
+            max_left_out=settings.max_left_out,
+        )  # fmt: skip
+        evaluate = EvaluateSection(every=settings.evaluate_every, clients=settings.evaluate_clients)
+        server = setup.server(trainer, make_stopwatch(clock, device), settings.defence)
+        super().__init__(server, self.loopback, data.num_clients, train, evaluate, settings.dropout, device)
 
     def snapshot(self) -> dict[str, Tensor]:
         """All that changes from round to round, by name."""

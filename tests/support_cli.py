@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -9,6 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -64,6 +67,26 @@ def command(*arguments: str, cwd: Path, **variables: str) -> subprocess.Complete
         timeout=120,
         check=False,
     )
+
+
+def called(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Like `command`, but in this process, which saves importing torch again. Not for signals, encodings or kills."""
+    said, errors, status = io.StringIO(), io.StringIO(), 0
+    sys.modules.pop("nets", None)
+    with (
+        mock.patch.object(sys, "argv", ["tinyproto", *arguments]),
+        mock.patch.object(sys, "path", [str(cwd), *sys.path]),
+        mock.patch.object(sys, "dont_write_bytecode", True),
+        mock.patch.dict(os.environ, environment(**variables), clear=True),
+        contextlib.chdir(cwd),
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(errors),
+    ):
+        try:
+            main()
+        except SystemExit as ended:
+            status = 0 if ended.code is None else int(ended.code)
+    return subprocess.CompletedProcess(arguments, status, said.getvalue(), errors.getvalue())
 
 
 def in_process(monkeypatch: pytest.MonkeyPatch, cwd: Path, *arguments: str) -> int:

@@ -9,10 +9,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tinyproto.data import Partition, Share
+
 Array = NDArray[np.uint8]
 
 CIFAR10_BINARY = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
 CIFAR10_PYTHON = [name.removesuffix(".bin") for name in CIFAR10_BINARY]
+
+
+def dirichlet_shares(
+    labels: NDArray[np.int64], num_clients: int, alpha: float, seed: int, train_fraction: float = 0.75,
+    min_samples: int = 1,
+) -> list[Share]:  # fmt: skip
+    asked = Partition(
+        num_clients=num_clients, alpha=alpha, seed=seed, train_fraction=train_fraction, min_samples=min_samples
+    )
+    return asked.shares(labels)
 
 
 def random_pixels(count: int, seed: int = 0) -> Array:

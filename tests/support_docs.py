@@ -16,6 +16,7 @@ PAGES = [
     *sorted((ROOT / "docs").glob("**/*.md")),
     *sorted((ROOT / "results").glob("**/*.md")),
     *sorted((ROOT / "benchmarks").glob("**/*.md")),
+    *sorted((ROOT / "paper").glob("*.md")),
 ]
 FENCE = re.compile(r"^\s*(`{3,}|~{3,})\s*(.*)$")
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from tinyproto.algorithms.fedtgp import TrainablePrototypes, contrastive_step, distance_penalty, margin_contrastive_loss
 from tinyproto.core.task import Batch, ParamGroup, State, Task, TensorData, batch_plan
-from tinyproto.core.trainable import TrainablePrototypes, contrastive_step, distance_penalty, margin_contrastive_loss
 
 
 def make_network(classes: int, dim: int, seed: int = 0) -> TrainablePrototypes:

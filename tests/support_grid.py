@@ -11,12 +11,13 @@ import torch
 
 from tinyproto import grid
 from tinyproto.algorithms.base import Derived
+from tinyproto.builder import Cell
 from tinyproto.config import load_config
-from tinyproto.experiment import Cell, Experiment
-from tinyproto.simulation.loop import PlayedRound
+from tinyproto.experiment import Experiment
+from tinyproto.tracking.summary import RoundResult
 
 
-class StopsAfter(grid.Silent):
+class StopsAfter(grid.Observer):
     """Wants to stop once, after so many rounds."""
 
     def __init__(self, rounds: int) -> None:
@@ -27,7 +28,7 @@ class StopsAfter(grid.Silent):
         return self.left == 0
 
 
-class Recording(grid.Silent):
+class Recording(grid.Observer):
     """Remembers all that it is told; wants to stop once a cell has played so many rounds."""
 
     def __init__(self, stop_at: tuple[int, int] | None = None) -> None:
@@ -45,7 +46,7 @@ class Recording(grid.Silent):
     def started(self, cell: Cell, done: int) -> None:
         self.events.append(("started", cell.index, done))
 
-    def played(self, cell: Cell, played: PlayedRound) -> None:
+    def played(self, cell: Cell, played: RoundResult) -> None:
         self.events.append(("played", cell.index, played))
         self.wanted = self.wanted or (cell.index, played.record.round) == self.stop_at
 

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paper.page.records import REFERENCE, paper_cell
+from paper.page.chapter import paper_chapter
+from paper.page.outcomes import REFERENCE, paper_cell
 from paper.printed import Address
 from support_report import SAMPLES, Made
 from tinyproto.data.sources import part_name
+from tinyproto.report.page import Report, make_report
+from tinyproto.report.runs import Run
+
+
+def report_with_paper(runs: Sequence[Run]) -> Report:
+    """Return the report of `python -m paper report`."""
+    return make_report(runs, chapter=paper_chapter(runs))
+
 
 WITHOUT_GLOBAL = ("local", "lg_fedavg", "fml", "fedkd", "feddistill")
 CLIENTS = 20
@@ -34,10 +43,10 @@ class PaperRecord:
     early: Mapping[int, int] = field(default_factory=dict)  # correct after so many rounds of training
     prototypes: bool = False
 
-    def write(self, results: Path) -> Path:
-        """As `tinyproto reproduce` leaves it below `results`/reproduction."""
+    def write(self, records: Path) -> Path:
+        """Write it as `python -m paper` does below a folder of records."""
         place = self.stem + ("" if self.preset == REFERENCE else f"@{self.preset}")
-        folder = results / "reproduction" / place / f"{self.label}-{self.seed}-{self.rounds}"
+        folder = records / place / f"{self.label}-{self.seed}-{self.rounds}"
         cell = paper_cell(Address(self.stem, self.label), self.preset)
         config: dict[str, Any] = {**cell.config, "algorithms": [cell.entry], "seeds": [self.seed]}
         config["train"] = {**config["train"], "rounds": self.rounds}

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from tinyproto.report.runs import Run, read_run
-from tinyproto.simulation.loop import PlayedRound
 from tinyproto.tracking.run_folder import record_from
-from tinyproto.tracking.summary import summarise
+from tinyproto.tracking.summary import RoundResult, summarise
 
 SAMPLES = 10  # test samples of every client
 RULES = ("head", "global", "local")
@@ -70,7 +69,7 @@ class Made:
             identity = {"algorithm": entry["name"].split(":")[-1], "label": entry["label"], "seed": seed}
             records = [self._record(entry["label"], seed, number) for number in range(1, self.rounds + 2)]
             lines += [json.dumps({**identity, **record}) for record in records]
-            played = [PlayedRound(record_from(record), {"total": 0.5}) for record in records]
+            played = [RoundResult(record_from(record), {"total": 0.5}) for record in records]
             known = {
                 "dataset": self.dataset,
                 "rounds": self.rounds,

@@ -1,14 +1,15 @@
-"""A paper in miniature: three small configs on embedded digits, and a command line that takes them for the paper's."""
+"""A small paper: three configs on embedded digits, and a command line that takes them for the paper's."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paper import adopt, plan
+from paper import plan, records_reader
 from paper.experiments import PaperConfig
 
 ROUNDS = 3
@@ -46,20 +47,31 @@ def miniature() -> list[PaperConfig]:
 
 def use(monkeypatch: pytest.MonkeyPatch, papers: list[PaperConfig]) -> None:
     """Have the package take them for the paper's."""
-    for module in (plan, adopt):
+    for module in (plan, records_reader):
         monkeypatch.setattr(module, "experiments", lambda: papers)
 
 
 def main() -> None:
     """The command line with the paper in miniature, as a script; a config of a failing network where there is one."""
-    from tinyproto.cli.main import main as tinyproto
+    from paper.__main__ import main as command
 
     papers = miniature()
     if Path("nets.py").is_file():
         papers.append(paper("table1", "table1_moody", ["local", "fedproto"], models=["nets:make"], seeds=[0]))
-    for module in (plan, adopt):
+    for module in (plan, records_reader):
         module.experiments = lambda: papers  # type: ignore[attr-defined]
-    tinyproto()
+    command()
+
+
+def in_process(monkeypatch: pytest.MonkeyPatch, cwd: Path, *arguments: str) -> int:
+    """Run `python -m paper` in this process, which saves importing torch again; return its exit status."""
+    from paper.__main__ import main as command
+
+    monkeypatch.chdir(cwd)
+    monkeypatch.setattr(sys, "argv", ["paper", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        command()
+    return 0 if ended.value.code is None else int(ended.value.code)
 
 
 if __name__ == "__main__":

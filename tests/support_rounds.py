@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from support import FEDERATION, PROTO_DIM, InProcess, tiny_net
+from support import FEDERATION, PROTO_DIM, InProcess, SimulationSettings, tiny_net
 from tinyproto.algorithms import ALGORITHMS, Algorithm
-from tinyproto.data.federation import FederatedData
+from tinyproto.data.images import FederatedData
 from tinyproto.engine.client import LocalTraining, PrototypeSamples
-from tinyproto.simulation.loop import SimulationSettings
 
 
 def build(name: str, **hyper: object) -> Algorithm:

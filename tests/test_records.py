@@ -13,7 +13,7 @@ import pytest
 from benchmarks import attacks, networks
 from support_docs import modules_of_a_folder
 from tinyproto.config import load_config
-from tinyproto.report.compare import Row, Spread, compare
+from tinyproto.report.compare import Row, compare, share_cell
 from tinyproto.report.words import points, size
 
 ROOT = Path(__file__).parents[1]
@@ -21,10 +21,7 @@ RECORD = ROOT / "results" / "quickstart"
 
 
 def quoted(row: Row, gain: float | None) -> str:
-    def cell(spread: Spread | None) -> str:
-        return "–" if spread is None else f"{100 * spread.mean:.1f} ± {100 * spread.deviation:.1f}"
-
-    accuracies = " | ".join(cell(row.accuracy[rule]) for rule in ("head", "global", "local"))
+    accuracies = " | ".join(share_cell(row.accuracy[rule]) for rule in ("head", "global", "local"))
     over = "–" if gain is None else points(gain)
     return f"| {row.title} | {accuracies} | {over} | {size(row.payload_bytes)} |"
 

@@ -1,4 +1,4 @@
-"""A federated round as the published libraries write it: the baseline of `tinyproto bench round`."""
+"""A federated round as the published libraries write it: the baseline of `python -m benchmarks round`."""
 
 from __future__ import annotations
 

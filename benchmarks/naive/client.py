@@ -1,4 +1,4 @@
-"""A client that trains, gathers its prototypes and evaluates, each from loaders made for the occasion."""
+"""A client that trains, gathers its prototypes and evaluates, each with a new data loader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Batches = list[list[int]]
 
 
 class NaiveClient:
-    """One client; the network and the samples are those of the federation it is measured with."""
+    """One client, with the network and the samples of the federation it is compared with."""
 
     def __init__(self, client: Client, folder: Path, batch_size: int, learning_rate: float, proto_weight: float):
         self.id = client.id
@@ -38,7 +38,7 @@ class NaiveClient:
         self.prototypes: Rows = {}
 
     def train(self, epochs: Sequence[Batches], received: Rows) -> dict[str, float]:
-        """All epochs; the sample-weighted mean losses of the last."""
+        """Run all epochs; return the sample-weighted mean losses of the last."""
         read_network(self.network_file, self.model)
         optimiser = torch.optim.SGD(self.model.parameters(), lr=self.learning_rate)
         self.model.train()
@@ -65,7 +65,7 @@ class NaiveClient:
 
     @staticmethod
     def _wanted(features: Tensor, labels: Tensor, received: Rows) -> Tensor:
-        """Each sample's global prototype; the feature itself where its class has none."""
+        """Return each sample's global prototype, or the feature itself if its class has none."""
         wanted = features.detach().clone()
         for index, label in enumerate(labels):
             if int(label.item()) in received:
@@ -74,7 +74,7 @@ class NaiveClient:
 
     @torch.no_grad()
     def collect(self, batches: Batches | None) -> None:
-        """Local prototypes from the trained network: over these batches, or over all samples."""
+        """Compute local prototypes with the trained network over these batches, or over all samples."""
         read_network(self.network_file, self.model)
         self.model.eval()
         gathered: defaultdict[int, list[Tensor]] = defaultdict(list)
@@ -84,7 +84,7 @@ class NaiveClient:
 
     @torch.no_grad()
     def evaluate(self, received: Rows) -> dict[str, int]:
-        """How many test samples are right by head, by global and by local prototype."""
+        """Count the correct test samples by head, by global and by local prototype."""
         read_network(self.network_file, self.model)
         self.model.eval()
         rules = {name: rows for name, rows in (("global", received), ("local", self.prototypes)) if rows}

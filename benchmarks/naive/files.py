@@ -1,4 +1,4 @@
-"""Samples, networks and messages as files: an .npz for each part of each client, torch's serialisation for the rest."""
+"""Samples, networks and messages as files: an .npz for each part of each client, torch's serialisation for others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Sample = tuple[Tensor, Tensor]
 
 
 class Samples(Dataset[Sample]):
-    """One part of one client's samples, all read when it is made."""
+    """One part of one client's samples, read at construction."""
 
     def __init__(self, path: Path) -> None:
         with np.load(path) as arrays:
@@ -32,28 +32,28 @@ class Samples(Dataset[Sample]):
 
 
 def write_samples(path: Path, data: TensorData) -> None:
-    """As floats, as a network sees them."""
+    """Convert pixels to the floats that a network takes."""
     batch = data.batch(slice(None))
     np.savez(path, x=batch.inputs.cpu().numpy(), y=batch.labels.cpu().numpy())
 
 
 def loader(path: Path, batches: Sequence[Sequence[int]]) -> DataLoader[Sample]:
-    """The samples read anew, in these batches."""
+    """Read the samples again and return a loader over these batches."""
     return DataLoader(Samples(path), batch_sampler=batches)  # type: ignore[arg-type]
 
 
 def in_order(samples: int, size: int) -> list[list[int]]:
-    """Batches of all samples in the order in which they are stored."""
+    """Return batches of all samples in stored order."""
     return [list(range(start, min(start + size, samples))) for start in range(0, samples, size)]
 
 
 def write_message(path: Path, rows: Rows) -> None:
-    """What one side says."""
+    """Write a message."""
     torch.save(rows, path)
 
 
 def read_message(path: Path, device: torch.device) -> Rows:
-    """What the other side said; nothing if it has not spoken yet."""
+    """Read a message; return an empty one if there is none yet."""
     if not path.exists():
         return {}
     rows: Rows = torch.load(path, map_location=device, weights_only=True)
@@ -61,10 +61,10 @@ def read_message(path: Path, device: torch.device) -> Rows:
 
 
 def write_network(path: Path, network: nn.Module) -> None:
-    """Put a network away until it is used next."""
+    """Save a network."""
     torch.save(network.state_dict(), path)
 
 
 def read_network(path: Path, network: nn.Module) -> None:
-    """Fetch it again."""
+    """Load a network."""
     network.load_state_dict(torch.load(path, weights_only=True))

@@ -10,17 +10,17 @@ from torch import Tensor
 from torch.nn import functional
 
 Rows = dict[int, Tensor]
-"""One vector for every class that there is one for."""
+"""One vector for each known class."""
 
 
 def gather(gathered: defaultdict[int, list[Tensor]], features: Tensor, labels: Tensor) -> None:
-    """Put every sample's feature on the list of its class."""
+    """Append each sample's feature to the list of its class."""
     for index, label in enumerate(labels):
         gathered[int(label.item())].append(features[index, :].detach())
 
 
 def average(gathered: Mapping[int, Sequence[Tensor]]) -> Rows:
-    """The mean of every list, added up one by one."""
+    """Return the mean of each list, adding one feature at a time."""
     means = {}
     for label, listed in gathered.items():
         total = torch.zeros_like(listed[0])
@@ -31,14 +31,14 @@ def average(gathered: Mapping[int, Sequence[Tensor]]) -> Rows:
 
 
 def class_means(features: Tensor, labels: Tensor) -> Rows:
-    """The mean feature of every class."""
+    """Return the mean feature of each class."""
     gathered: defaultdict[int, list[Tensor]] = defaultdict(list)
     gather(gathered, features, labels)
     return average(gathered)
 
 
 def nearest(features: Tensor, prototypes: Rows, num_classes: int) -> Tensor:
-    """The class of the nearest prototype, from one distance for every sample and every class."""
+    """Return the class of the nearest prototype, from one distance per sample and class."""
     distances = torch.full((len(features), num_classes), torch.inf, device=features.device)
     for index, feature in enumerate(features):
         for label, prototype in prototypes.items():

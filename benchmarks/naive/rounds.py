@@ -1,4 +1,4 @@
-"""The rounds of one cell: evaluate, train and gather client after client, then the server, with files in between."""
+"""The rounds of one cell: evaluate, train and gather, client by client, then the server, with files in between."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from benchmarks.naive.client import Batches, NaiveClient
 from benchmarks.naive.files import read_message, read_network, write_message, write_network
 from benchmarks.naive.prototypes import Rows
 from benchmarks.naive.server import Trainable, fit, largest_gap, merge, scaled
-from tinyproto.core import scaling
+from tinyproto.builder import Cell
+from tinyproto.core import cps
 from tinyproto.core.streams import Streams, global_randomness
 from tinyproto.core.task import BatchPlan, batch_plan
-from tinyproto.engine.stopwatch import Stopwatch
+from tinyproto.engine.measure import Stopwatch
 from tinyproto.errors import ConfigError
-from tinyproto.experiment import Cell, Experiment
-from tinyproto.simulation.clients import ClientBuilder
+from tinyproto.experiment import Experiment
+from tinyproto.simulation.client_store import ClientBuilder
 
 ALGORITHMS = ("fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft")
 
 
 class NaiveFederation:
-    """One algorithm, one seed; its networks, samples, batches and draws are those of the experiment's cell."""
+    """One algorithm and seed, with the networks, samples, batches and draws of the experiment's cell."""
 
     def __init__(self, experiment: Experiment, cell: Cell) -> None:
         check(experiment, cell)
         self.hyper = cell.entry.hyper
         self.trains_on_server = cell.entry.spec.name in ("fedtgp", "tinyproto_ft")
-        self.settings = experiment.settings
+        setup = experiment.setup(cell)
+        self.training = setup.training
         self.streams = Streams(cell.seed)
         self.device = torch.device(experiment.device)
-        masks = cell.entry.build(experiment.federation).masks
+        masks = setup.algorithm.masks
         self.masks = None if masks is None else masks.to(self.device)
         self.folder = tempfile.TemporaryDirectory()
         self.place = Path(self.folder.name)
         self.stopwatch = Stopwatch(time.perf_counter, torch.cuda.synchronize if self.device.type == "cuda" else None)
-        federation, training = experiment.federation, self.settings.training
+        federation = setup.spec
         self.num_classes, self.dim = federation.num_classes, federation.proto_dim
-        builder = ClientBuilder(
-            experiment.data, experiment.config.model.models, federation.shape, self.settings.counted_samples,
-            cell.entry.build(federation).client, self.streams, self.device,
-        )  # fmt: skip
+        counted = experiment.config.model.prototypes.counted_samples
+        builder = ClientBuilder(setup, experiment.data, counted, self.device)
         self.clients = [
             NaiveClient(
                 builder.build(client),
                 self.place,
-                training.batch_size,
+                self.training.batch_size,
                 federation.learning_rate,
                 self.hyper.proto_weight,
             )
@@ -68,7 +68,7 @@ class NaiveFederation:
         self.accuracy: dict[str, float | None] = {}
 
     def play(self) -> dict[str, float]:
-        """One round; the seconds of it and of its phases."""
+        """Run one round; return its seconds and those of its phases."""
         self.round += 1
         start = self.stopwatch.now()
         correct, losses = {}, {}
@@ -80,7 +80,7 @@ class NaiveFederation:
             with self.stopwatch.phase("train"), global_randomness(self._seed("dropout", client)):
                 losses[client.id] = client.train(_batches(plan), self._received())
             with self.stopwatch.phase("prototypes"):
-                client.collect(_batches(plan)[-1] if self.settings.training.prototype_samples == "seen" else None)
+                client.collect(_batches(plan)[-1] if self.training.prototype_samples == "seen" else None)
             write_message(self.place / f"client{client.id}.pt", self._outgoing(client))
         with self.stopwatch.phase("server"):
             self._aggregate()
@@ -92,7 +92,7 @@ class NaiveFederation:
         self.folder.cleanup()
 
     def _plan(self, client: NaiveClient) -> BatchPlan:
-        training = self.settings.training
+        training = self.training
         shuffle = self.streams.generator("batches", client=client.id, round_number=self.round)
         return batch_plan(
             client.train_samples, training.batch_size, training.local_epochs, last=training.last_batch,
@@ -103,12 +103,12 @@ class NaiveFederation:
         return self.streams.derive(purpose, client=client.id, round_number=self.round)
 
     def _received(self) -> Rows:
-        """What the server sent, read anew by every client: compressed rows become whole prototypes."""
+        """Read what the server sent, again for each client; reconstruct prototypes from compressed rows."""
         rows = read_message(self.place / "server.pt", self.device)
         return {label: self._whole(label, row) for label, row in rows.items()}
 
     def _outgoing(self, client: NaiveClient) -> Rows:
-        """The rows a client sends: times its count where the method scales, and the dimensions the class owns."""
+        """Return a client's rows: scaled by its count if the method scales, and cut to the class's dimensions."""
         rows = {}
         for label, prototype in client.prototypes.items():
             row = prototype * client.class_counts[label] if self._scales else prototype
@@ -141,9 +141,7 @@ class NaiveFederation:
         elif self._scales:
             classes, samples = self._sizes()
             derived = (
-                scaling.derived_sum_scale(self.num_classes, samples)
-                if summed
-                else scaling.derived_mean_scale(classes, samples)
+                cps.derived_sum_scale(self.num_classes, samples) if summed else cps.derived_mean_scale(classes, samples)
             )
             rows = scaled(rows, self._given_or(derived))
         return {**last, **rows}
@@ -162,7 +160,7 @@ class NaiveFederation:
 
     def _trained(self, uploads: Sequence[Rows]) -> Rows:
         if self._scales:
-            factor = self._given_or(scaling.derived_trainable_scale(*self._sizes()))
+            factor = self._given_or(cps.derived_trainable_scale(*self._sizes()))
             uploads = [self._short(scaled(upload, factor)) for upload in uploads]
         uploads = [{label: self._whole(label, row) for label, row in upload.items()} for upload in uploads]
         for upload in uploads:
@@ -184,13 +182,13 @@ class NaiveFederation:
         )
 
     def _short(self, rows: Rows) -> Rows:
-        """Rows no longer than TinyProto-FT allows."""
+        """Shorten rows to the length that TinyProto-FT allows."""
         if not self._scales or self.hyper.max_length is None:
             return rows
         most = self.hyper.max_length
         if most == "auto":
             width = self.dim if self.masks is None else int(self.masks[0].sum())
-            most = scaling.longest_prototype(self.dim, width, self.hyper.proto_weight)
+            most = cps.longest_prototype(self.dim, width, self.hyper.proto_weight)
         lengths = {label: float(row.double().norm()) for label, row in rows.items()}
         return {
             label: (row.double() * (most / lengths[label])).float() if lengths[label] > most else row
@@ -219,7 +217,7 @@ class NaiveFederation:
 
 
 def check(experiment: Experiment, cell: Cell) -> None:
-    """Refuse what the baseline does not play, so that a ratio never compares unequal work."""
+    """Raise ConfigError for settings that the baseline does not support, so that ratios compare equal work."""
     model, hyper, name = experiment.config.model, cell.entry.hyper, cell.entry.spec.name
     wanted = {
         f"algorithm {name}": name in ALGORITHMS,
@@ -231,11 +229,11 @@ def check(experiment: Experiment, cell: Cell) -> None:
     }
     for what, fine in wanted.items():
         if not fine:
-            raise ConfigError(f"the naive baseline does not play {what}")
+            raise ConfigError(f"the naive baseline does not support {what}")
 
 
 def _has_single(experiment: Experiment) -> bool:
-    training = experiment.settings.training
+    training = experiment.config.model.train
     return any(
         1 in batch_plan(len(share.train), training.batch_size, 1, last=training.last_batch, shuffle=None).sizes
         for share in experiment.data.shares
@@ -243,5 +241,5 @@ def _has_single(experiment: Experiment) -> bool:
 
 
 def _batches(plan: BatchPlan) -> list[Batches]:
-    """The plan as lists of indices, by epoch."""
+    """Return the plan as lists of indices, by epoch."""
     return [[piece.tolist() for piece in epoch.split(plan.sizes)] for epoch in plan.order]

@@ -1,4 +1,4 @@
-"""The server: class by class means of what arrived, or FedTGP's fit with a loader over the uploads."""
+"""The server: means per class of the uploads, or FedTGP's fit with a loader over the uploads."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from benchmarks.naive.prototypes import Rows, average
-from tinyproto.core.losses import TINY
+from tinyproto.core.prototypes import TINY
 
 
 class Trainable(nn.Module):
-    """FedTGP's network, asked for one prototype per class id."""
+    """FedTGP's network, which returns one prototype per class id."""
 
     def __init__(self, num_classes: int, dim: int) -> None:
         super().__init__()
@@ -24,14 +24,14 @@ class Trainable(nn.Module):
         self.output = nn.Linear(dim, dim)
 
     def forward(self, classes: list[int]) -> Tensor:
-        """Prototypes (K, d)."""
+        """Return prototypes (K, d)."""
         rows = self.embedding(torch.tensor(classes, device=self.embedding.weight.device))
         projected: Tensor = self.output(functional.relu(self.hidden(rows)))
         return projected
 
 
 def merge(uploads: Sequence[Rows], summed: bool) -> Rows:
-    """The mean over the clients that hold a class, or their sum."""
+    """Return the mean over the clients that hold a class, or their sum."""
     gathered: defaultdict[int, list[Tensor]] = defaultdict(list)
     for upload in uploads:
         for label, row in upload.items():
@@ -41,7 +41,7 @@ def merge(uploads: Sequence[Rows], summed: bool) -> Rows:
 
 
 def largest_gap(uploads: Sequence[Rows], cap: float) -> float:
-    """FedTGP's adaptive margin, from the distance of every class's centre to every other."""
+    """Return FedTGP's adaptive margin, from the distances between the classes' centres."""
     centres = merge(uploads, summed=False)
     nearest = []
     for label, centre in centres.items():
@@ -55,7 +55,7 @@ def fit(
     network: Trainable, uploads: Sequence[Rows], epochs: Sequence[list[list[int]]], margin: float, learning_rate: float,
     offered: Tensor,
 ) -> None:  # fmt: skip
-    """Train the network on the uploads, one row after another a sample."""
+    """Train the network on the uploads; each row is a sample."""
     samples = [(row, label) for upload in uploads for label, row in sorted(upload.items())]
     optimiser = torch.optim.SGD(network.parameters(), lr=learning_rate)
     num_classes = len(offered)
@@ -74,5 +74,5 @@ def fit(
 
 
 def scaled(rows: Mapping[int, Tensor], factor: float) -> Rows:
-    """Every row times a number."""
+    """Multiply each row by a number."""
     return {label: row * factor for label, row in rows.items()}

@@ -1,8 +1,8 @@
-"""The soak: minutes of kills, damaged frames, long runs, full disks and races, with a verdict on each.
+"""Test reliability for minutes: kills, damaged frames, long runs, full disks and races, with a verdict on each.
 
-    python -m benchmarks.soak [--only kills frames rounds disk resumes] [--seed N] [--json FILE]
+    python -m benchmarks soak [--only kills frames rounds disk resumes] [--seed N] [--json FILE]
 
-docs/reliability.md holds the figures of the last one.
+docs/reliability.md has the figures of the latest run.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Verdict:
 
 
 class Line:
-    """Shows how far a part is: one line that is overwritten on a terminal, a new one now and then elsewhere."""
+    """Shows the progress of a part: one line that is overwritten on a terminal, a new one now and then elsewhere."""
 
     def __init__(self, part: str) -> None:
         self._part = part
         self._last = 0.0
 
     def show(self, words: str) -> None:
-        """Replace what is shown."""
+        """Replace the shown text."""
         if sys.stdout.isatty():
             print(f"\r\x1b[K{self._part}: {words}", end="", flush=True)
         elif time.monotonic() - self._last >= SECONDS_BETWEEN_LINES:

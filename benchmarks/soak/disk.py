@@ -40,11 +40,11 @@ class Disk:
         _call("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder))
 
     def grow(self) -> None:
-        """Give it room for all."""
+        """Enlarge the disk."""
         _call("mount", "-o", f"remount,size={ROOM}", str(self.folder))
 
     def unmount(self) -> None:
-        """Remove it with all that is on it."""
+        """Unmount the disk."""
         _call("umount", str(self.folder))
 
 
@@ -100,7 +100,7 @@ def _records(runs: Path) -> int:
 
 
 def half_written(run: Path) -> list[str]:
-    """Return the files that are not whole: lines or JSON cut off, tensors that cannot be read."""
+    """Return the incomplete files: lines or JSON cut off, tensors that cannot be read."""
     bad = []
     for file in sorted(path for path in run.rglob("*") if path.is_file()):
         try:

@@ -20,7 +20,7 @@ from tinyproto.errors import DamagedError
 from tinyproto.storage.tensor_files import sealed_facts
 
 KILLS = 25
-"""In each of the chains."""
+"""Kills in each of the chains."""
 
 ROUNDS = 30
 WORKERS = (1, 2)

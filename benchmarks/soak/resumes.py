@@ -1,4 +1,4 @@
-"""Two `tinyproto resume` of one run at once: exactly one goes on, the other is refused, and the result is the same."""
+"""Two `tinyproto resume` of one run at once: exactly one resumes, the other is refused, and the result is the same."""
 
 from __future__ import annotations
 

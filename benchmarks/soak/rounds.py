@@ -19,13 +19,14 @@ import numpy as np
 
 from benchmarks.soak import Line, Verdict
 from tinyproto import grid
+from tinyproto.builder import Cell
 from tinyproto.config import parse_config
-from tinyproto.experiment import Cell, Experiment
-from tinyproto.simulation.loop import PlayedRound
+from tinyproto.experiment import Experiment
+from tinyproto.tracking.summary import RoundResult
 
 ROUNDS = 3000
 WARM = 100
-"""Rounds after which memory and time have to be flat."""
+"""Rounds after which memory and time must be flat."""
 
 WINDOW = 500
 MOST_GROWTH = 0.05
@@ -34,7 +35,7 @@ STATM = Path("/proc/self/statm")
 METHODS = ("tinyproto_ft", "tinyproto_fp")
 
 
-class Watcher(grid.Silent):
+class Watcher(grid.Observer):
     """Reads memory and clock after every round."""
 
     def __init__(self, method: str) -> None:
@@ -43,7 +44,7 @@ class Watcher(grid.Silent):
         self.work: list[float] = []  # processor seconds, which other processes hardly change
         self._line = Line(f"rounds ({method})")
 
-    def played(self, cell: Cell, played: PlayedRound) -> None:  # noqa: ARG002
+    def played(self, cell: Cell, played: RoundResult) -> None:  # noqa: ARG002
         """Take one sample."""
         self.memory.append(int(STATM.read_text().split()[1]) * resource.getpagesize())
         self.clock.append(time.perf_counter())

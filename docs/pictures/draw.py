@@ -1,6 +1,6 @@
-"""Draws the README's picture from the committed record: accuracy against the bytes that bought it.
+"""Draw the README's picture from the committed record: accuracy against the bytes sent.
 
-Run from the repository's root:  .venv/bin/python docs/pictures/draw.py
+Run from the root of the repository:  .venv/bin/python docs/pictures/draw.py
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Curve = list[tuple[float, float]]  # (payload bytes sent so far, accuracy)
 
 
 def curves(records: list[dict[str, Any]]) -> dict[str, Curve]:
-    """Accuracy by nearest global prototype over cumulative payload, seed 0."""
+    """Return accuracy by nearest global prototype over cumulative payload, seed 0."""
     spent: dict[str, float] = defaultdict(float)
     found: dict[str, Curve] = defaultdict(list)
     for record in records:
         if record["seed"] != 0 or record["algorithm"] not in COLOURS:
             continue
         name, traffic = record["algorithm"], record["traffic"].get("training") or record["traffic"]["closing"]
-        spent[name] += traffic["down"]["payload"]  # what is evaluated has just arrived
+        spent[name] += traffic["down"]["payload"]  # an evaluation uses what was just downloaded
         if record["accuracy"]["global"] is not None:
             found[name].append((spent[name], record["accuracy"]["global"]))
         spent[name] += traffic["up"]["payload"]
@@ -39,29 +39,29 @@ def curves(records: list[dict[str, Any]]) -> dict[str, Curve]:
 
 
 def x(count: float) -> float:
-    """Bytes to pixels, logarithmic."""
+    """Return the pixel of a byte count, logarithmic."""
     low, high = DECADES
     return LEFT + WIDTH * (math.log10(count) - low) / (high - low)
 
 
 def y(accuracy: float) -> float:
-    """Accuracy to pixels."""
+    """Return the pixel of an accuracy."""
     return TOP + HEIGHT * (1 - accuracy)
 
 
 def text(left: float, top: float, words: str, colour: str = "#374151", anchor: str = "middle") -> str:
-    """One label."""
+    """Return one label."""
     return f'<text x="{left:.1f}" y="{top:.1f}" fill="{colour}" text-anchor="{anchor}">{words}</text>'
 
 
 def line(points: Curve, colour: str, extra: str = "") -> str:
-    """One polyline through pixel points."""
+    """Return one polyline through pixel points."""
     path = " ".join(f"{left:.1f},{top:.1f}" for left, top in points)
     return f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2" {extra}/>'
 
 
 def draw(found: dict[str, Curve], local: float) -> str:
-    """The whole picture."""
+    """Return the picture."""
     summary = ", ".join(f"{NAMES[name]} ends at {curve[-1][1]:.1%}" for name, curve in found.items())
     parts = [f"<title>Accuracy by nearest global prototype against payload sent: {summary}</title>"]
     parts.append('<rect width="100%" height="100%" fill="#ffffff"/>')

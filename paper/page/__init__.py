@@ -1,1 +1,1 @@
-"""The paper, repeated: its tables and figures from records, its open readings, and its claims with verdicts."""
+"""The page on the paper: tables, figures, open readings and claims from records."""

@@ -1,4 +1,4 @@
-"""The scale μ that a server derives from the hello, held against constants found by search: no worse than seeds are?"""
+"""The scale μ that a server derives from the clients' counts, compared with constants found by search."""
 
 from __future__ import annotations
 
@@ -10,49 +10,48 @@ from typing import Any
 from paper.experiments import DATASETS, OURS, experiments
 from paper.matching import PaperCell
 from paper.page.claims import Claim, Fact
-from paper.page.comparisons import Pair, means
-from paper.page.records import TABLES, Outcome, Records, cells_of, method_name, place_name
+from paper.page.outcomes import TABLES, Compared, Outcome, Records, cells_of, means, method_name, place_name
 from paper.page.tables import NOT_RUN, NOTHING, signed, spread_cell, two_digits
 from paper.printed import Address
 from tinyproto.report.words import counted
 
 TARGETS = ("table1", "table3", "readings", "auto")
 KEY, AUTO = "global_scale", "auto"
-AUTO_HEADER = ("method and scale", "rounds", "seeds", "head", "global", "local", "auto less this, global")
+AUTO_HEADER = ("method and scale", "rounds", "seeds", "head", "global", "local", "auto minus this, global")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Constant(Pair):
-    """The derived scale, held against one constant."""
+class Constant(Compared):
+    """The derived scale compared with one constant."""
 
     cell: PaperCell  # with the constant
 
     @property
     def name(self) -> str:
-        """Its value, and whether it is the published one."""
+        """Return its value, marked if it is the published one."""
         return f"μ = {self.cell.entry[KEY]:g}{TABLES.get(self.cell.paper.target, '')}"
 
     @property
     def noise(self) -> float | None:
-        """How far seeds of one of the two lie apart, by global prototypes; None where both have one seed."""
+        """Return the larger range over seeds of the two, by global prototypes; None if both have one seed."""
         if self.rounds is None:
             return None
         cells = [outcome for outcome in (self.variant, self.reference) if outcome is not None]
-        found = [_apart(outcome, self.rounds, self.statistic) for outcome in cells]
+        found = [_range(outcome, self.rounds, self.statistic) for outcome in cells]
         return max((apart for apart in found if apart is not None), default=None)
 
     def words(self) -> list[str]:
-        """Under `AUTO_HEADER`: the constant's numbers, after the rounds that both have."""
+        """Return the constant's row under `AUTO_HEADER`, after the rounds that both have."""
         if self.reference is None:
             return [f"↳ {self.name}", NOT_RUN, *[NOTHING] * (len(AUTO_HEADER) - 2)]
-        alone = Pair(variant=self.reference, reference=self.variant, statistic=self.statistic)
+        alone = Compared(variant=self.reference, reference=self.variant, statistic=self.statistic)
         seeds = self.seeds or self.reference.seeds
         cells = [spread_cell(found) for found in alone.accuracies().values()]
         change = signed(self.difference("global"))
         return [f"↳ {self.name}", str(alone.read_rounds), ", ".join(map(str, seeds)), *cells, change]
 
     def plain(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return plain values for JSON."""
         return {
             "global_scale": self.cell.entry[KEY],
             "experiment": self.cell.address.stem,
@@ -68,20 +67,20 @@ class Constant(Pair):
 
 @dataclass(frozen=True)
 class Search:
-    """One method on one dataset with one preset: the derived scale and all constants that were to be tried."""
+    """One method on one dataset with one preset: the derived scale and the constants."""
 
     cell: PaperCell  # with the derived scale
     derived: Sequence[Outcome]  # the shortest runs first
-    constants: Sequence[Constant]  # each held against every one of those
+    constants: Sequence[Constant]  # each compared with every run of the derived scale
 
     @property
     def name(self) -> str:
-        """What is the same in all."""
+        """Return what the derived scale and the constants have in common."""
         return f"{method_name(self.cell.entry)}, {place_name(self.cell)}, preset {self.cell.config['preset']}"
 
     @property
     def hardest(self) -> Constant | None:
-        """The best constant: the one that the derived scale does worst against, each after the most rounds of both."""
+        """Return the constant that the derived scale does worst against, each after the most rounds of both."""
         longest: dict[Address, Constant] = {}
         for one in sorted(self.constants, key=lambda one: one.rounds or 0):
             if one.difference("global") is not None:
@@ -89,18 +88,18 @@ class Search:
         return min(longest.values(), key=lambda one: one.difference("global") or 0, default=None)
 
     def claim(self) -> Claim:
-        """Whether it is as good; told, but not decided, where no cell has a second seed."""
+        """Return the claim that it is as good; undecided if no cell has a second seed."""
         best = self.hardest
         missing = [] if self.derived else [self.cell.address]
         missing += dict.fromkeys(one.cell.address for one in self.constants if one.reference is None)
         needs: list[Address | str] = [*missing]
         if best is not None and best.noise is None:
-            needs.append("a second seed, to tell a difference from noise")
+            needs.append("a second seed, to separate a difference from noise")
         facts = [] if best is None else [_fact(best, self.cell.rounds)]
         return Claim(f"With global_scale: auto as good as with the best constant: {self.name}", facts, needs)
 
     def rows(self) -> Iterator[list[str]]:
-        """Under `AUTO_HEADER`: the derived scale after each number of rounds that it is compared at, then constants."""
+        """Yield rows under `AUTO_HEADER`: the derived scale at each number of rounds compared, then the constants."""
         if not self.derived:
             yield [f"{self.name}: auto", NOT_RUN, *[NOTHING] * (len(AUTO_HEADER) - 2)]
             yield from (one.words() for one in self.constants)
@@ -114,11 +113,11 @@ class Search:
 
     @property
     def statistic(self) -> str:
-        """Of the preset."""
+        """Return the statistic of the preset."""
         return str(self.cell.config["evaluate"]["statistic"])
 
     def plain(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return plain values for JSON."""
         return {
             "method": self.cell.entry["name"],
             "dataset": self.cell.config["data"]["name"],
@@ -132,7 +131,7 @@ class Search:
 
 
 def searches(records: Records) -> list[Search]:
-    """Every cell with a derived scale, with those that differ from it in nothing but a constant."""
+    """Return every cell with a derived scale, with the cells that differ from it only in a constant."""
     groups: dict[str, dict[str, PaperCell]] = {}
     for config in experiments():
         for cell in cells_of(config.stem) if config.target in TARGETS else []:
@@ -140,65 +139,66 @@ def searches(records: Records) -> list[Search]:
                 groups.setdefault(_without_scale(cell), {}).setdefault(cell.key, cell)
     found = []
     for cells in groups.values():
-        own = [cell for cell in cells.values() if cell.entry[KEY] == AUTO]
-        found += [_search(records, cell, [one for one in cells.values() if one is not cell]) for cell in own]
+        derived = [cell for cell in cells.values() if cell.entry[KEY] == AUTO]
+        found += [_search(records, cell, [one for one in cells.values() if one is not cell]) for cell in derived]
     return sorted(found, key=_place)
 
 
 def any_derived(found: Sequence[Search]) -> bool:
-    """Whether a cell with a derived scale was run."""
+    """Return True if a cell with a derived scale was run."""
     return any(search.derived for search in found)
 
 
 def _search(records: Records, cell: PaperCell, others: Sequence[PaperCell]) -> Search:
-    """Each constant by the run that shares most rounds; longer ones of the derived scale only where it has as many."""
+    """Compare each constant's run with the most common rounds; longer derived runs skip shorter constants."""
     derived = records.find_all(cell.address)
     statistic = cell.config["evaluate"]["statistic"]
     constants = []
-    for own in (*derived,) or (None,):
+    for run in (*derived,) or (None,):
         for one in sorted(others, key=lambda one: float(one.entry[KEY])):
             found = records.find_all(one.address)
-            if own is not None and own is not derived[0]:
-                found = [reference for reference in found if reference.rounds >= own.rounds]
-            if found or own is None or own is derived[0]:
-                reference = _sharing_most(found, 0 if own is None else own.rounds)
-                constants.append(Constant(variant=own, reference=reference, statistic=statistic, cell=one))
+            if run is not None and run is not derived[0]:
+                found = [reference for reference in found if reference.rounds >= run.rounds]
+            if found or run is None or run is derived[0]:
+                reference = _sharing_most(found, 0 if run is None else run.rounds)
+                constants.append(Constant(variant=run, reference=reference, statistic=statistic, cell=one))
     return Search(cell, derived, constants)
 
 
 def _sharing_most(found: Sequence[Outcome], rounds: int) -> Outcome | None:
-    """Of a cell's runs, in order, the first that has so many rounds, or the longest where none has."""
+    """Return the first of a cell's runs with as many rounds, or the longest."""
     return max(found, key=lambda one: min(one.rounds, rounds), default=None)
 
 
 def _place(search: Search) -> tuple[str, int, int]:
-    """The paper's preset first, its datasets and methods in their order."""
+    """Sort by preset, dataset and method, in the paper's order."""
     config = search.cell.config
     return config["preset"], DATASETS.index(config["data"]["name"]), OURS.index(search.cell.entry["name"])
 
 
 def _fact(best: Constant, wanted: int) -> Fact:
-    own, other, change = best.accuracies()["global"], best.compared()["global"], best.difference("global")
-    assert own is not None
+    derived, other, change = best.accuracies()["global"], best.compared()["global"], best.difference("global")
+    assert derived is not None
     assert other is not None
     assert change is not None
     rounds, noise = best.rounds or 0, best.noise
-    spread = "" if noise is None else f"; seeds of one cell lie up to {100 * noise:.2f} apart"
+    spread = "" if noise is None else f"; seeds of one cell differ by up to {100 * noise:.2f}"
     words = (
-        f"{two_digits(own.mean)} against {two_digits(other.mean)} with {best.name} after {counted(rounds, 'round')} "
-        f"({signed(change)}, {counted(own.count, 'seed')}{spread})"
+        f"{two_digits(derived.mean)} against {two_digits(other.mean)} with {best.name} "
+        f"after {counted(rounds, 'round')} "
+        f"({signed(change)}, {counted(derived.count, 'seed')}{spread})"
     )
     return Fact(change >= -(noise or 0.0), change, words, final=noise is not None and rounds >= wanted)
 
 
-def _apart(outcome: Outcome, rounds: int, statistic: str) -> float | None:
-    """The largest less the smallest accuracy over seeds; None where there is one seed."""
+def _range(outcome: Outcome, rounds: int, statistic: str) -> float | None:
+    """Return the range of accuracies over seeds; None for one seed."""
     known = [value for value in outcome.by_seed("global", rounds, None, statistic) if value is not None]
     return max(known) - min(known) if len(known) > 1 else None
 
 
 def _without_scale(cell: PaperCell) -> str:
-    """What decides a cell's numbers, its scale aside."""
+    """Return the cell's key without its scale."""
     key = json.loads(cell.key)
     del key["algorithm"][KEY]
     return json.dumps(key, sort_keys=True)

@@ -1,4 +1,4 @@
-"""The paper's claims as a checklist, each with a verdict and what is behind it: records, a formula, or a test."""
+"""The paper's claims as a checklist, each with a verdict from records, a formula or a test."""
 
 from __future__ import annotations
 
@@ -8,44 +8,45 @@ from functools import partial
 from typing import Any, Literal
 
 from paper.experiments import BASELINES, CPS_DIM, CPS_DIMS, DATASETS, OURS, experiments
-from paper.page.records import Outcome, Records, method_name, paper_cell, place_name
+from paper.page.outcomes import Outcome, Records, method_name, paper_cell, place_name
 from paper.page.tables import signed, two_digits
 from paper.printed import DATASET_NAMES, Address, ablation
-from tinyproto.core.messages import prototype_parameters
+from tinyproto.algorithms.base import prototype_parameters
 from tinyproto.data.sources import SOURCES
 from tinyproto.report.figures.prototypes import dead_units
 from tinyproto.report.runs import PrototypeValues
 from tinyproto.report.words import counted, percent, size, times
 
-Judgement = Literal["holds", "holds in part", "does not hold", "cannot be told yet"]
+Judgement = Literal["holds", "holds in part", "does not hold", "undecided"]
 TEST = "tests/property/test_properties.py::test_what_cps_sends_meets_the_assumption_of_the_convergence_proof"
 PROVEN = (
-    "every class's support lies in a fixed set (and is all of it unless a value sent is zero), what arrives stays when "
-    f"it is sent again, no norm and no distance grows: checked over drawn prototypes and masks by {TEST}"
+    "the support of every class lies in a fixed set (all of it unless a sent value is zero), sending a received "
+    "prototype again changes nothing, and no norm or distance grows; "
+    f"{TEST} checks this for random prototypes and masks"
 )
 MOST_TOLD = 6
-"""Comparisons or cells that are listed one by one."""
+"""The most comparisons or cells that are listed one by one."""
 
 LIFT, ABOUT = 0.09, 0.015
-"""What scaling is said to bring TinyProto-FT on CIFAR-100, and how near to it counts."""
+"""The gain that the paper reports for scaling on CIFAR-100, and the tolerance around it."""
 
 BLOCKS = Address("readings_methods", "tinyproto_ft(blocks)")
-"""TinyProto-FT on CIFAR-100 with masks as they were published."""
+"""TinyProto-FT on CIFAR-100 with the published masks."""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing that was looked at: whether the claim holds there, and in which words."""
+    """One comparison: the verdict there, and a sentence."""
 
     holds: bool
-    margin: float  # the larger, the better for the claim
+    margin: float  # larger is better for the claim
     words: str
-    final: bool = True  # accuracies of runs that are shorter than the paper's are told, but decide nothing
+    final: bool = True  # False: the runs are shorter than the paper's, so it decides nothing
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper, the facts found and the cells that are still needed."""
+    """A statement, the facts found, and the cells that are still needed."""
 
     words: str
     facts: Sequence[Fact]
@@ -53,20 +54,20 @@ class Claim:
 
     @property
     def final(self) -> list[Fact]:
-        """Those that decide."""
+        """Return the facts that decide."""
         return [fact for fact in self.facts if fact.final]
 
     @property
     def verdict(self) -> Judgement:
-        """Over all that was looked at."""
+        """Return the verdict over all facts that decide."""
         kinds = {fact.holds for fact in self.final}
         if not kinds:
-            return "cannot be told yet"
+            return "undecided"
         return "holds in part" if len(kinds) > 1 else "holds" if kinds == {True} else "does not hold"
 
     @property
     def tally(self) -> str:
-        """The verdict with how much of what there is to look at was seen."""
+        """Return the verdict with the number of comparisons."""
         if not self.final:
             return self.verdict
         share = f" ({sum(fact.holds for fact in self.final)} of {len(self.final)})" if len(self.final) > 1 else ""
@@ -74,7 +75,7 @@ class Claim:
 
     @property
     def evidence(self) -> str:
-        """The numbers, or what is missing for them; of many, the two between which they all lie."""
+        """Return the numbers and the missing cells; of many comparisons only the two extremes."""
         told = [fact.words for fact in self.facts]
         if len(told) > MOST_TOLD:
             ordered = sorted(self.facts, key=lambda fact: fact.margin)
@@ -83,7 +84,7 @@ class Claim:
         return ". ".join(part[0].upper() + part[1:] for part in ("; ".join(told), missing) if part) + "."
 
     def plain(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return plain values for JSON."""
         facts = [asdict(fact) for fact in self.facts]
         needs = [asdict(need) if isinstance(need, Address) else need for need in self.needs]
         return {"claim": self.words, "verdict": self.verdict, "facts": facts, "needs": needs}
@@ -93,7 +94,7 @@ Judge = Callable[[Outcome, Outcome], Fact]
 
 
 def claims(records: Records) -> list[Claim]:
-    """What it costs, what it keeps, what it brings."""
+    """Return all claims: costs first, then accuracy."""
     judged = partial(_judged, records)
     return [
         judged(
@@ -107,7 +108,7 @@ def claims(records: Records) -> list[Claim]:
         _dead_units(records),
         judged("CPS beats a smaller layer that sends as many bytes", _smaller_layers(), _gains(0)),
         Claim(
-            "What CPS does meets the assumption of the convergence proof: fixed support, non-expansive",
+            "CPS meets the assumption of the convergence proof: fixed support, non-expansive",
             [Fact(True, 0.0, PROVEN)],
         ),
     ]
@@ -115,21 +116,21 @@ def claims(records: Records) -> list[Claim]:
 
 @dataclass(frozen=True)
 class Case:
-    """Where, the cell that a claim speaks for, and those it is held against."""
+    """A place, the cell that a claim is about, and the cells it is compared with."""
 
     place: str
-    own: Address
+    subject: Address
     others: Sequence[Address]
 
 
 def _judged(records: Records, words: str, cases: Iterator[Case], judge: Judge) -> Claim:
-    """In each case the other that is least favourable to the claim."""
+    """Judge each case by its least favourable comparison."""
     facts: list[Fact] = []
     needs: dict[Address, None] = {}
     for case in cases:
-        found = {address: _longest(records, address) for address in (case.own, *case.others)}
-        own, others = found[case.own], [found[address] for address in case.others]
-        judged = [judge(own, other) for other in others if own is not None and other is not None]
+        found = {address: _longest(records, address) for address in (case.subject, *case.others)}
+        subject, others = found[case.subject], [found[address] for address in case.others]
+        judged = [judge(subject, other) for other in others if subject is not None and other is not None]
         final = all(fact.final for fact in judged)
         needs |= {a: None for a, outcome in found.items() if outcome is None or (outcome.shortened and not final)}
         if judged:
@@ -139,14 +140,14 @@ def _judged(records: Records, words: str, cases: Iterator[Case], judge: Judge) -
 
 
 def _longest(records: Records, address: Address) -> Outcome | None:
-    """A cell as it was asked for; a reading, which is short by itself, as far as it was played."""
+    """Return a cell's results; of a reading, whose config is short, those of its longest run."""
     if address != BLOCKS:
         return records.find(address)
     return next(iter(records.find_all(address)[::-1]), None)
 
 
 def _by_experiment(needs: Sequence[Address | str]) -> Iterator[str]:
-    """Cells behind the name of their experiment; of many, the experiments alone."""
+    """Yield cells by config; of many cells only the configs."""
     cells = [need for need in needs if isinstance(need, Address)]
     stems = dict.fromkeys(cell.stem for cell in cells)
     if len(cells) > MOST_TOLD:
@@ -156,32 +157,32 @@ def _by_experiment(needs: Sequence[Address | str]) -> Iterator[str]:
     yield from (need for need in needs if isinstance(need, str))
 
 
-def _in_table1(own: str, other: str) -> Iterator[Case]:
+def _in_table1(subject: str, other: str) -> Iterator[Case]:
     for dataset in DATASETS:
         stem = f"table1_{dataset}"
-        yield Case(DATASET_NAMES[dataset], Address(stem, own), [Address(stem, other)])
+        yield Case(DATASET_NAMES[dataset], Address(stem, subject), [Address(stem, other)])
 
 
 def _without_cps() -> Iterator[Case]:
     for dataset in DATASETS:
         for name in OURS:
-            own, other = (ablation(dataset, name, cps_dim, True) for cps_dim in (CPS_DIM, None))
-            yield Case(DATASET_NAMES[dataset], own, [other])
+            subject, other = (ablation(dataset, name, cps_dim, True) for cps_dim in (CPS_DIM, None))
+            yield Case(DATASET_NAMES[dataset], subject, [other])
             if (dataset, name) == ("cifar100", "tinyproto_ft"):
                 yield Case(f"{DATASET_NAMES[dataset]} with the published blocks", BLOCKS, [other])
 
 
 def _without_scaling() -> Iterator[Case]:
     for cps_dim, place in ((None, "without CPS"), (CPS_DIM, f"at s={CPS_DIM}")):
-        own, other = (ablation("cifar100", "tinyproto_ft", cps_dim, scaled) for scaled in (True, False))
-        yield Case(place, own, [other])
+        subject, other = (ablation("cifar100", "tinyproto_ft", cps_dim, scaled) for scaled in (True, False))
+        yield Case(place, subject, [other])
 
 
 def _rivals(names: Sequence[str]) -> Iterator[Case]:
     for config in experiments():
         if config.target in ("table1", "table3"):
-            own = Address(config.stem, "tinyproto_ft")
-            yield Case(place_name(paper_cell(own)), own, [Address(config.stem, name) for name in names])
+            subject = Address(config.stem, "tinyproto_ft")
+            yield Case(place_name(paper_cell(subject)), subject, [Address(config.stem, name) for name in names])
 
 
 def _smaller_layers() -> Iterator[Case]:
@@ -189,19 +190,19 @@ def _smaller_layers() -> Iterator[Case]:
         for width in CPS_DIMS:
             smaller = Address(f"compression_{dataset}_{width}", "fedproto")
             for scaled in (True, False):
-                own = ablation(dataset, "tinyproto_fp", width, scaled)
-                yield Case(f"{DATASET_NAMES[dataset]}, d={width}", own, [smaller])
+                subject = ablation(dataset, "tinyproto_fp", width, scaled)
+                yield Case(f"{DATASET_NAMES[dataset]}, d={width}", subject, [smaller])
 
 
 def _fewer(wanted: float) -> Judge:
-    """Whether by the paper's formula it sends so many times less."""
+    """Judge whether the first sends this many times less by the paper's formula."""
 
-    def judge(own: Outcome, other: Outcome) -> Fact:
-        ratio = (other.row.formula_parameters or 0) / (own.row.formula_parameters or 1)
-        measured = other.row.payload_bytes / own.row.payload_bytes
+    def judge(subject: Outcome, other: Outcome) -> Fact:
+        ratio = (other.row.formula_parameters or 0) / (subject.row.formula_parameters or 1)
+        measured = other.row.payload_bytes / subject.row.payload_bytes
         words = (
             f"{times(ratio)} by the formula, {times(measured)} in payload bytes measured "
-            f"({size(own.row.payload_bytes)} against {size(other.row.payload_bytes)} a round)"
+            f"({size(subject.row.payload_bytes)} against {size(other.row.payload_bytes)} a round)"
         )
         return Fact(ratio >= wanted, ratio, words)
 
@@ -209,37 +210,37 @@ def _fewer(wanted: float) -> Judge:
 
 
 def _up_to_fewer(records: Records, wanted: float) -> Claim:
-    """Than FedDistill, on the dataset where that is most: a row of logits has K numbers and a prototype s."""
+    """Compare with FedDistill on the best dataset: a row of logits has K numbers and a prototype s."""
     told, ratios = [], []
     for case in _in_table1("tinyproto_ft", "feddistill"):
-        always = SOURCES[case.own.stem.removeprefix("table1_")].always
-        assert always is not None  # the paper's datasets are the same for everybody
+        always = SOURCES[case.subject.stem.removeprefix("table1_")].always
+        assert always is not None  # the paper's datasets have a fixed size
         classes = always[0]
-        own, other = (prototype_parameters([0], classes, width) for width in (CPS_DIM, classes))
-        found = [records.find(address) for address in (case.own, *case.others)]
+        subject, other = (prototype_parameters([0], classes, width) for width in (CPS_DIM, classes))
+        found = [records.find(address) for address in (case.subject, *case.others)]
         measured = [outcome.row.payload_bytes for outcome in found if outcome is not None]
-        told.append(f"{case.place}: {times(other / own)} by the formula")
+        told.append(f"{case.place}: {times(other / subject)} by the formula")
         if len(measured) == len(found):
             told[-1] += f", {times(measured[1] / measured[0])} in payload bytes measured"
             told[-1] += f" ({' against '.join(map(size, measured))} a round)"
-        ratios.append(other / own)
+        ratios.append(other / subject)
     best = max(ratios)
     return Claim(f"It sends up to {wanted:g}× fewer than FedDistill", [Fact(best >= wanted, best, "; ".join(told))])
 
 
 def _gains(least: float) -> Judge:
-    """Whether it is better by so much (worse by at most so much where that is negative); as good is not better."""
+    """Judge whether the first is better by at least this much; a tie is not better."""
 
-    def judge(own: Outcome, other: Outcome) -> Fact:
-        rounds = min(own.rounds, other.rounds)  # both are read after as many
-        seeds = own.seeds_shared(other) or None  # the same, where there are any
-        first, second = own.best_after(rounds, seeds)[own.rule], other.best_after(rounds, seeds)[other.rule]
+    def judge(subject: Outcome, other: Outcome) -> Fact:
+        rounds = min(subject.rounds, other.rounds)
+        seeds = subject.seeds_shared(other) or None  # None: no common seed, so all count
+        first, second = subject.best_after(rounds, seeds)[subject.rule], other.best_after(rounds, seeds)[other.rule]
         change = round((first.mean if first else 0.0) - (second.mean if second else 0.0), 9)
-        early = f" after {counted(rounds, 'round')}" if rounds < max(own.paper.rounds, other.paper.rounds) else ""
-        named = "appendix" in {own.paper.paper.target, other.paper.paper.target}
+        early = f" after {counted(rounds, 'round')}" if rounds < max(subject.cell.rounds, other.cell.rounds) else ""
+        named = "appendix" in {subject.cell.paper.target, other.cell.paper.target}
         told = [
-            f"{method_name(outcome.paper.entry, ablation=named)} {two_digits(found.mean) if found else 'unknown'}"
-            for outcome, found in ((own, first), (other, second))
+            f"{method_name(outcome.cell.entry, ablation=named)} {two_digits(found.mean) if found else 'unknown'}"
+            for outcome, found in ((subject, first), (other, second))
         ]
         counts = {found.count for found in (first, second) if found}
         several = f", {counted(max(counts), 'seed')}" if counts and max(counts) > 1 else ""
@@ -250,11 +251,11 @@ def _gains(least: float) -> Judge:
 
 
 def _lifts(wanted: float, about: float) -> Judge:
-    """Whether it is better by about so much, no less and no more."""
+    """Judge whether the first is better by about this much, no less and no more."""
     gains = _gains(0)
 
-    def judge(own: Outcome, other: Outcome) -> Fact:
-        fact = gains(own, other)
+    def judge(subject: Outcome, other: Outcome) -> Fact:
+        fact = gains(subject, other)
         off = round(abs(fact.margin - wanted), 9)
         return replace(fact, holds=off <= about, margin=-off)
 
@@ -262,11 +263,11 @@ def _lifts(wanted: float, about: float) -> Judge:
 
 
 def _dead_units(records: Records) -> Claim:
-    """From the prototypes that a run folder keeps and a record leaves out."""
+    """Judge by the prototypes of FedProto, which only run folders and a few records keep."""
     facts = []
     for dataset in DATASETS:
         outcome = records.find(Address(f"table1_{dataset}", "fedproto"))
-        for cell in outcome.cells if outcome is not None else []:
+        for cell in outcome.found if outcome is not None else []:
             values = cell.run.prototypes(cell.result["label"], cell.result["seed"])
             share = None if values is None else dead_units(values).local
             if values is not None and share is not None:
@@ -276,17 +277,16 @@ def _dead_units(records: Records) -> Claim:
                 words = f"{place}: {percent(share)} of the entries of FedProto's {many} kept are zero ({networks})"
                 facts.append(Fact(0.4 <= share <= 0.6, -abs(share - 0.5), words))
     needs = (
-        []
-        if facts
-        else ["the run folder of a FedProto cell with its prototypes.safetensors, which most records leave out"]
+        [] if facts else ["the run folder of a FedProto cell with its prototypes.safetensors, which most records omit"]
     )
     return Claim("About half of the units are dead for a class", facts, needs)
 
 
 def _by_network(values: PrototypeValues, networks: Sequence[Any]) -> Iterator[str]:
-    """The share of each, since some activations are never zero; client i has network i modulo their number."""
+    """Yield the share of each of N networks, since some activations are never zero; client i has network i mod N."""
     for index, network in enumerate(networks):
-        own = slice(index, None, len(networks))
-        share = dead_units(replace(values, local=values.local[own], local_present=values.local_present[own])).local
+        clients = slice(index, None, len(networks))
+        present = values.local_present[clients]
+        share = dead_units(replace(values, local=values.local[clients], local_present=present)).local
         if share is not None:
-            yield f"{network} {percent(share)} of {int(values.local_present[own].sum())}"
+            yield f"{network} {percent(share)} of {int(present.sum())}"

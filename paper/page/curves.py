@@ -1,4 +1,4 @@
-"""A figure of the paper from curves: what was measured as lines with dots, what is printed as dotted lines."""
+"""Draw a figure of the paper: measured values as lines with dots, printed values as dotted lines."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tinyproto.report.draw import svg
-from tinyproto.report.draw.axes import (
+from tinyproto.report import svg
+from tinyproto.report.figures import Figure, Value
+from tinyproto.report.figures.curves import pareto_front, stairs
+from tinyproto.report.svg import (
     BOTTOM,
     LEFT,
     RIGHT,
@@ -23,17 +25,15 @@ from tinyproto.report.draw.axes import (
     span,
     stroke,
 )
-from tinyproto.report.figures.figure import Figure, Value
-from tinyproto.report.figures.traffic import pareto_front, stairs
 from tinyproto.report.words import size
 
 Place = tuple[float, float]
 Places = tuple[Place, ...]
 RING = 2.5
-"""How much wider a ring is than the dot or ring that it lies around."""
+"""The difference in radius between a ring and the dot or ring inside it."""
 
 OVER = ("", " over", " thrice")
-"""Classes of a line by how many equal ones lie under it."""
+"""CSS classes of a line by the number of equal lines under it."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,6 @@ class Point:
     y: float
     words: str
 
-    @property
-    def price(self) -> float:
-        """Where x is bytes."""
-        return self.x
-
-    @property
-    def accuracy(self) -> float:
-        """Where y is one."""
-        return self.y
-
 
 @dataclass(frozen=True)
 class Curve:
@@ -63,12 +53,12 @@ class Curve:
     ink: str
     points: Sequence[Point]
     printed: Sequence[tuple[float, float]] = ()  # the paper's values
-    level: bool = False  # the same everywhere: its one point becomes a line across
+    level: bool = False  # constant: its one point becomes a horizontal line
 
 
 @dataclass(frozen=True)
 class Axis:
-    """How values become places, and places words."""
+    """A scale with a name and a format for its values."""
 
     name: str
     scale: Scale
@@ -76,7 +66,7 @@ class Axis:
 
 
 def widths(values: Sequence[float], name: str) -> Axis:
-    """For numbers of dimensions, each marked."""
+    """Return an axis for numbers of dimensions, each marked."""
     low, high = min(values), max(values)
     air = 0.06 * (high - low)
     scale = Linear(low - air, high + air, LEFT, RIGHT, marked=tuple(sorted(set(values))))
@@ -84,19 +74,19 @@ def widths(values: Sequence[float], name: str) -> Axis:
 
 
 def sizes(curves: Sequence[Curve], name: str) -> Axis:
-    """For bytes a round."""
+    """Return an axis for bytes a round."""
     values = [point.x for curve in curves if not curve.level for point in curve.points]
     return Axis(name, _logarithmic(values, LEFT, RIGHT), size)
 
 
 def counts(values: Sequence[float], name: str, *, upright: bool = False) -> Axis:
-    """For numbers of parameters or classes."""
+    """Return an axis for numbers of parameters or classes."""
     start, stop = (BOTTOM, TOP) if upright else (LEFT, RIGHT)
     return Axis(name, _logarithmic(values, start, stop), short_number)
 
 
 def accuracies(curves: Sequence[Curve]) -> Axis:
-    """For shares, in %."""
+    """Return an axis for accuracies, in %."""
     values = [point.y for curve in curves for point in curve.points] + [y for c in curves for _, y in c.printed]
     return Axis("Accuracy in %", Linear(*span(values, 0.04, 0.0, 1.0), BOTTOM, TOP), in_percent)
 
@@ -104,11 +94,12 @@ def accuracies(curves: Sequence[Curve]) -> Axis:
 def draw(
     slug: str, title: str, caption: str, curves: Sequence[Curve], x: Axis, y: Axis, *, with_front: bool = False
 ) -> Figure:  # fmt: skip
-    """All curves in one frame; with the front of those that no other beats, where x is bytes and y accuracy."""
+    """Draw all curves in one frame, with the Pareto front on request (x is bytes, y accuracy)."""
     drawn = [curve for curve in curves if curve.points or curve.printed]
-    front = pareto_front([point for curve in drawn for point in curve.points]) if with_front else []
+    points = [point for curve in drawn for point in curve.points] if with_front else []
+    front = pareto_front(points, lambda point: (point.x, point.y))
     parts = frame(x.scale, y.scale, x.name, y.name, x.words, y.words)
-    parts += [svg.path(stairs(front, x.scale, y.scale), "front")] if front else []
+    parts += [svg.path(stairs([(point.x, point.y) for point in front], x.scale, y.scale), "front")] if front else []
     lines: Counter[Places] = Counter()
     dots: Counter[Place] = Counter()
     entries = []
@@ -131,7 +122,7 @@ def draw(
 
 
 def short_number(value: float) -> str:
-    """500, 10k, 1.4M."""
+    """Return a number as 500, 10k or 1.4M."""
     for unit, factor in (("M", 1e6), ("k", 1e3)):
         if value >= 0.9995 * factor:
             return f"{value / factor:.3g}{unit}"
@@ -139,19 +130,19 @@ def short_number(value: float) -> str:
 
 
 def _logarithmic(values: Sequence[float], start: float, stop: float) -> Logarithmic:
-    """At least a decade, so that its ticks are few round numbers."""
+    """Return a scale over at least a decade, so that its ticks are few round numbers."""
     low, high = min(values) / 1.3, max(values) * 1.2
     air = max(1.0, math.sqrt(10 * low / high))
     return Logarithmic(low / air, high * air, start, stop)
 
 
 def _places(curve: Curve, x: Scale, y: Scale) -> Places:
-    """Where its points are drawn, no finer than a screen shows; where it is a line across, x means nothing."""
+    """Return the places of its points, rounded to what a screen shows; for a horizontal line x has no meaning."""
     return tuple((LEFT if curve.level else round(x(point.x), 1), round(y(point.y), 1)) for point in curve.points)
 
 
 def _draw(curve: Curve, places: Places, under: int, dots: Mapping[Place, int], x: Scale, y: Scale) -> list[str]:
-    """A curve over so many others that are equal to it, and over dots that may lie at its own places."""
+    """Draw a curve over `under` equal curves, and over dots that may be at the same places."""
     if curve.level:
         ends = [svg.line(LEFT, height, RIGHT, height, f"curve dashed {curve.ink}") for _, height in places]
         return ends + [svg.line(LEFT, y(v), RIGHT, y(v), f"curve printed {curve.ink}") for _, v in curve.printed]
@@ -170,17 +161,17 @@ def _draw(curve: Curve, places: Places, under: int, dots: Mapping[Place, int], x
 
 
 def _line(curve: Curve, under: int) -> str:
-    """Its classes: over equal lines it leaves gaps, through which they are seen."""
+    """Return its CSS classes: a line over equal lines leaves gaps that show them."""
     return f"curve{OVER[min(under, len(OVER) - 1)]} {curve.ink}"
 
 
 def _dot(place: Place, ink: str, tip: str, under: int) -> str:
-    """A ring around others, where there are any at its place."""
+    """Draw a dot, or a ring around the dots at the same place."""
     return svg.marker(*place, f"hollow {ink}" if under else f"dot {ink}", tip, svg.DOT + RING * under)
 
 
 def _entry(curve: Curve, under: int) -> LegendEntry:
-    """What a curve is; where only the paper has values of it, that these are printed."""
+    """Return the legend entry of a curve; if only the paper has values of it, it says so."""
     if not curve.points:
         across = curve.level or len(curve.printed) > 1
         return LegendEntry(
@@ -194,7 +185,7 @@ def _entry(curve: Curve, under: int) -> LegendEntry:
 
 
 def _common(curves: Sequence[Curve]) -> list[LegendEntry]:
-    """For printed values in the colour of a curve that has its own entry."""
+    """Return a legend entry for printed values of curves that also have measured ones."""
     both = [curve for curve in curves if curve.points and curve.printed]
     single = all(len(curve.printed) < 2 and not curve.level for curve in both)
     return [LegendEntry("the paper", _hollow("axis") if single else stroke("curve printed axis"))] if both else []
@@ -211,7 +202,7 @@ def _hollow(ink: str) -> Callable[[float, float], str]:
 def _in_words(title: str, curves: Sequence[Curve], x: Axis, y: Axis) -> str:
     told = [f"{c.name}: {', '.join(point.words for point in c.points)}" for c in curves if c.points]
     missing = [curve.name for curve in curves if not curve.points]
-    rest = f" Only the paper's values are there for {', '.join(missing)}." if missing else ""
+    rest = f" Only the paper has values of {', '.join(missing)}." if missing else ""
     return f"{title}: {y.name} against {x.name}. {'; '.join(told)}.{rest}"
 
 

@@ -1,81 +1,64 @@
-"""The paper repeated, as Markdown: the part of docs/reproduction.md that is made from the records under results/."""
+"""The findings as Markdown: the part of docs/reproduction.md that is made from the records."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from paper.page.auto_scale import AUTO_HEADER
-from paper.page.extensions import (
-    AUTO_MISSING,
-    AUTO_TITLE,
-    AUTO_WORDS,
-    FIRST_TITLE,
-    TITLE,
-    WIRE_MISSING,
-    WIRE_TITLE,
-    WIRE_WORDS,
-    Beyond,
-)
-from paper.page.first_classes import FIRST_HEADER
+from paper.page.chapter import READING_WORDS, RULE_WORDS, TABLE_WORDS, Findings, findings
+from paper.page.extensions import TITLE
 from paper.page.readings import READING_HEADER, RULE_HEADER, reading_rows
-from paper.page.section import READING_WORDS, RULE_WORDS, TABLE_WORDS, Paper, repeat_paper
 from paper.page.tables import HEADER, Table
-from paper.page.wire_types import WIRE_HEADER
 from tinyproto.report.runs import find_runs, read_readable_runs
 
 PAGE = Path("docs") / "reproduction.md"
-RESULTS = Path("results")
-BEGIN = "<!-- from here on made by `make docs` from results/ -->"
+RECORDS = Path("paper") / "records"
+BEGIN = "<!-- from here on made by `make docs` from paper/records -->"
 END = "<!-- up to here made by `make docs` -->"
 
 
-def from_records(results: Path) -> str:
-    """Checklist, tables and readings."""
-    runs, _ = read_readable_runs(find_runs([results]))
-    paper = repeat_paper(runs)
-    return "No cell of the paper is recorded yet.\n" if paper is None else as_markdown(paper)
+def from_records(records: Path) -> str:
+    """Return claims, tables and readings as Markdown."""
+    runs, _ = read_readable_runs(find_runs([records]))
+    found = findings(runs)
+    return "No cell of the paper is recorded yet.\n" if found is None else as_markdown(found)
 
 
-def as_markdown(paper: Paper) -> str:
-    """The same words as on the page; figures are drawn there alone."""
-    return "\n\n".join(_blocks(paper)) + "\n"
+def as_markdown(found: Findings) -> str:
+    """Return the words and tables of the HTML page, without its figures."""
+    return "\n\n".join(_blocks(found)) + "\n"
 
 
 def renewed(page: str, made: str) -> str:
-    """The page with the part between the markers made anew."""
+    """Return the page with the part between the markers replaced."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n\n{made}\n{END}{after}"
 
 
-def _blocks(paper: Paper) -> Iterator[str]:
-    yield " ".join(paper.verdict())
+def _blocks(found: Findings) -> Iterator[str]:
+    yield " ".join(found.verdict())
     yield "## The paper's claims"
-    yield _table(("claim", "verdict", "numbers"), [[c.words, c.tally, c.evidence] for c in paper.claims], align="---")
+    yield _table(("claim", "verdict", "numbers"), [[c.words, c.tally, c.evidence] for c in found.claims], align="---")
     yield "## The paper's tables"
     yield TABLE_WORDS
-    for table in paper.tables:
+    for table in found.tables:
         yield f"### {table.title}"
         yield from _paper_table(table)
     yield "## Open readings"
     yield READING_WORDS
-    yield _table(READING_HEADER, list(reading_rows(paper.readings)))
-    if paper.rules:
+    yield _table(READING_HEADER, list(reading_rows(found.readings)))
+    if found.rules:
         yield RULE_WORDS
-        yield _table(RULE_HEADER, [row.words() for row in paper.rules])
-    yield from _beyond(paper.beyond)
-
-
-def _beyond(beyond: Beyond) -> Iterator[str]:
+        yield _table(RULE_HEADER, [row.words() for row in found.rules])
     yield f"## {TITLE}"
-    yield _table(("aim", "verdict", "numbers"), [[c.words, c.tally, c.evidence] for c in beyond.claims], align="---")
-    yield f"### {WIRE_TITLE}"
-    yield from (WIRE_WORDS, _table(WIRE_HEADER, beyond.wire_cells)) if beyond.wire_cells else (WIRE_MISSING,)
-    yield f"### {AUTO_TITLE}"
-    yield from (AUTO_WORDS, _table(AUTO_HEADER, beyond.auto_cells)) if beyond.auto_cells else (AUTO_MISSING,)
-    yield f"### {FIRST_TITLE}"
-    yield from (beyond.first_words, _table(FIRST_HEADER, beyond.first_cells))
+    aims = [[c.words, c.tally, c.evidence] for c in found.extensions.claims]
+    yield _table(("aim", "verdict", "numbers"), aims, align="---")
+    for study in found.extensions.studies():
+        yield f"### {study.title}"
+        yield study.words
+        if study.rows:
+            yield _table(study.header, study.rows)
 
 
 def _paper_table(table: Table) -> Iterator[str]:
@@ -94,11 +77,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], align: str = "-
     return "\n".join(f"| {' | '.join(cell.replace('|', '¦') for cell in line)} |" for line in lines)
 
 
-def write(root: Path) -> None:
-    """Renew the page below `root`."""
+def write_page(root: Path) -> None:
+    """Replace the generated part of the page below `root`."""
     page = root / PAGE
-    page.write_text(renewed(page.read_text(encoding="utf-8"), from_records(root / RESULTS)), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    write(Path())
+    page.write_text(renewed(page.read_text(encoding="utf-8"), from_records(root / RECORDS)), encoding="utf-8")

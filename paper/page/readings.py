@@ -1,4 +1,4 @@
-"""The open readings: what each changes against a cell of the paper's tables, both after as many rounds."""
+"""The open readings: how each changes a cell of the paper's tables, after the same number of rounds."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from typing import Any
 
 from paper.experiments import experiments
 from paper.matching import PaperCell
-from paper.page.comparisons import Pair, means
-from paper.page.records import TABLES, Outcome, Records, cells_of, method_name, place_name
+from paper.page.outcomes import TABLES, Compared, Outcome, Records, cells_of, means, method_name, place_name
 from paper.page.tables import NOT_RUN, NOTHING, signed, spread_cell, two_digits
 from paper.printed import printed_tables
-from tinyproto.engine.evaluate import RULES
+from tinyproto.config.load import differences
+from tinyproto.engine.measure import RULES
 from tinyproto.report.compare import Spread
 from tinyproto.report.words import counted
-from tinyproto.tracking.checkpoints import differences
 
 METHODS = ("fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft")
 READ_DATASETS = ("cifar100", "cifar10")
-"""Those with readings, the one on which most were tried first."""
+"""The datasets with readings; the one with most of them comes first."""
 
 QUESTIONS = {
     "prototype_source": "where local prototypes come from",
@@ -30,32 +29,32 @@ QUESTIONS = {
     "train.shuffle": "batches shuffled",
     "prototypes.counted_samples": "samples that n_ij counts",
 }
-"""What a key decides, in the paper's words."""
+"""The meaning of a key in the paper's words."""
 
 READING_HEADER = ("reading", "rounds", "seeds", "head", "global", "local")
 RULE_HEADER = ("dataset, algorithm", "paper", "head", "global", "local", "nearest to print")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading(Pair):
-    """A variant of a method, held against that method as a table of the paper has it."""
+class Reading(Compared):
+    """A variant of a method, compared with that method in a table of the paper."""
 
     name: str
-    original: PaperCell  # what it is a variant of
+    original: PaperCell  # the cell of a table
     cell: PaperCell
 
     @property
     def method(self) -> str:
-        """As the table has it that it is held against."""
+        """Return the method's name in the table."""
         return method_name(self.original.entry, ablation=self.original.paper.target == "appendix")
 
     @property
     def original_name(self) -> str:
-        """What it is a variant of, in words."""
+        """Return the name of the cell that it varies."""
         return f"{place_name(self.original)}, {self.method}{TABLES[self.original.paper.target]}"
 
     def plain(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return plain values for JSON."""
         return {
             "reading": self.name,
             "method": self.method,
@@ -73,21 +72,21 @@ class Reading(Pair):
 
 @dataclass(frozen=True)
 class RuleRow:
-    """One prototype method of Table 1 or 3: the printed value beside ours by each rule of the same record."""
+    """One prototype method of Table 1 or 3: the printed value beside ours by each rule."""
 
     name: str
-    dataset: str  # as the paper writes it, with the setting of Table 3
+    dataset: str  # with the setting of Table 3
     printed: float
     accuracy: Mapping[str, Spread | None]
 
     @property
     def nearest(self) -> str | None:
-        """The rule whose number lies nearest to the printed one."""
+        """Return the rule whose number is nearest to the printed one."""
         known = {rule: abs(found.mean - self.printed) for rule, found in self.accuracy.items() if found is not None}
         return min(known, key=lambda rule: known[rule], default=None)
 
     def words(self) -> list[str]:
-        """Under `RULE_HEADER`."""
+        """Return the cells of the row, under `RULE_HEADER`."""
         found = [self.accuracy[rule] for rule in RULES]
         cells = [
             NOTHING if one is None else f"{two_digits(one.mean)} ({signed(one.mean - self.printed)})" for one in found
@@ -95,7 +94,7 @@ class RuleRow:
         return [f"{self.dataset}, {self.name}", two_digits(self.printed), *cells, self.nearest or NOTHING]
 
     def plain(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return plain values for JSON."""
         return {
             "name": self.name,
             "dataset": self.dataset,
@@ -106,7 +105,7 @@ class RuleRow:
 
 
 def readings(records: Records) -> list[Reading]:
-    """Every variant of the paper's experiments, dataset after dataset, method after method; longer runs after it."""
+    """Return every variant by dataset and method, each followed by its longer runs."""
     cells = [cell for config in experiments() if config.target == "readings" for cell in cells_of(config.stem)]
     return [
         _reading(records, cell, variant)
@@ -116,11 +115,11 @@ def readings(records: Records) -> list[Reading]:
 
 
 def rule_rows(records: Records) -> list[RuleRow]:
-    """The evaluation rule needs no run of its own: every record has all three, and it counts when it is whole."""
+    """Return the three rules of every complete record: the evaluation rule needs no run of its own."""
     tables = {table.stem: table for table in printed_tables()}
     stems = [*map(_stem, READ_DATASETS), *(stem for stem, table in tables.items() if table.target == "table3")]
     return [
-        RuleRow(method_name(outcome.paper.entry), place_name(outcome.paper), row.accuracy, outcome.row.accuracy)
+        RuleRow(method_name(outcome.cell.entry), place_name(outcome.cell), row.accuracy, outcome.accuracies)
         for stem in stems
         for row in tables[stem].rows
         if row.address.label in METHODS and (outcome := records.find(row.address)) is not None and not outcome.shortened
@@ -128,11 +127,11 @@ def rule_rows(records: Records) -> list[RuleRow]:
 
 
 def reading_rows(found: Sequence[Reading]) -> Iterator[list[str]]:
-    """Under `READING_HEADER`: each method as its table has it, then its variants with the difference in parentheses."""
+    """Yield rows under `READING_HEADER`: each method of a table, then its variants with the difference."""
     for name in dict.fromkeys(reading.original_name for reading in found):
-        own = [reading for reading in found if reading.original_name == name]
-        yield from _references(name, own)
-        for reading in own:
+        variants = [reading for reading in found if reading.original_name == name]
+        yield from _references(name, variants)
+        for reading in variants:
             if reading.variant is None:
                 yield [f"↳ {reading.name}", NOT_RUN, NOTHING, *[NOTHING] * len(RULES)]
                 continue
@@ -145,15 +144,15 @@ def reading_rows(found: Sequence[Reading]) -> Iterator[list[str]]:
             yield [f"↳ {reading.name}", _counted(reading.read_rounds), _listed(seeds), *cells]
 
 
-def _references(name: str, own: Sequence[Reading]) -> Iterator[list[str]]:
-    """A method as its variants are held against it: after as many rounds and of the same seeds, each once.
+def _references(name: str, variants: Sequence[Reading]) -> Iterator[list[str]]:
+    """Yield a method once for every number of rounds and set of seeds that its variants are compared at.
 
-    Where none is held against it yet, as it was run.
+    Without a variant, yield it as it was run.
     """
-    found = {(reading.rounds, tuple(reading.seeds)): reading for reading in own if reading.seeds}
+    found = {(reading.rounds, tuple(reading.seeds)): reading for reading in variants if reading.seeds}
     for (rounds, seeds), reading in sorted(found.items(), key=lambda item: (item[0][0] or 0, len(item[0][1]), item[0])):
         yield [name, _counted(rounds), _listed(seeds), *map(spread_cell, reading.compared().values())]
-    if not found and (alone := own[0].reference) is not None:
+    if not found and (alone := variants[0].reference) is not None:
         numbers = alone.best_after(alone.rounds).values()
         yield [name, _counted(alone.rounds), _listed(alone.seeds), *map(spread_cell, numbers)]
     elif not found:
@@ -161,7 +160,7 @@ def _references(name: str, own: Sequence[Reading]) -> Iterator[list[str]]:
 
 
 def _reading_name(original: PaperCell, cell: PaperCell) -> str:
-    """The keys in which a variant differs from what it is held against, with their values."""
+    """Return the keys in which a variant differs from its table's cell, with their values."""
     if cell.config["preset"] != "reference":
         return "all as printed (preset paper)"
     changed = differences([_decided(original), _decided(cell)])
@@ -182,15 +181,15 @@ def _reading(records: Records, cell: PaperCell, variant: Outcome | None) -> Read
 
 
 def _original(cell: PaperCell) -> PaperCell:
-    """The method as a table of the paper has it, of the same design."""
+    """Return the cell of a table with the same design."""
     tables = (config.stem for config in experiments() if config.target in TABLES)
     return next(found for stem in tables for found in cells_of(stem) if _design(found) == _design(cell))
 
 
 def _design(cell: PaperCell) -> list[Any]:
-    """What tells cells of the paper's tables apart."""
-    own = [cell.entry.get(key) for key in ("name", "cps_dim", "scaling")]
-    return [cell.paper.dataset, cell.config["partition"], *own]
+    """Return what distinguishes cells of the paper's tables."""
+    keys = ("name", "cps_dim", "scaling")
+    return [cell.paper.dataset, cell.config["partition"], *(cell.entry.get(key) for key in keys)]
 
 
 def _stem(dataset: str) -> str:

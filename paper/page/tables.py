@@ -1,4 +1,4 @@
-"""Each table of the paper with our numbers beside the printed ones; cells that were not run stay visible."""
+"""Each table of the paper with our numbers beside the printed ones; rows that were not run are kept."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paper.page.records import REFERENCE, Outcome, Records, method_name, paper_cell
+from paper.page.outcomes import REFERENCE, Outcome, Records, means, method_name, paper_cell
 from paper.printed import Address, Printed, PrintedTable, printed_tables
-from tinyproto.engine.evaluate import RULES
-from tinyproto.report.columns import share_cell
-from tinyproto.report.compare import RULE_NAMES, STATISTIC_NAMES, Spread
+from tinyproto.report.compare import RULE_NAMES, STATISTIC_NAMES, Spread, share_cell
 from tinyproto.report.words import counted, number, size
 
 HEADER = (
@@ -22,39 +20,38 @@ NOTHING = "–"
 
 @dataclass(frozen=True)
 class TableRow:
-    """One method: what the paper prints of it and what came out here."""
+    """One method: the number that the paper prints, and ours."""
 
     name: str
     address: Address
-    printed: Printed | None  # None for what the paper leaves out
-    outcome: Outcome | None  # None where it was not run
+    printed: Printed | None  # None: not in the paper
+    outcome: Outcome | None  # None: not run
 
     @property
     def difference(self) -> float | None:
-        """Ours less the printed value."""
+        """Return our accuracy minus the printed one."""
         if self.printed is None or self.outcome is None or self.outcome.accuracy is None:
             return None
         return self.outcome.accuracy.mean - self.printed.accuracy
 
     def words(self) -> list[str]:
-        """Under `HEADER`."""
+        """Return the cells of the row, under `HEADER`."""
         printed = [NOTHING, NOTHING]
         if self.printed is not None:
             printed = [two_digits(self.printed.accuracy, self.printed.deviation), self.printed.communication or NOTHING]
         if self.outcome is None:
             return [self.name, printed[0], NOT_RUN, *[NOTHING] * 4, printed[1], *[NOTHING] * 3]
-        row, found = self.outcome.row, self.outcome.accuracy
-        ours = spread_cell(found)
+        row, ours = self.outcome.row, spread_cell(self.outcome.accuracy)
         marked = f"{ours} ({counted(self.outcome.rounds, 'round')})" if self.outcome.shortened else ours
         formula = NOTHING if row.formula_parameters is None else number(row.formula_parameters)
         return [
             self.name, printed[0], marked, signed(self.difference), str(len(self.outcome.seeds)),
-            share_cell(row.accuracy["head"]), share_cell(row.accuracy["local"]),
+            *(share_cell(self.outcome.accuracies[rule]) for rule in ("head", "local")),
             printed[1], formula, size(row.payload_bytes), size(row.wire_bytes),
         ]  # fmt: skip
 
     def plain(self) -> dict[str, Any]:
-        """As JSON can hold it; accuracies are fractions."""
+        """Return plain values for JSON; accuracies are fractions."""
         return {
             "name": self.name,
             "experiment": self.address.stem,
@@ -75,54 +72,54 @@ class Table:
 
     @property
     def title(self) -> str:
-        """The paper's, and the preset where it is not the one that made the paper's tables."""
+        """Return the paper's title, with the preset unless it is that of the paper's tables."""
         return self.printed.title if self.preset == REFERENCE else f"{self.printed.title}, preset {self.preset}"
 
     @property
     def done(self) -> int:
-        """How many rows have a number."""
+        """Return the number of rows that were run."""
         return sum(row.outcome is not None for row in self.rows)
 
     @property
-    def own(self) -> int:
-        """How many of these are of its own experiment, not shared with Table 1."""
+    def own_done(self) -> int:
+        """Return how many of these belong to its own config, not to Table 1."""
         return sum(row.outcome is not None and row.address.stem == self.printed.stem for row in self.rows)
 
     @property
     def caption(self) -> str:
-        """How our number is read."""
+        """Return how our number is read."""
         evaluate = paper_cell(self.rows[0].address, self.preset).config["evaluate"]
         return (
             f"Ours: by {RULE_NAMES[evaluate['rule']]}, {STATISTIC_NAMES[evaluate['statistic']]}; methods without "
-            "global prototypes by their head."
+            "global prototypes: by their head."
         )
 
     def plain(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return plain values for JSON."""
         rows = [row.plain() for row in self.rows]
         return {"title": self.title, "target": self.printed.target, "preset": self.preset, "rows": rows}
 
 
 def paper_tables(records: Records) -> list[Table]:
-    """All tables with the preset that made them, and with `sound` those of which a cell was run."""
+    """Return all tables with the preset reference, and with the preset sound those with a cell that was run."""
     found = [_table(records, printed, REFERENCE) for printed in printed_tables()]
     sound = [_table(records, printed, "sound") for printed in printed_tables()]
-    return [*found, *(table for table in sound if table.own)]
+    return [*found, *(table for table in sound if table.own_done)]
 
 
 def two_digits(fraction: float, deviation: float | None = None) -> str:
-    """In %, as finely as the paper prints."""
+    """Return a percentage with two digits, as the paper prints it."""
     mean = f"{100 * fraction:.2f}"
     return mean if deviation is None else f"{mean} ± {100 * deviation:.2f}"
 
 
 def spread_cell(spread: Spread | None) -> str:
-    """A mean as finely as the paper prints, with its deviation where there are several seeds."""
-    return NOTHING if spread is None else two_digits(spread.mean, spread.deviation if spread.count > 1 else None)
+    """Return a mean with two digits, with its sample deviation if there are several seeds."""
+    return NOTHING if spread is None else two_digits(spread.mean, spread.deviation)
 
 
 def signed(fraction: float | None) -> str:
-    """A difference in points, as finely as the paper prints."""
+    """Return a difference in points with two digits."""
     if fraction is None:
         return NOTHING
     text = f"{100 * fraction:+.2f}"
@@ -130,7 +127,7 @@ def signed(fraction: float | None) -> str:
 
 
 def plain_outcome(outcome: Outcome) -> dict[str, Any]:
-    """As JSON can hold it."""
+    """Return plain values for JSON."""
     row = outcome.row
     return {
         "rule": outcome.rule,
@@ -139,7 +136,7 @@ def plain_outcome(outcome: Outcome) -> dict[str, Any]:
         "deviation": None if outcome.accuracy is None else outcome.accuracy.deviation,
         "seeds": outcome.seeds,
         "rounds": outcome.rounds,
-        "accuracy": {rule: None if (found := row.accuracy[rule]) is None else found.mean for rule in RULES},
+        "accuracy": means(outcome.accuracies),
         "params_per_round": row.parameters,
         "params_per_round_formula": row.formula_parameters,
         "payload_bytes_per_round": row.payload_bytes,

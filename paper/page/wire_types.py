@@ -1,4 +1,4 @@
-"""Types on the wire: what each type and CPS dimension costs in bytes and in accuracy, beside float32 of Table 1."""
+"""Types on the wire: the bytes and accuracy of each type and CPS dimension, beside float32 of Table 1."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paper.experiments import CPS_DIM, TYPED_BASELINES
+from paper.experiments import AUTO_DIMS, BYTES_DIMS, CPS_DIM, TYPED_BASELINES
 from paper.matching import PaperCell
 from paper.page.claims import Claim, Fact
-from paper.page.comparisons import Pair, means
-from paper.page.records import Outcome, Records, cells_of, paper_cell
+from paper.page.curves import Curve, Point, accuracies, draw, sizes
+from paper.page.figures import INKS
+from paper.page.outcomes import Compared, Outcome, Records, cells_of, means, paper_cell
 from paper.page.tables import NOT_RUN, NOTHING, signed, spread_cell, two_digits
 from paper.printed import Address
 from tinyproto.algorithms import ALGORITHMS
+from tinyproto.report.figures import Figure
 from tinyproto.report.words import counted, size, times
 from tinyproto.wire.values import VALUE_TYPES
 
 STEM, STANDARD = "bytes_cifar100", "table1_cifar100"
 DEAREST, RIVAL = Address(STANDARD, "fedproto"), Address(STANDARD, "fedtgp")
-"""Whose bytes are to be saved, and whose accuracy is to be kept; both in float32."""
+"""FedProto, whose bytes are to be saved, and FedTGP, whose accuracy is to be kept; both in float32."""
 
 METHODS = (*TYPED_BASELINES, "tinyproto_ft")
 WIRE_HEADER = (
@@ -27,74 +29,74 @@ WIRE_HEADER = (
     "with evaluation",
 )  # fmt: skip
 WANTED = {"int8": 55.0, "int4": 100.0}
-"""How many times fewer bytes than FedProto's TinyProto-FT is to train with, by type."""
+"""The saving over FedProto that TinyProto-FT aims at, by type."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class WireRow(Pair):
-    """One cell, held against FedTGP's accuracy and FedProto's bytes, both in float32."""
+class WireRow(Compared):
+    """One cell, compared with FedTGP's accuracy and FedProto's bytes, both in float32."""
 
     cell: PaperCell
     dearest: Outcome | None  # FedProto in float32
 
     @property
     def wire(self) -> Mapping[str, Any]:
-        """Types, rounding and what is downloaded."""
+        """Return its types, rounding and download."""
         found: Mapping[str, Any] = self.cell.entry.get("wire", self.cell.config["wire"])
         return found
 
     @property
     def type(self) -> str:
-        """Up and down."""
+        """Return its type up and down."""
         up, down, rounding = (self.wire[key] for key in ("up", "down", "rounding"))
         return (up if up == down else f"{up} up, {down} down") + (f" {rounding}" if rounding != "nearest" else "")
 
     @property
     def method(self) -> str:
-        """Its title."""
+        """Return the method's title."""
         return ALGORITHMS[self.cell.entry["name"]].title
 
     @property
     def cps_dim(self) -> int | None:
-        """None where the method has no CPS."""
+        """Return its CPS dimension; None if the method has no CPS."""
         found: int | None = self.cell.entry.get("cps_dim")
         return found
 
     @property
     def derived(self) -> bool:
-        """Whether μ is derived instead of the published one."""
+        """Return True if μ is derived, False if it is the published constant."""
         return self.cell.entry.get("global_scale") == "auto"
 
     @property
     def setting(self) -> str:
-        """The type, and where it is not the published one, μ."""
+        """Return the type, marked if μ is derived."""
         return self.type + (", auto μ" if self.derived else "")
 
     @property
     def name(self) -> str:
-        """All in a line."""
+        """Return method, width and setting."""
         width = [] if self.cps_dim is None else [f"s={self.cps_dim}"]
         return ", ".join([self.method, *width, self.setting])
 
     @property
     def training_bytes(self) -> float | None:
-        """On the wire a round, up and down."""
+        """Return bytes on the wire a round, up and down."""
         return None if self.variant is None else self.variant.row.wire_bytes
 
     @property
     def all_bytes(self) -> float | None:
-        """With those of frames sent only to evaluate."""
+        """Return the same with the frames sent only to evaluate."""
         return None if self.variant is None else self.variant.row.wire_bytes + self.variant.row.evaluation_bytes
 
     @property
     def saving(self) -> float | None:
-        """How many times fewer bytes than FedProto in float32."""
+        """Return FedProto's bytes in float32 divided by its own."""
         if self.dearest is None or not self.training_bytes:
             return None
         return self.dearest.row.wire_bytes / self.training_bytes
 
     def words(self) -> list[str]:
-        """Under `WIRE_HEADER`."""
+        """Return the cells of the row, under `WIRE_HEADER`."""
         download = str(self.wire["download"])
         if self.variant is None or self.read_rounds is None:
             return [self.name, download, NOT_RUN, *[NOTHING] * (len(WIRE_HEADER) - 3)]
@@ -107,7 +109,7 @@ class WireRow(Pair):
         ]  # fmt: skip
 
     def plain(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return plain values for JSON."""
         return {
             "method": self.method,
             "experiment": self.cell.address.stem,
@@ -127,25 +129,25 @@ class WireRow(Pair):
 
 
 def wire_rows(records: Records) -> list[WireRow]:
-    """The study's cells and those of Table 1 of the same seeds, each after every number of rounds that others have."""
-    own = [_row(records, cell) for cell in cells_of(STEM)]
-    seeds = sorted({seed for row in own for seed in row.seeds}) or None
+    """Return the study's cells and those of Table 1 with the same seeds, at every number of rounds in the study."""
+    study = [_row(records, cell) for cell in cells_of(STEM)]
+    seeds = sorted({seed for row in study for seed in row.seeds}) or None
     standards = [replace(_row(records, paper_cell(Address(STANDARD, name))), among=seeds) for name in METHODS]
     rows = [
         replace(row, most=most)
-        for row in [*own, *standards]
-        for most in _lengths(own, row.read_rounds)
+        for row in [*study, *standards]
+        for most in _lengths(study, row.read_rounds)
     ]  # fmt: skip
     return sorted(rows, key=_place)
 
 
 def any_typed(rows: Sequence[WireRow]) -> bool:
-    """Whether a cell of the study itself was run."""
+    """Return True if a cell of the study itself was run."""
     return any(row.variant is not None and row.cell.address.stem == STEM for row in rows)
 
 
 def wire_claims(rows: Sequence[WireRow]) -> list[Claim]:
-    """As many times fewer bytes as were aimed at, without being worse than FedTGP."""
+    """Return the claims that the aims are reached without being worse than FedTGP."""
     return [_claim(rows, kind, least) for kind, least in WANTED.items()]
 
 
@@ -164,20 +166,21 @@ def _claim(rows: Sequence[WireRow], kind: str, least: float) -> Claim:
         if outcome is None or (outcome.shortened and not final and address != DEAREST)
     ]
     same_seed = row.variant is None or row.reference is None or row.seeds
-    return Claim(words, facts, needs if same_seed else [*needs, "the same seed of both"])
+    return Claim(words, facts, needs if same_seed else [*needs, "a common seed of both"])
 
 
 def _facts(row: WireRow, least: float) -> Iterator[Fact]:
-    """One, where bytes and accuracies are known."""
-    own, rival, change = row.accuracies()["global"], row.compared()["global"], row.difference("global")
-    if row.dearest is None or row.saving is None or own is None or rival is None or change is None:
+    """Yield one fact if bytes and accuracies are known."""
+    accuracy, rival, change = row.accuracies()["global"], row.compared()["global"], row.difference("global")
+    if row.dearest is None or row.saving is None or accuracy is None or rival is None or change is None:
         return
     early = row.rounds is not None and row.rounds < row.cell.rounds
     words = (
         f"{times(row.saving)} fewer on the wire ({size(row.training_bytes or 0)} against "
-        f"{size(row.dearest.row.wire_bytes)} a round; {size(row.all_bytes or 0)} with what is sent only to evaluate), "
-        f"{two_digits(own.mean)} against FedTGP's {two_digits(rival.mean)} after {counted(row.rounds or 0, 'round')} "
-        f"({signed(change)}, {counted(own.count, 'seed')})"
+        f"{size(row.dearest.row.wire_bytes)} a round; {size(row.all_bytes or 0)} with frames sent only to "
+        f"evaluate), {two_digits(accuracy.mean)} against FedTGP's {two_digits(rival.mean)} "
+        f"after {counted(row.rounds or 0, 'round')} "
+        f"({signed(change)}, {counted(accuracy.count, 'seed')})"
     )
     yield Fact(row.saving >= least and change >= 0, change, words, final=not early)
 
@@ -189,18 +192,18 @@ def _is_wanted(row: WireRow, kind: str) -> bool:
 
 
 def _row(records: Records, cell: PaperCell) -> WireRow:
-    own, rival, dearest = (records.find(one) for one in (cell.address, RIVAL, DEAREST))
-    return WireRow(variant=own, reference=rival, cell=cell, dearest=dearest)
+    variant, rival, dearest = (records.find(one) for one in (cell.address, RIVAL, DEAREST))
+    return WireRow(variant=variant, reference=rival, cell=cell, dearest=dearest)
 
 
-def _lengths(own: Sequence[WireRow], longest: int | None) -> list[int | None]:
-    """Numbers of rounds, up to as many as a cell has; None, which is what there is, where nothing was run."""
-    found = {row.read_rounds: None for row in own if row.read_rounds is not None}
+def _lengths(study: Sequence[WireRow], longest: int | None) -> list[int | None]:
+    """Return the study's numbers of rounds up to `longest`; [None] if nothing was run."""
+    found = {row.read_rounds: None for row in study if row.read_rounds is not None}
     return [rounds for rounds in found if longest is not None and rounds <= longest] or [None]
 
 
 def _place(row: WireRow) -> tuple[Any, ...]:
-    """Method by method, the widest type first; of one cell the longest first."""
+    """Sort by method and width, the widest type first, and the most rounds of one cell first."""
     kinds = list(VALUE_TYPES)
     return (
         METHODS.index(row.cell.entry["name"]),
@@ -211,3 +214,67 @@ def _place(row: WireRow) -> tuple[Any, ...]:
         row.wire["download"],
         -(row.read_rounds or 0),
     )
+
+
+TYPE_INKS = {"float32": "c9", "float16": "c3", "bfloat16": "c3 hollow", "int8": "c8", "int4": "c1"}
+"""Colours of TinyProto-FT, which no baseline has; hollow if rounding or download differ."""
+
+DERIVED_INK = "c8 hollow"
+"""The colour of TinyProto-FT with a derived μ, which is all in int4."""
+
+
+def wire_figures(records: Records, rows: Sequence[WireRow]) -> list[Figure]:
+    """Draw a figure for each number of rounds of the study, with all cells that have as many."""
+    lengths = {row.read_rounds for row in rows if row.read_rounds is not None and row.cell.address.stem == STEM}
+    return [_figure(records, rows, rounds) for rounds in sorted(lengths, reverse=True)]
+
+
+def _figure(records: Records, rows: Sequence[WireRow], rounds: int) -> Figure:
+    found: dict[tuple[str, str], dict[Address, Point]] = {}
+    for row in rows:
+        for point in _points(row, rounds):
+            found.setdefault(_curve(row), {})[row.cell.address] = point
+    curves = [Curve(*named, sorted(points.values(), key=lambda point: point.x)) for named, points in found.items()]
+    curves += _alone(records, rounds)
+    return draw(
+        f"extension-bytes-{rounds}", f"Types on the wire, CIFAR-100, after {counted(rounds, 'round')}",
+        f"Best round by global prototypes; methods without them by their head. TinyProto-FT type by type over s="
+        f"{', '.join(map(str, BYTES_DIMS))} (auto μ: {', '.join(map(str, sorted(AUTO_DIMS)))}), baselines over "
+        "their types, as far as they were run; “all”: every class is downloaded. Local, which sends nothing, is the "
+        "dashed line. No dot is above or left of the dotted front. Frames sent only to evaluate are not counted; the "
+        "table has them.",
+        curves, sizes(curves, "training bytes on the wire a round, up and down"), accuracies(curves), with_front=True,
+    )  # fmt: skip
+
+
+def _points(row: WireRow, rounds: int) -> Iterator[Point]:
+    """Yield the cell after these rounds; nothing if it has fewer."""
+    if row.variant is None or row.variant.rounds < rounds or not row.training_bytes:
+        return
+    rule = row.variant.rule
+    found = row.variant.best_after(rounds, row.seeds or None)[rule]
+    if found is not None:
+        width = "" if row.cps_dim is None else f"s={row.cps_dim}, "
+        words = f"{width}{row.setting}: {two_digits(found.mean)} % for {size(row.training_bytes)}"
+        yield Point(row.training_bytes, found.mean, words)
+
+
+def _curve(row: WireRow) -> tuple[str, str]:
+    """Return a curve's name and colour: TinyProto-FT has one per type, a baseline one over all types."""
+    if row.cps_dim is None:
+        by_head = row.variant is not None and row.variant.rule == "head"
+        return row.method + (" (head)" if by_head else ""), INKS[row.cell.entry["name"]]
+    plain = row.wire["rounding"] == "nearest" and row.wire["download"] == "held"
+    scope = "" if row.wire["download"] == "held" else ", all"
+    ink = DERIVED_INK if row.derived else TYPE_INKS[row.wire["up"]] + ("" if plain else " hollow")
+    return f"{row.method} {row.setting}{scope}", ink
+
+
+def _alone(records: Records, rounds: int) -> Iterator[Curve]:
+    """Yield the accuracy of Local, by its better rule, as a horizontal line."""
+    local = records.find(Address(STANDARD, "local"))
+    if local is None or local.rounds < rounds:
+        return
+    best = max((found.mean for found in local.best_after(rounds).values() if found is not None), default=None)
+    if best is not None:
+        yield Curve("Local", INKS["local"], [Point(0, best, f"{two_digits(best)} % for nothing")], level=True)

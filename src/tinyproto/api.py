@@ -12,23 +12,23 @@ from torch import nn
 from tinyproto.algorithms.base import Client
 from tinyproto.config.load import parse_config
 from tinyproto.data.images import Images
-from tinyproto.data.partition_kinds import OWN_KEYS
+from tinyproto.data.partition import KEYS_OF_KIND
 from tinyproto.data.sources import load
 from tinyproto.engine.round import RoundRecord
 from tinyproto.errors import ConfigError, ModelError
 from tinyproto.experiment import Experiment
 from tinyproto.models import SMALL_CNNS, ModelEntry
-from tinyproto.simulation.client_store import ClientShelf
-from tinyproto.simulation.loop import PlayedRound
+from tinyproto.simulation.client_store import ClientStore
+from tinyproto.tracking.summary import RoundResult
 
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What a simulation reached and cost, and the clients as they ended."""
+    """The results and costs of a simulation, and the clients as they ended."""
 
     summary: Mapping[str, Any]  # one entry of summary.json
     rounds: Sequence[RoundRecord]
-    clients: Sequence[Client]  # as they ended; those that are not in memory are read from disk when asked for
+    clients: Sequence[Client]  # as they ended; those that are not in memory are read from disk when used
 
     def __repr__(self) -> str:
         name, rounds = self.summary["algorithm"], self.summary["rounds"]
@@ -42,12 +42,12 @@ class Result:
 
     @property
     def left_out(self) -> Mapping[int, int]:
-        """Rounds that a client was left out of, by client; its training diverged there. None are left out as a rule."""
+        """By client, the number of rounds it was left out of because its training diverged; usually empty."""
         return {int(client): rounds for client, rounds in self.summary["left_out_clients"].items()}
 
     @property
     def bytes_per_round(self) -> Mapping[str, Mapping[str, float]]:
-        """Measured `payload` (values) and `wire` (whole frames), each `up` and `down`."""
+        """Measured `payload` (values) and `wire` (complete frames), each `up` and `down`."""
         return {kind: self.summary[f"{kind}_bytes_per_round"] for kind in ("payload", "wire")}
 
 
@@ -72,15 +72,15 @@ def simulate(
         algorithm: its name, or a mapping with `name` and hyper-parameters, such as
             `{"name": "tinyproto_ft", "scaling": "none"}`.
         models: registered names, dotted paths, factories or modules; client i gets entry i modulo their number.
-            One entry alone is for all clients; the four small CNNs if left out.
+            A single entry is for all clients; by default, the four small CNNs.
         num_clients: M.
-        alpha: concentration of the Dirichlet partition; another kind comes with its keys through `settings`.
+        alpha: concentration of the Dirichlet partition; for another kind, pass its keys in `settings`.
         rounds: T.
         seed: of weights, batches and draws.
         preset: the reading of the paper's open points.
         proto_dim: d, the width of features.
-        cps_dim: s, how many dimensions of a prototype travel; None for all, a tenth of d if left out.
-        settings: any other config keys by section, such as `{"train": {"batch_size": 16}}`; they win over the above.
+        cps_dim: s, the number of dimensions of a prototype that travel; None for all, by default a tenth of d.
+        settings: other config keys by section, such as `{"train": {"batch_size": 16}}`; they override the above.
 
     """
     images = load(data) if isinstance(data, str) else data
@@ -107,22 +107,22 @@ def simulate(
     (cell,) = experiment.cells
     host = experiment.loopback(cell)
     simulation = experiment.simulation(cell, host)
-    played: list[PlayedRound] = list(simulation.rounds())
+    results: list[RoundResult] = list(simulation.rounds())
     return Result(
-        summary=experiment.summarise(cell, simulation, played),
-        rounds=[round_.record for round_ in played],
-        clients=_Clients(host.shelf),
+        summary=experiment.summarise(cell, simulation, results),
+        rounds=[result.record for result in results],
+        clients=_Clients(host.store),
     )
 
 
 class _Clients(Sequence[Client]):
-    """The clients of a shelf by their place, which is their id."""
+    """The clients of a store as a sequence; the index of a client is its id."""
 
-    def __init__(self, shelf: ClientShelf) -> None:
-        self._shelf = shelf
+    def __init__(self, store: ClientStore) -> None:
+        self._store = store
 
     def __len__(self) -> int:
-        return len(self._shelf)
+        return len(self._store)
 
     @overload
     def __getitem__(self, place: int) -> Client: ...
@@ -132,8 +132,8 @@ class _Clients(Sequence[Client]):
 
     def __getitem__(self, place: int | slice) -> Client | list[Client]:
         if isinstance(place, slice):
-            return [self._shelf[client] for client in range(len(self))[place]]
-        return self._shelf[range(len(self))[place]]
+            return [self._store[client] for client in range(len(self))[place]]
+        return self._store[range(len(self))[place]]
 
 
 def _algorithm(given: Any) -> str | dict[str, Any]:
@@ -147,27 +147,27 @@ def _algorithm(given: Any) -> str | dict[str, Any]:
 
 
 def _cps_dim(given: int | Literal["tenth"] | None, proto_dim: Any, settings: Mapping[str, Any]) -> Any:
-    """s as given; where nothing was, a tenth of d, unless a byte budget decides."""
+    """Return s as given, or a tenth of d, unless a byte budget decides."""
     if given != "tenth":
         return _plain(given)
     prototypes = settings.get("prototypes")
     budgeted = isinstance(prototypes, Mapping) and prototypes.get("byte_budget") is not None
-    if budgeted or not isinstance(proto_dim, int | np.integer):  # of which the schema will say what is wrong
+    if budgeted or not isinstance(proto_dim, int | np.integer):  # the schema reports the error
         return None
     return max(1, _plain(proto_dim) // 10)
 
 
 def _partition(settings: Mapping[str, Any], **arguments: Any) -> dict[str, Any]:
-    """The arguments that the kind of partition reads; one from a file says itself how many clients it has."""
+    """Return the arguments that the kind of partition reads; a file has its own number of clients."""
     given = settings.get("partition")
     kind = given.get("kind", "dirichlet") if isinstance(given, Mapping) else "dirichlet"
-    if not isinstance(kind, str) or kind not in OWN_KEYS or kind == "file":
+    if not isinstance(kind, str) or kind not in KEYS_OF_KIND or kind == "file":
         return {}
-    return {key: value for key, value in arguments.items() if key in OWN_KEYS[kind]}
+    return {key: value for key, value in arguments.items() if key in KEYS_OF_KIND[kind]}
 
 
 def _plain(value: Any) -> Any:
-    """numpy's numbers as Python's."""
+    """Return numpy's numbers as Python's."""
     return value.item() if isinstance(value, np.generic) else value
 
 

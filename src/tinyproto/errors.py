@@ -1,4 +1,4 @@
-"""The one exception a user can cause: what is wrong, where, and what to do about it."""
+"""The exceptions a user can cause; each says what is wrong, where, and what to do about it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 class TinyProtoError(Exception):
-    """Something outside the program is wrong; the message is the whole explanation, so no traceback is shown."""
+    """An error outside the program; its message explains it, so no traceback is shown."""
 
 
 def one_line(error: BaseException) -> str:
-    """Another library's error, named and without its line breaks."""
+    """Return the type and message of another library's error on one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
@@ -20,7 +20,7 @@ INTERRUPTED = 130
 
 
 class Interrupted(TinyProtoError):  # noqa: N818
-    """A signal stopped it: where things stand, and the exit status."""
+    """A signal stopped the program; the message says how to resume, `status` is the exit status."""
 
     def __init__(self, words: str, status: int = INTERRUPTED) -> None:
         super().__init__(words)
@@ -28,7 +28,7 @@ class Interrupted(TinyProtoError):  # noqa: N818
 
 
 class ConfigError(TinyProtoError):
-    """A config, an override or an argument asks for something that cannot be."""
+    """A config, an override or an argument is invalid."""
 
 
 class ModelError(TinyProtoError):
@@ -40,15 +40,15 @@ class DataError(TinyProtoError):
 
 
 class WireError(TinyProtoError):
-    """A frame is malformed, foreign or carries values no client could honestly send."""
+    """A frame is malformed, of another federation, or carries values that no honest client sends."""
 
 
 class LeftOutError(TinyProtoError):
-    """Too many clients of a simulated round were left out; the same round would fail again, so no resume helps."""
+    """Too many clients of a simulated round were left out; the round would fail again, so a resume does not help."""
 
 
 class CheckpointError(TinyProtoError):
-    """A checkpoint is damaged, foreign, or of another run."""
+    """A checkpoint is damaged, or of another release or run."""
 
 
 class DamagedError(TinyProtoError):
@@ -56,7 +56,7 @@ class DamagedError(TinyProtoError):
 
 
 class ClientStateError(TinyProtoError):
-    """A client's state cannot be put on disk, or read back from there."""
+    """A client's state cannot be written to disk, or read back."""
 
 
 class WorkerError(TinyProtoError):
@@ -64,7 +64,7 @@ class WorkerError(TinyProtoError):
 
 
 class CellsFailed(TinyProtoError):  # noqa: N818
-    """Cells of a grid could not be finished; the others were played."""
+    """Cells of a grid failed; the others completed."""
 
     def __init__(self, words: str, failed: Sequence[Mapping[str, Any]]) -> None:
         super().__init__(words)
@@ -80,4 +80,4 @@ class InUseError(RunFolderError):
 
 
 class FederationError(TinyProtoError):
-    """A federation over the network cannot begin or go on."""
+    """A federation over the network cannot start or continue."""

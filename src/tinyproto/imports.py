@@ -1,4 +1,4 @@
-"""Names that users type: looking one up by dotted path, and guessing what a misspelt one meant."""
+"""Names that users type: loading an object by dotted path, and suggesting a name for a misspelt one."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from tinyproto.errors import TinyProtoError, one_line
 
 
 def nearest_name(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """The words `, did you mean 'x'?` where a known name is close, else nothing."""
+    """Return `, did you mean 'x'?` if a known name is close, else an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f", did you mean {close[0]!r}?" if close else ""
 
 
 def unknown(what: str, name: object, known: Iterable[str], also: str = "") -> str:
-    """The sentence for a name that does not exist: the nearest one there is, and all of them."""
+    """Return the sentence for an unknown name, with the nearest known one and all of them."""
     names = list(known)
     nearest = nearest_name(name, names) if isinstance(name, str) else ""
     return f"unknown {what} {name!r}{f'{nearest} Known' if nearest else '; known'}: {', '.join(names) or 'none'}{also}"
 
 
 def load_dotted(path: str, error: type[TinyProtoError], what: str) -> Any:
-    """The object at `package.module:name`; the current folder counts as a place for packages, as under `python -m`."""
+    """Load the object at `package.module:name`; packages in the current folder are found, as under `python -m`."""
     module_name, _, attribute = path.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:

@@ -10,15 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinyproto.algorithms.base import FederationSpec
-from tinyproto.algorithms.tinyproto import (
-    FT_SPEC,
-    UPDATE_METRICS,
-    TinyProtoFTHyper,
-    exchanged_bytes,
-    largest_cps_dim,
-)
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import Prototypes
+from tinyproto.algorithms.tinyproto_ft import SPEC as FT_SPEC
+from tinyproto.algorithms.tinyproto_ft import TinyProtoFTHyper
+from tinyproto.algorithms.tinyproto_hyper import UPDATE_METRICS, exchanged_bytes, largest_cps_dim
+from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.wire.codec import encode
 from tinyproto.wire.frame import DIGEST_BYTES, Header, Kind
 from tinyproto.wire.values import VALUE_TYPES, Coding, ValueName, WireSettings

@@ -12,8 +12,7 @@ from tinyproto.algorithms import ALGORITHMS
 from tinyproto.algorithms.base import Algorithm, ClientInfo, Round, Update
 from tinyproto.algorithms.defence import Defence, DefenceName, DefendedServer, defended, sizes_capped
 from tinyproto.algorithms.streaming import StreamingSide
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.engine.training import EagerTrainer
 
 ROUND = Round(1, 1)

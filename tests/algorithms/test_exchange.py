@@ -14,7 +14,6 @@ from tinyproto.algorithms.base import ClientInfo, Round
 from tinyproto.algorithms.exchange import (
     MeanServer,
     Weighting,
-    Whole,
     blueprint,
     drawn,
     exchanged,
@@ -22,8 +21,9 @@ from tinyproto.algorithms.exchange import (
     overwrite,
     shapes_of,
     smallest,
+    tensor_mean,
 )
-from tinyproto.core.messages import Message
+from tinyproto.core.prototypes import Message
 from tinyproto.core.streams import Streams
 from tinyproto.engine.training import EagerTrainer
 from tinyproto.models.split import SplitModel
@@ -112,7 +112,7 @@ def test_the_smallest_network_has_the_fewest_parameters_and_of_equals_it_is_the_
 
 
 def server(weighting: Weighting) -> MeanServer:
-    return MeanServer(lambda _: {"w": torch.tensor([9.0])}, weighting, Whole({"w": (1,)}))
+    return MeanServer(lambda _: {"w": torch.tensor([9.0])}, weighting)
 
 
 def aggregated(weighting: Weighting, *uploads: tuple[float, int]) -> Tensor:
@@ -140,3 +140,25 @@ def test_before_anyone_sent_anything_the_server_sends_its_draw() -> None:
     heard = side.aggregate(state, [silent, tensors_update({"w": torch.tensor([2.0])})], EagerTrainer(), ROUND, STREAMS)
     assert heard["w"].tolist() == [2.0]
     assert side.broadcast(heard, ClientInfo(0, 1, 1, 1)) == Message(tensors=heard)
+
+
+def test_tensors_are_averaged_one_by_one_with_their_weights() -> None:
+    uploads = [
+        {"w": torch.tensor([2.0, 0.0]), "b": torch.tensor(1.0)},
+        {"w": torch.tensor([6.0, 4.0]), "b": torch.tensor(5.0)},
+    ]
+    weighted, plain = tensor_mean(uploads, [1, 3]), tensor_mean(uploads, [1, 1])
+    assert (weighted["w"].tolist(), float(weighted["b"])) == ([5.0, 3.0], 4.0)
+    assert (plain["w"].tolist(), float(plain["b"])) == ([4.0, 2.0], 3.0)
+    assert weighted["w"].dtype == torch.float32
+
+
+def test_who_has_no_samples_has_no_weight_unless_nobody_has_any() -> None:
+    uploads = [{"w": torch.tensor([2.0])}, {"w": torch.tensor([8.0])}]
+    assert tensor_mean(uploads, [0, 7])["w"].tolist() == [8.0]
+    assert tensor_mean(uploads, [0, 0])["w"].tolist() == [5.0]
+
+
+def test_a_mean_of_many_equal_tensors_is_that_tensor() -> None:
+    value = torch.tensor([0.1, 1e-8, 12345.678])
+    assert torch.equal(tensor_mean([{"w": value}] * 1000, [3] * 1000)["w"], value)

@@ -20,7 +20,7 @@ from support import (
 from tinyproto.algorithms.base import ClientInfo, Round
 from tinyproto.algorithms.exchange import drawn, exchanged
 from tinyproto.algorithms.fedavg import SPEC, FedAvgHyper
-from tinyproto.core.messages import Message
+from tinyproto.core.prototypes import Message
 from tinyproto.engine.training import EagerTrainer
 from tinyproto.models.count import count_parameters
 

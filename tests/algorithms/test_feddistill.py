@@ -7,10 +7,8 @@ from torch.nn import functional
 
 from support import FEDERATION, NO_FIT, NUM_CLASSES, STREAMS, make_client, random_prototypes, update
 from tinyproto.algorithms.base import Client, ClientInfo, Round
-from tinyproto.algorithms.feddistill import SPEC, FedDistillHyper
-from tinyproto.core.losses import class_logit_loss
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import Prototypes, class_means
+from tinyproto.algorithms.feddistill import SPEC, FedDistillHyper, class_logit_loss
+from tinyproto.core.prototypes import Message, Prototypes, class_means
 from tinyproto.core.task import FitResult, TensorData, batch_plan
 from tinyproto.engine.training import EagerTrainer
 from tinyproto.models.split import SplitModel

@@ -17,14 +17,12 @@ from support import (
     tiny_net,
     wide_net,
 )
-from tinyproto.algorithms.base import Client, ClientInfo, Round
+from tinyproto.algorithms.auxiliary import Reduction
+from tinyproto.algorithms.base import Client, ClientInfo, Round, expected_frames
 from tinyproto.algorithms.exchange import exchanged, host
-from tinyproto.algorithms.fedkd import SPEC, FedKDHyper, LowRank
-from tinyproto.core.losses import Opinion, Reduction, adaptive_losses
-from tinyproto.core.low_rank import restore_tensors
-from tinyproto.core.messages import AtMost, Message
+from tinyproto.algorithms.fedkd import SPEC, FedKDHyper, LowRank, adaptive_losses
+from tinyproto.core.prototypes import AtMost, Message
 from tinyproto.core.task import ParamGroup, batch_plan
-from tinyproto.engine.agreement import expected_frames
 from tinyproto.engine.training import EagerTrainer
 
 MIXED = replace(FEDERATION, networks=(wide_net, tiny_net))
@@ -71,8 +69,8 @@ def test_the_loss_is_the_sum_of_both_adaptive_losses(reduction: Reduction, detac
     batch = client.train.batch(torch.arange(12))
     own, shared = client.model(batch.inputs), client.modules["auxiliary"](batch.inputs)
     expected = adaptive_losses(
-        Opinion(own.logits, own.features),
-        Opinion(shared.logits, shared.features),
+        own,
+        shared,
         client.modules["adapter"](shared.features),
         batch.labels,
         reduction=reduction,
@@ -136,7 +134,7 @@ def test_the_server_restores_averages_all_alike_and_compresses_again() -> None:
         uploads.append(tensors_update(sent, id_, samples=1 + 9 * id_))
     state = ALGORITHM.server.aggregate(STATE, uploads, EagerTrainer(), FIRST, STREAMS)
     assert state[f"{WEIGHT}.left"].shape == (16, 2)
-    restored = restore_tensors(state, SHAPES)
+    restored = LowRank(SHAPES, FedKDHyper()).decode(state)
     diagonal = restored[WEIGHT].diagonal()[:4].tolist()
     assert diagonal == pytest.approx([1.5 * 7.0**0.5, 1.5 * 2.6**0.5, 0.0, 0.0], abs=1e-5)
     receiver = started(2)
@@ -184,7 +182,7 @@ def test_table_2_leaves_the_reduction_open_so_there_is_no_formula() -> None:
 
 @pytest.mark.parametrize(("start", "end"), [(0.0, 0.9), (0.98, 0.95), (0.5, 1.01), (float("nan"), 0.9)])
 def test_thresholds_rise_and_lie_between_zero_and_one(start: float, end: float) -> None:
-    with pytest.raises(ValueError, match="0 < energy_start ≤ energy_end ≤ 1 is needed"):
+    with pytest.raises(ValueError, match="energy_start ≤ energy_end ≤ 1"):
         FedKDHyper(energy_start=start, energy_end=end)
 
 

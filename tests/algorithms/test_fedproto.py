@@ -6,9 +6,8 @@ from torch.nn import functional
 
 from support import FEDERATION, NO_FIT, NUM_CLASSES, PROTO_DIM, STREAMS, make_client, random_prototypes, update
 from tinyproto.algorithms.base import ClientInfo, Round
-from tinyproto.algorithms.fedproto import SPEC, FedProtoHyper
-from tinyproto.core.losses import mse_regulariser
-from tinyproto.core.messages import Message
+from tinyproto.algorithms.fedproto import SPEC, FedProtoHyper, keep_last
+from tinyproto.core.prototypes import Message, Prototypes, mse_regulariser
 from tinyproto.core.task import batch_plan
 from tinyproto.engine.training import EagerTrainer
 
@@ -97,3 +96,11 @@ def test_table_2_counts_held_classes_up_and_all_classes_down() -> None:
 def test_a_negative_weight_is_refused() -> None:
     with pytest.raises(ValueError, match="proto_weight must not be negative"):
         FedProtoHyper(proto_weight=-1.0)
+
+
+def test_a_class_nobody_sent_keeps_its_last_value() -> None:
+    last = Prototypes(torch.tensor([[9.0, 9.0], [8.0, 8.0], [7.0, 7.0]]), torch.tensor([True, True, False]))
+    new = Prototypes(torch.tensor([[4.0, 0.0], [0.0, 0.0], [0.0, 0.0]]), torch.tensor([True, False, False]))
+    kept = keep_last(new, last)
+    assert kept.values.tolist() == [[4.0, 0.0], [8.0, 8.0], [7.0, 7.0]]
+    assert kept.present.tolist() == [True, True, False]

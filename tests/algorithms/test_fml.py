@@ -16,12 +16,11 @@ from support import (
     tiny_net,
     wide_net,
 )
-from tinyproto.algorithms.auxiliary import AuxiliaryHyper
+from tinyproto.algorithms.auxiliary import AuxiliaryHyper, Reduction
 from tinyproto.algorithms.base import Algorithm, Client, ClientInfo, Round
 from tinyproto.algorithms.exchange import drawn, exchanged, host
-from tinyproto.algorithms.fml import SPEC, FMLHyper
-from tinyproto.core.losses import Reduction, mutual_losses
-from tinyproto.core.messages import Message
+from tinyproto.algorithms.fml import SPEC, FMLHyper, mutual_losses
+from tinyproto.core.prototypes import Message
 from tinyproto.core.task import ParamGroup, Task, TensorData, batch_plan
 from tinyproto.engine.training import EagerTrainer
 from tinyproto.models.count import count_parameters

@@ -21,7 +21,7 @@ from support import (
 from tinyproto.algorithms.base import ClientInfo, Round
 from tinyproto.algorithms.exchange import drawn, exchanged, host
 from tinyproto.algorithms.lg_fedavg import SPEC, LGFedAvgHyper
-from tinyproto.core.messages import Message
+from tinyproto.core.prototypes import Message
 from tinyproto.engine.training import EagerTrainer
 from tinyproto.models.split import SplitModel
 

@@ -6,7 +6,7 @@ from torch.nn import functional
 from support import FEDERATION, NO_FIT, STREAMS, make_client, update
 from tinyproto.algorithms.base import ClientInfo, Round
 from tinyproto.algorithms.local import SPEC, LocalHyper
-from tinyproto.core.messages import Message
+from tinyproto.core.prototypes import Message
 from tinyproto.core.task import batch_plan
 from tinyproto.engine.training import EagerTrainer
 

@@ -20,17 +20,13 @@ from support import (
 )
 from tinyproto.algorithms import fedproto, fedtgp
 from tinyproto.algorithms.base import Algorithm, ClientInfo, Round, Update
-from tinyproto.algorithms.tinyproto import (
-    FP_SPEC,
-    FT_SPEC,
-    ScaleAndSparsify,
-    TinyProtoFPHyper,
-    TinyProtoFTHyper,
-)
-from tinyproto.algorithms.transform import Upload
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import Prototypes
-from tinyproto.core.scaling import longest_prototype
+from tinyproto.algorithms.fedproto import received_rows
+from tinyproto.algorithms.tinyproto_fp import SPEC as FP_SPEC
+from tinyproto.algorithms.tinyproto_fp import TinyProtoFPHyper
+from tinyproto.algorithms.tinyproto_ft import SPEC as FT_SPEC
+from tinyproto.algorithms.tinyproto_ft import TinyProtoFTHyper, TinyProtoFTServer
+from tinyproto.core.cps import longest_prototype
+from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.core.task import State
 from tinyproto.engine.training import EagerTrainer
 
@@ -100,12 +96,13 @@ def test_fp_merges_by_its_rule_and_scale(changes: dict[str, Any], class_0: float
     ("changes", "factor"), [({}, 3.0 * 4 / 40), ({"global_scale": 0.25}, 0.25), ({"scaling": "none"}, 1.0)]
 )
 def test_ft_normalises_each_upload_on_the_server(changes: dict[str, Any], factor: float) -> None:
-    hyper = replace(TinyProtoFTHyper(cps_dim=S), **changes)
-    transform = ScaleAndSparsify(NUM_CLASSES, S, FT.masks, hyper.scaling, hyper.global_scale, "sum")
-    uploads = [Upload(sent.client, sent.message.rows) for sent in UPDATES if sent.message.rows is not None]
-    normalised = transform.normalise(uploads)
-    assert normalised[0].values[0].tolist() == pytest.approx([6.0 * factor] * S)
-    assert normalised[1].values[1].tolist() == pytest.approx([2.0 * factor] * S)
+    server = FT_SPEC.build(replace(TinyProtoFTHyper(cps_dim=S, max_length=None), **changes), FEDERATION).server
+    assert isinstance(server, TinyProtoFTServer)
+    assert FT.masks is not None
+    normalised = server.normalise(received_rows(UPDATES))
+    assert normalised[0].values[0][FT.masks[0]].tolist() == pytest.approx([6.0 * factor] * S)
+    assert normalised[1].values[1][FT.masks[1]].tolist() == pytest.approx([2.0 * factor] * S)
+    assert not normalised[0].values[0][~FT.masks[0]].any()
 
 
 @pytest.mark.parametrize("changes", [{"aggregation": "sum"}, {"aggregation": "mean"}])

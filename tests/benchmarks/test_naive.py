@@ -12,7 +12,7 @@ from benchmarks.naive import NaiveFederation, class_means, nearest
 from support import make_patterns
 from tinyproto.config import parse_config
 from tinyproto.core import prototypes
-from tinyproto.core.threads import one_thread
+from tinyproto.core.streams import one_thread
 from tinyproto.engine.round import RoundRecord
 from tinyproto.errors import ConfigError
 from tinyproto.experiment import Experiment
@@ -60,7 +60,7 @@ def test_it_reaches_what_the_eager_trainer_reaches(algorithm: str | dict[str, An
         seconds = naive.play()
         assert sum(seconds.values()) - seconds["total"] <= seconds["total"]
         assert_equal_round(naive, next(played).record)
-    for mine, theirs in zip(host.shelf.values(), naive.clients, strict=True):
+    for mine, theirs in zip(host.store.values(), naive.clients, strict=True):
         present = mine.local.present.nonzero().flatten().tolist()
         assert sorted(theirs.prototypes) == present
         rows = torch.stack([theirs.prototypes[label] for label in present])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -56,18 +55,16 @@ def test_one_command_trains_keeps_the_records_and_draws(tmp_path: Path, monkeypa
     monkeypatch.setattr(participation, "ALGORITHMS", ("local", "fedproto"))
     records, picture = tmp_path / "records", tmp_path / "picture.svg"
     arguments = ["--seeds", "0", "--passes", "1", "--records", str(records), "--picture", str(picture)]
-    monkeypatch.setattr(sys, "argv", ["participation", *arguments])
-    participation.main()
+    participation.main(arguments)
     assert [path.name for path in find_runs([records])] == ["participation50_dropout20"]
     names = {path.name for path in (records / "participation50_dropout20").iterdir()}
     assert names == {"config.yaml", "environment.json", "rounds.jsonl.gz", "summary.json"}
     before = picture.read_text(encoding="utf-8")
     monkeypatch.setattr(participation, "train", None)
-    monkeypatch.setattr(sys, "argv", ["participation", "--draw", *arguments])
-    participation.main()
+    participation.main(["--draw", *arguments])
     assert picture.read_text(encoding="utf-8") == before == draw(read_curves(records))
 
 
-@pytest.mark.skipif(not RECORDS.is_dir(), reason="python -m benchmarks.participation has not been run")
+@pytest.mark.skipif(not RECORDS.is_dir(), reason="python -m benchmarks participation has not been run")
 def test_the_committed_picture_is_that_of_the_committed_records() -> None:
     assert PICTURE.read_text(encoding="utf-8") == draw(read_curves(RECORDS)), "run with --draw"

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from benchmarks.soak import Verdict, disk, frames, kills, resumes, rounds
-from benchmarks.soak.__main__ import PARTS, main
+from benchmarks.soak.command import PARTS, main
 from benchmarks.soak.runs import scratch
-from tinyproto.core.messages import Message
+from tinyproto.core.prototypes import Message
 from tinyproto.errors import WireError
 from tinyproto.wire import values
 from tinyproto.wire.codec import encode
@@ -124,7 +124,7 @@ def test_a_part_that_fails_gives_status_1_and_its_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parts = {"kills": lambda seed: Verdict({"kills": seed}), "frames": lambda seed: Verdict(failures=[f"at {seed}"])}
-    monkeypatch.setattr("benchmarks.soak.__main__.PARTS", {**PARTS, **parts})
+    monkeypatch.setattr("benchmarks.soak.command.PARTS", {**PARTS, **parts})
     assert main(["--only", "kills", "--seed", "3"]) == 0
     assert main(["--only", "kills", "frames", "--seed", "3", "--json", str(tmp_path / "soak.json")]) == 1
     assert "frames: at 3" in capsys.readouterr().out

@@ -9,7 +9,7 @@ import pytest
 
 from support_cli import in_process, jsonl
 from tinyproto.algorithms.base import FederationSpec
-from tinyproto.algorithms.tinyproto import exchanged_bytes
+from tinyproto.algorithms.tinyproto_hyper import exchanged_bytes
 from tinyproto.config import load_config
 from tinyproto.experiment import Experiment
 from tinyproto.wire.values import WireSettings

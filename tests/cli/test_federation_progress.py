@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from support_cli import command
+from support_cli import called
 from tinyproto.cli.federation_progress import FederationProgress
 from tinyproto.cli.terminal import Output
 
@@ -143,7 +143,7 @@ def test_the_end_and_a_failure_are_kept() -> None:
      ["join", "--server", "h:1", "--client-id", "0", "--model", "m", "--data", "."]],
 )  # fmt: skip
 def test_without_the_extra_the_verbs_say_what_to_install(arguments: list[str], tmp_path: Path) -> None:
-    done = command(*arguments, cwd=tmp_path)
+    done = called(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == (
         "tinyproto: error: serve and join need Flower; in an environment of its own, in the folder of the clone: "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import yaml
 from safetensors.torch import load_file
 
 import tinyproto
-from support_cli import CELLS, CLASSES, CLIENTS, CPS_DIM, DIM, ROUNDS, RUN_FILES, GoodRun, command, jsonl
+from support_cli import CELLS, CLASSES, CLIENTS, CPS_DIM, DIM, ROUNDS, RUN_FILES, GoodRun, called, command, jsonl
 
 
 def test_a_run_leaves_every_file_of_a_run_folder_and_no_scraps(good: GoodRun) -> None:
@@ -120,10 +121,10 @@ def test_the_environment_says_what_the_run_ran_on(good: GoodRun) -> None:
 
 
 def test_the_table_and_the_verdict_are_printed(good: GoodRun) -> None:
-    for text in ("Local", "FedProto", "TinyProto-FT", "By nearest global prototype", "Local training alone"):
+    for text in ("Local", "FedProto", "TinyProto-FT", "nearest global prototype"):
         assert text in good.stdout
-    assert "5 clients, 2 networks on digits" in good.stdout
-    assert f"Written to {Path('runs', 'trial')}" in good.stdout
+    assert re.search("5 clients, 2 networks on digits", good.stdout)
+    assert str(Path("runs", "trial", "report.html")) in good.stdout
 
 
 def test_no_escape_codes_are_printed_where_there_is_no_terminal(good: GoodRun) -> None:
@@ -144,12 +145,12 @@ def test_the_same_config_and_seed_leave_the_same_bytes(good: GoodRun) -> None:
     assert again.read_bytes() == (good.folder / "rounds.jsonl").read_bytes()
 
 
-def test_the_resolved_config_repeats_the_run_byte_for_byte(good: GoodRun) -> None:
-    done = command("run", str(good.folder / "config.yaml"), "--runs", "resolved", cwd=good.cwd)
+def test_the_resolved_config_reproduces_the_run_byte_for_byte(good: GoodRun) -> None:
+    done = called("run", str(good.folder / "config.yaml"), "--runs", "resolved", cwd=good.cwd)
     assert done.returncode == 0
-    repeated = good.cwd / "resolved" / "trial"
-    assert (repeated / "rounds.jsonl").read_bytes() == (good.folder / "rounds.jsonl").read_bytes()
-    assert (repeated / "config.yaml").read_bytes() == (good.folder / "config.yaml").read_bytes()
+    second = good.cwd / "resolved" / "trial"
+    assert (second / "rounds.jsonl").read_bytes() == (good.folder / "rounds.jsonl").read_bytes()
+    assert (second / "config.yaml").read_bytes() == (good.folder / "config.yaml").read_bytes()
 
 
 def test_the_resolved_config_says_every_setting(good: GoodRun) -> None:

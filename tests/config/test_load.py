@@ -11,7 +11,7 @@ import yaml
 from torch import nn
 
 from tinyproto.config import Config, load_config, parse_config
-from tinyproto.config.load import BUILT_IN, SMALLEST
+from tinyproto.config.load import BUILT_IN
 from tinyproto.data import from_arrays
 from tinyproto.errors import ConfigError, DataError
 
@@ -84,12 +84,12 @@ def test_numbers_may_be_written_with_an_exponent(base: Path, text: str, value: f
 
 @pytest.mark.parametrize("override", ["train.rounds", "=5", " =5", ""])
 def test_an_override_without_key_and_value_is_refused_with_an_example(base: Path, override: str) -> None:
-    assert f"override {override!r} is not of the form key=value, such as train.rounds=10" in refusal(base, override)
+    assert f"override {override!r} has to have the form key=value" in refusal(base, override)
 
 
 def test_an_override_below_a_plain_value_is_refused_with_the_place(base: Path) -> None:
-    assert "'train.rounds.more=5': train.rounds has no keys of its own" in refusal(base, "train.rounds.more=5")
-    assert "'models.0=x': models has no keys of its own" in refusal(base, "models.0=x")
+    assert "'train.rounds.more=5': train.rounds has no keys" in refusal(base, "train.rounds.more=5")
+    assert "'models.0=x': models has no keys" in refusal(base, "models.0=x")
 
 
 def test_an_override_that_is_not_yaml_is_refused_by_name(base: Path) -> None:
@@ -98,9 +98,10 @@ def test_an_override_that_is_not_yaml_is_refused_by_name(base: Path) -> None:
 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
     missing = tmp_path / "nothing.yaml"
-    remedy = f"name a built-in one (quickstart, federation) or write it: {SMALLEST}"
-    assert refusal(missing) == f"no config file at {missing}; {remedy}"
-    (tmp_path / "smallest.yaml").write_text("\n".join(re.findall(r"`(.*?)`", SMALLEST)))
+    message = refusal(missing)
+    assert message.startswith(f"no config file at {missing}; ")
+    assert "(quickstart, federation)" in message
+    (tmp_path / "smallest.yaml").write_text("\n".join(re.findall(r"`(.*?)`", message)))
     assert [entry.label for entry in load_config(tmp_path / "smallest.yaml").algorithms] == ["local", "tinyproto_ft"]
 
 
@@ -186,10 +187,7 @@ def test_an_unknown_key_that_resembles_nothing_is_refused_with_all_that_are_know
         ("train.shuffle=1", "train.shuffle: input should be a valid boolean, not 1"),
         ("train.dropout=1", "train.dropout: input should be less than 1 or a valid string, not 1"),
         ("train.late=1", "train.late: input should be less than 1, not 1"),
-        (
-            "train={dropout: a.csv, late: 0.1}",
-            "train: late is set, but the file in dropout says who is late; leave late",
-        ),
+        ("train={dropout: a.csv, late: 0.1}", "train: late and a file in dropout"),
         ("train.last_batch=first", "train.last_batch: input should be 'join', 'keep' or 'drop', not 'first'"),
         ("name=5", "name: input should be a valid string, not 5"),
         ("seeds=0", "seeds: a list is needed, such as [a, b], not 0"),

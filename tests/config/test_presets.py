@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from tinyproto.config import Config, parse_config
-from tinyproto.core.losses import REGULARISERS
-from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.prototypes import REGULARISERS, Prototypes
 from tinyproto.data import from_arrays
 from tinyproto.errors import ConfigError
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tinyproto.core.messages import prototype_parameters
+from tinyproto.algorithms.base import prototype_parameters
 
 CIFAR10_CLASSES_HELD = [7, 6, 4, 6, 2, 2, 5, 7, 6, 3, 4, 8, 6, 6, 4, 6, 5, 1, 4, 10]
 

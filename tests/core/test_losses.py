@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from tinyproto.core.losses import REGULARISERS, Distance, l2_regulariser, mse_regulariser, safe_norm
-from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.prototypes import REGULARISERS, Distance, Prototypes, l2_regulariser, mse_regulariser, safe_norm
 
 PROTOTYPES = Prototypes(torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 2.0]]), torch.tensor([True, False, True]))
 

@@ -5,10 +5,8 @@ import math
 import pytest
 import torch
 
-from tinyproto.core.aggregate import count_scaled_sum
-from tinyproto.core.losses import mse_regulariser
-from tinyproto.core.prototypes import Prototypes
-from tinyproto.core.scaling import (
+from tinyproto.core.cps import (
+    count_scaled_sum,
     derived_mean_scale,
     derived_sum_scale,
     derived_trainable_scale,
@@ -17,6 +15,7 @@ from tinyproto.core.scaling import (
     scale_by_count,
     shorten,
 )
+from tinyproto.core.prototypes import Prototypes, mse_regulariser, sum_over_holders
 
 
 def test_each_row_is_multiplied_by_its_class_count() -> None:
@@ -49,7 +48,7 @@ def test_the_sum_rule_with_its_derived_scale_is_nine_tenths_of_the_weighted_mean
     values = torch.tensor([[[1.0], [5.0]], [[2.0], [10.0]]])  # (client, class, 1)
     present = torch.tensor([True, True])
     uploads = [scale_by_count(Prototypes(values[i], present), counts[i]) for i in range(2)]
-    merged = scale(count_scaled_sum(uploads), derived_sum_scale(2, 20))
+    merged = scale(count_scaled_sum(sum_over_holders(uploads)), derived_sum_scale(2, 20))
     weighted = torch.tensor([[(6 * 1 + 4 * 2) / 10], [(2 * 5 + 8 * 10) / 10]])
     torch.testing.assert_close(merged.values, 0.9 * weighted)
 

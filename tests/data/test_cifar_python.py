@@ -77,9 +77,7 @@ def test_a_malicious_file_is_refused_and_nothing_of_it_runs(tmp_path: Path, prot
 
 
 def test_a_refusal_says_what_the_file_asked_for() -> None:
-    with pytest.raises(
-        Refused, match=r"asks for \w+\.system, which the official files never do; nothing of it was run"
-    ):
+    with pytest.raises(Refused, match=r"refers to \w+\.system.*nothing was executed"):
         read_batch(io.BytesIO(pickle.dumps({"data": Malicious(os.system, "true")}, protocol=2)))
 
 

@@ -85,7 +85,7 @@ def test_an_image_of_16_bits_is_refused_and_not_cut_off(tmp_path: Path) -> None:
 
 
 def test_folders_that_are_no_dataset_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"there is no folder .*nowhere"):
+    with pytest.raises(DataError, match=r"no folder at .*nowhere"):
         load("image_folder", tmp_path / "nowhere")
     with pytest.raises(DataError, match="has no folders"):
         load("image_folder", tmp_path)

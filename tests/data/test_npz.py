@@ -57,9 +57,9 @@ def test_grey_images_get_a_channel(tmp_path: Path) -> None:
         ({"images": PIXELS.astype(np.float32), "labels": LABELS}, "`images` has to be uint8"),
         ({"images": PIXELS[0, 0], "labels": LABELS}, r"its shape is \(6, 5\)"),
         ({"images": np.asfortranarray(PIXELS), "labels": LABELS}, "stored by columns; save numpy.ascontiguousarray"),
-        ({"images": PIXELS, "labels": LABELS[:-1]}, "7 images need as many labels"),
-        ({"images": PIXELS, "labels": LABELS - 1}, "these span -1"),
-        ({"images": PIXELS, "labels": LABELS.astype(float)}, "whole numbers"),
+        ({"images": PIXELS, "labels": LABELS[:-1]}, "7 images need 7 labels"),
+        ({"images": PIXELS, "labels": LABELS - 1}, "in -1 …"),
+        ({"images": PIXELS, "labels": LABELS.astype(float)}, "integers"),
         ({"images": PIXELS[:0], "labels": LABELS[:0]}, "at least one image"),
         ({"x_train": PIXELS, "y_train": LABELS, "x_test": PIXELS[:, :1], "y_test": LABELS}, "cannot be merged"),
         ({"images": PIXELS, "labels": np.array([{}] * 7, dtype=object)}, "damaged or not an .npz file"),
@@ -86,7 +86,7 @@ def test_a_damaged_file_is_named_with_the_remedy(tmp_path: Path, compressed: boo
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"there is no file .*a\.npz"):
+    with pytest.raises(DataError, match=r"no file at .*a\.npz"):
         load("npz", tmp_path / "a.npz")
     with pytest.raises(DataError, match=r"data\.root has to name the \.npz file"):
         load("npz")

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.model_selection import train_test_split
 
-from tinyproto.data import Share, dirichlet_shares, partition
+from support_data import dirichlet_shares
+from tinyproto.data import Share, partition
 from tinyproto.errors import DataError
 
 Labels = NDArray[np.int64]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tinyproto.data.images import Images, SharedPixels
-from tinyproto.workers.pipe import Handover, handed_over
+from tinyproto.workers.child import SharedDataset, received_dataset
 
 READ_ELSEWHERE = """
 import json, sys
@@ -67,11 +67,11 @@ def test_without_memory_files_a_nameless_file_takes_their_place(monkeypatch: pyt
 def test_a_worker_is_handed_the_same_dataset() -> None:
     shared = filled()
     images = Images("tiny", shared.tensor, torch.tensor([1, 0]), 3, 0.5, -2.0, shared)
-    handover = Handover(images)
+    handover = SharedDataset(images)
     request = handover.request({"name": "x"})
     for name, descriptor in zip(("pixels", "labels"), handover.descriptors, strict=True):
         request.head[name]["descriptor"] = os.dup(descriptor)
-    received = handed_over(request)
+    received = received_dataset(request)
     assert received is not None
     assert (received.name, received.num_classes, received.scale, received.shift) == ("tiny", 3, 0.5, -2.0)
     assert received.labels.tolist() == [1, 0]
@@ -87,6 +87,6 @@ def test_where_no_such_file_may_be_the_pixels_are_this_process_s_and_workers_loa
     monkeypatch.setattr(os, "ftruncate", too_large)
     shared = filled()
     assert shared.tensor.sum() == 270
-    handover = Handover(Images("tiny", shared.tensor, torch.tensor([1, 0]), 3, 0.5, -2.0, shared))
+    handover = SharedDataset(Images("tiny", shared.tensor, torch.tensor([1, 0]), 3, 0.5, -2.0, shared))
     assert handover.descriptors == []
-    assert handed_over(handover.request({"name": "x"})) is None
+    assert received_dataset(handover.request({"name": "x"})) is None

@@ -64,11 +64,11 @@ def test_arrays_carry_the_name_they_are_given() -> None:
     [
         (GREY.astype(np.float32), FOUR_LABELS, None, "uint8"),
         (GREY[0], FOUR_LABELS, None, r"\(N, C, H, W\)"),
-        (GREY, [0, 1, 2], None, "4 images need as many labels"),
-        (GREY, [[0], [1], [2], [1]], None, "4 images need as many labels"),
-        (GREY, [0.0, 1.0, 2.0, 1.0], None, "whole numbers"),
-        (GREY, [0, 1, -1, 2], None, r"0 … 2, these span -1 … 2"),
-        (GREY, FOUR_LABELS, 2, r"0 … 1, these span 0 … 2"),
+        (GREY, [0, 1, 2], None, "4 images need 4 labels"),
+        (GREY, [[0], [1], [2], [1]], None, "4 images need 4 labels"),
+        (GREY, [0.0, 1.0, 2.0, 1.0], None, "integers"),
+        (GREY, [0, 1, -1, 2], None, r"0 … 2, .* in -1 … 2"),
+        (GREY, FOUR_LABELS, 2, r"0 … 1, .* in 0 … 2"),
         (GREY[:0], np.zeros(0, dtype=np.int64), None, "at least one"),
     ],
 )
@@ -80,7 +80,7 @@ def test_arrays_that_cannot_be_a_dataset_are_refused(
 
 
 def test_labels_that_are_words_are_refused_in_words() -> None:
-    with pytest.raises(DataError, match="whole numbers"):
+    with pytest.raises(DataError, match="integers"):
         from_arrays(GREY, ["cat", "dog", "bird", "dog"])
 
 

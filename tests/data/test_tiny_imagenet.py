@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def test_a_grey_image_becomes_colour(folder: Path) -> None:
 
 def test_names_are_sorted_as_text_as_image_folders_are(tmp_path: Path) -> None:
     write_tiny_imagenet(tmp_path, ("n01",), train=11)
-    files = tiny_imagenet._list(tmp_path).paths
+    files = tiny_imagenet.listing(tmp_path).paths
     assert files[:3] == [f"train/n01/images/n01_{index}.JPEG" for index in (0, 1, 10)]
 
 
@@ -81,7 +82,7 @@ def test_where_it_is_or_how_to_get_it_is_told(folder: Path, tmp_path: Path) -> N
     assert SOURCES["tiny_imagenet"].locate(tmp_path) == str(folder)
     (tmp_path / "empty").mkdir()
     assert "get it with: tinyproto data fetch tiny_imagenet" in SOURCES["tiny_imagenet"].locate(tmp_path / "empty")
-    assert "tiny-imagenet-200/train does not exist" in refused(tmp_path / "empty")
+    assert f"{tmp_path}/empty/tiny-imagenet-200/train" in refused(tmp_path / "empty")
 
 
 @pytest.mark.parametrize("missing", ["train/n02/images/n02_1.JPEG", "val/images/val_3.JPEG", "val/val_annotations.txt"])
@@ -102,7 +103,7 @@ def test_a_class_folder_and_wnids_have_to_agree(folder: Path) -> None:
 def test_truncated_annotations_are_named(folder: Path) -> None:
     annotations = folder / "val" / "val_annotations.txt"
     annotations.write_text("".join(annotations.read_text().splitlines(keepends=True)[:-1]))
-    assert f"{annotations} is truncated: it says nothing of val_5.JPEG" in refused(folder)
+    assert re.match(rf"{annotations} is truncated: .*val_5\.JPEG", refused(folder))
 
 
 @pytest.mark.parametrize("keep", [0, 20, 300, -20])

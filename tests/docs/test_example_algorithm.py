@@ -1,4 +1,4 @@
-"""The worked example of docs/add_an_algorithm.md: short, as shown, and different from FedProto as intended."""
+"""The worked example of docs/how-to/add_an_algorithm.md: short, as shown, and different from FedProto as intended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tinyproto as tp
 from support_docs import ROOT, blocks_of, modules_of_a_folder
 from tinyproto import grid
 from tinyproto.algorithms.base import ClientInfo, FederationSpec
-from tinyproto.algorithms.transform import Upload
+from tinyproto.algorithms.fedproto import Upload
 from tinyproto.config import parse_config
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.errors import ConfigError
@@ -34,10 +34,9 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def transform(**hyper: Any) -> Any:
+def built(**hyper: Any) -> Any:
     (entry,) = parse_config({"models": ["small_cnn_a"], "algorithms": [{"name": NAME, **hyper}]}).algorithms
-    client: Any = entry.build(FederationSpec(CLASSES, DIM, learning_rate=0.1)).client
-    return client.transform
+    return entry.build(FederationSpec(CLASSES, DIM, learning_rate=0.1))
 
 
 def upload(values: list[list[float]], present: list[bool], client: int = 0) -> Upload:
@@ -53,12 +52,12 @@ def test_it_has_fewer_than_60_lines_and_the_page_shows_all_of_them() -> None:
     text = FILE.read_text(encoding="utf-8")
     assert len(text.splitlines()) < 60
     shown = [block.text for block in blocks_of(ROOT / "docs" / "add_an_algorithm.md") if block.language == "python"]
-    assert text in shown, "docs/add_an_algorithm.md does not show examples/robust_proto.py as it is"
+    assert text in shown, "docs/how-to/add_an_algorithm.md does not show examples/robust_proto.py as it is"
 
 
 def test_a_rare_class_stays_at_home() -> None:
     local = Prototypes(torch.ones(CLASSES, DIM), torch.tensor([True, True, False]))
-    sent = transform(min_count=3).upload(local, torch.tensor([3, 2, 0]))
+    sent = built(min_count=3).client.upload(local, torch.tensor([3, 2, 0]))
     assert sent.present.tolist() == [True, False, False]
     assert sent.values.tolist() == [[1, 1], [0, 0], [0, 0]]
 
@@ -70,10 +69,10 @@ def test_the_median_is_taken_over_the_clients_that_sent_a_class_and_no_single_on
         upload([[2.0, 6.0], [4.0, 0.0], nobody], [True, True, False]),
         upload([[900.0, 5.0], nobody, nobody], [True, False, False]),
     ]
-    merged = transform(merging="median").merge(uploads)
+    merged = built(merging="median").server.merge(uploads)
     assert merged.present.tolist() == [True, True, False]
     assert merged.values.tolist() == [[2, 5], [3, 1], [0, 0]]
-    assert transform(merging="mean").merge(uploads).values[0, 0] == pytest.approx(301.0)
+    assert built(merging="mean").server.merge(uploads).values[0, 0] == pytest.approx(301.0)
 
 
 def test_with_every_class_sent_and_merged_by_the_mean_it_is_fedproto() -> None:
@@ -101,7 +100,7 @@ def test_bytes_are_those_of_the_classes_that_left_home() -> None:
 )
 def test_a_hyper_parameter_that_cannot_be_is_refused(hyper: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        transform(**hyper)
+        built(**hyper)
 
 
 def test_it_gets_workers_and_records_for_free(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def test_nothing_tells_to_install_from_the_index() -> None:
     assert FROM_THE_INDEX.search("pip install 'tinyproto[flower]'")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/federation.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/start/federation.md", "docs/how-to/deploy.md"])
 def test_a_federation_s_commands_name_configs_that_a_clone_has(page: str) -> None:
     typed = "".join(block.text for block in blocks_of(ROOT / page) if block.info == "bash flower").splitlines()
     commands = [shlex.split(line, comments=True) for line in typed if line.startswith("tinyproto ")]

@@ -19,6 +19,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from types import ModuleType
 
@@ -26,13 +28,14 @@ import pytest
 import typer.main
 from rich.console import Console
 
+from benchmarks.__main__ import app as benchmarks
 from support_cli import environment
 from support_docs import PAGES, ROOT, Block, anchors, blocks_of, inline_code, links, modules_of_a_folder, taken_apart
 from tinyproto.cli.main import app
 from tinyproto.cli.report import print_comparison
 from tinyproto.config import load_config, parse_config
 from tinyproto.config.load import parse_yaml
-from tinyproto.fetch.download import ARCHIVES
+from tinyproto.fetch import ARCHIVES
 from tinyproto.report.compare import compare
 from tinyproto.report.verdict import verdict
 from tinyproto.tracking.run_folder import RunFolder
@@ -57,14 +60,29 @@ def by_name(page: Path) -> str:
 LONG = ("grid.md", "scale.md", "benchmarks.md", "report.md")
 """Pages whose blocks start many processes or measure; `make test-all` plays them."""
 
-every_page = pytest.mark.parametrize("page", PAGES, ids=by_name)
+
+def every_page(check: Callable[[Path], None]) -> Callable[[], None]:
+    """Run a check on all pages in one test, and report all failures in one message."""
+
+    @wraps(check)
+    def test() -> None:
+        failures = []
+        for page in PAGES:
+            try:
+                check(page)
+            except AssertionError as failure:
+                failures.append(f"{by_name(page)}: {failure}")
+        assert not failures, "\n".join(failures)
+
+    del test.__wrapped__  # pytest would look for a fixture `page`
+    return test
 
 
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What a reader has after `make run`: a folder with the configs, the examples and an environment."""
-    for name in ("configs", "examples"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("configs", "examples", "benchmarks", "paper"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "records"))
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / ".venv").symlink_to(sys.prefix)
     monkeypatch.chdir(tmp_path)
@@ -176,7 +194,7 @@ def test_a_block_says_what_it_is(page: Path) -> None:
             assert not commands, f"{block}: {commands} would never be run; that is `bash`"
 
 
-FEDERATIONS = ("README.md", "docs/federation.md")
+FEDERATIONS = ("README.md", "docs/start/federation.md", "docs/how-to/deploy.md")
 """Pages whose blocks `bash flower` are typed by tests/flower/test_tutorial.py and test_machines.py."""
 
 
@@ -232,14 +250,16 @@ def test_a_link_leads_somewhere(page: Path) -> None:
 
 
 @every_page
-def test_a_command_in_a_sentence_is_one_that_there_is(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
+def test_a_command_in_a_sentence_is_one_that_there_is(page: Path) -> None:
     verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    measurements = typer.main.get_command(benchmarks).commands  # type: ignore[attr-defined]
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for code in inline_code(page):
         words = code.split()
         if words[0] == "make" and len(words) > 1:
             assert words[1] in targets, f"{page.name}: `{code}`"
+        if words[:3] == ["python", "-m", "benchmarks"] and len(words) > 3:
+            assert words[3] in measurements, f"{page.name}: `{code}`"
         if words[0].rpartition("/")[2] != "tinyproto" or len(words) == 1:
             continue
         assert words[1] in verbs or words[1] in ("--help", "--version"), f"{page.name}: `{code}`"
@@ -250,7 +270,7 @@ def test_a_command_in_a_sentence_is_one_that_there_is(page: Path, monkeypatch: p
         assert all(word in options for word in words[2:] if word.startswith("--")), f"{page.name}: `{code}`"
         if words[1] == "run" and len(words) > 2 and words[2].endswith(".yaml"):
             config, *overrides = shlex.split(code)[2:]
-            with modules_of_a_folder(ROOT / "examples"):
+            with contextlib.chdir(ROOT), modules_of_a_folder(ROOT / "examples"):
                 load_config(Path(config), [word for word in overrides if not word.startswith("--")])
 
 
@@ -301,4 +321,4 @@ def test_make_run_does_the_quickstart(clone: Path) -> None:
     assert done.returncode == 0, done.stderr
     results = RunFolder(clone / "runs" / "quickstart").read_results()
     assert [result["rounds"] for result in results] == [30] * 5
-    assert "Local training alone" in done.stdout
+    assert "TinyProto-FT" in done.stdout

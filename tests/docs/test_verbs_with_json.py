@@ -1,4 +1,4 @@
-"""docs/report.md names the verbs that take --json."""
+"""docs/how-to/report.md names the verbs that take --json."""
 
 from __future__ import annotations
 

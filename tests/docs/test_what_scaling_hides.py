@@ -1,4 +1,4 @@
-"""The example of docs/privacy.md: its rules against numbers worked out by hand, its tap, and its records."""
+"""The example of docs/explain/privacy.md: its rules against numbers worked out by hand, its tap, and its records."""
 
 from __future__ import annotations
 
@@ -173,9 +173,9 @@ def test_the_tap_sees_what_clients_uploaded_and_changes_nothing() -> None:
     assert tapped == [played.record for played in experiment.simulation(cell, experiment.loopback(cell)).rounds()]
     counts = experiment.data.train_counts
     first, last = host.mails({client: int(counts[client].sum()) for client in range(6)}, networks=1)
-    algorithm: Any = simulation.algorithm
+    algorithm: Any = simulation.server.algorithm
     for client in range(6):
-        sent = algorithm.client.transform.upload(host.shelf[client].local, counts[client])
+        sent = algorithm.client.transform.upload(host.store[client].local, counts[client])
         np.testing.assert_array_equal(last.uploads[client], sent.values.numpy())
         np.testing.assert_array_equal(last.present[client], (counts[client] > 0).numpy())
     assert first.sent is None

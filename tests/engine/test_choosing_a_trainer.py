@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
 from tinyproto.core.task import FeatureModel, FitResult, Task, TensorData
-from tinyproto.engine.training import choose
-from tinyproto.engine.training.choice import Precision, Rounded
-from tinyproto.engine.training.stacked.fusion import Fusion, Gated, Interleaved, Normalised
-from tinyproto.engine.training.stacked.levels import ANOTHER_WIDTH, ONE_MORE, Level, levels, paid
-from tinyproto.engine.training.stacked.network import StackedModule
+from tinyproto.engine.training import Precision, WithPrecision, choose
 from tinyproto.models import ModelShape, build_model
+from tinyproto.stacked.fusion import Fusion, Gated, Interleaved, Normalised
+from tinyproto.stacked.network import StackedModule
+from tinyproto.stacked.schedule import CLIENT_COST, WIDTH_COST, Stretch, computed_steps, plan_widths
 
 
 @pytest.mark.parametrize(
@@ -37,26 +36,26 @@ steps_of_clients = st.lists(st.integers(0, 60), min_size=1, max_size=8).map(lamb
 
 
 @given(steps_of_clients)
-def test_levels_cover_every_step_of_every_client_once(steps: list[int]) -> None:
-    found = levels(steps)
-    assert [level.start for level in found] == [0, *(level.stop for level in found[:-1])][: len(found)]
-    assert [level.width for level in found] == sorted({level.width for level in found}, reverse=True)
+def test_stretches_cover_every_step_of_every_client_once(steps: list[int]) -> None:
+    found = plan_widths(steps)
+    assert [stretch.start for stretch in found] == [0, *(stretch.stop for stretch in found[:-1])][: len(found)]
+    assert [stretch.width for stretch in found] == sorted({stretch.width for stretch in found}, reverse=True)
     for client, count in enumerate(steps):
-        assert paid(found, client) >= count
+        assert computed_steps(found, client) >= count
     assert (found[-1].stop if found else 0) == steps[0]
 
 
 @given(steps_of_clients)
-def test_levels_are_never_dearer_than_one_width_for_all(steps: list[int]) -> None:
-    def cost(found: Sequence[Level]) -> float:
-        return sum((level.stop - level.start) * (1 + ONE_MORE * (level.width - 1)) + ANOTHER_WIDTH for level in found)
+def test_stretches_never_cost_more_than_one_width_for_all(steps: list[int]) -> None:
+    def cost(found: Sequence[Stretch]) -> float:
+        return sum((stop - start) * (1 + CLIENT_COST * (width - 1)) + WIDTH_COST for width, start, stop in found)
 
-    assert cost(levels(steps)) <= cost([Level(len(steps), 0, steps[0])])
+    assert cost(plan_widths(steps)) <= cost([Stretch(len(steps), 0, steps[0])])
 
 
 def test_equal_clients_stay_together_and_a_long_one_goes_on_alone() -> None:
-    assert levels([62, 62, 60]) == [Level(3, 0, 62)]
-    assert levels([300, 40, 40]) == [Level(3, 0, 40), Level(1, 40, 300)]
+    assert plan_widths([62, 62, 60]) == [Stretch(3, 0, 62)]
+    assert plan_widths([300, 40, 40]) == [Stretch(3, 0, 40), Stretch(1, 40, 300)]
 
 
 class Asked:
@@ -82,7 +81,7 @@ class Asked:
 def test_products_round_as_told_and_afterwards_as_before(precision: Precision, expected: tuple[bool, bool]) -> None:
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     asked = Asked()
-    trainer = Rounded(asked, precision)
+    trainer = WithPrecision(asked, precision)
     trainer.fit([])
     trainer.features([], [])
     assert asked.seen == [expected, expected]

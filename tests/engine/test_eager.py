@@ -10,7 +10,7 @@ from support import NUM_CLASSES, PROTO_DIM, head_weight, make_client, tiny_net
 from tinyproto.algorithms.base import Client
 from tinyproto.core.prototypes import Prototypes, class_sums
 from tinyproto.core.task import Batch, BatchPlan, ParamGroup, Step, Task, TensorData, batch_plan
-from tinyproto.engine.training import EagerTrainer
+from tinyproto.engine.eager import EagerTrainer
 from tinyproto.models import ModelEntry, ModelShape, build_model
 
 
@@ -215,7 +215,7 @@ def test_small_images_and_users_networks_keep_their_layout() -> None:
 
 
 def test_large_images_go_through_a_network_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinyproto.engine.training.eager.FEATURE_PIXELS", 5 * 16 * 16)
+    monkeypatch.setattr("tinyproto.engine.eager.FEATURE_PIXELS", 5 * 16 * 16)
     client = colourful_client("small_cnn_a")
     seen: list[int] = []
     client.model.extractor.register_forward_hook(lambda _module, inputs, _output: seen.append(len(inputs[0])))

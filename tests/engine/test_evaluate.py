@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from tinyproto.core.prototypes import Prototypes
-from tinyproto.engine.evaluate import score
+from tinyproto.engine.measure import score
 
 FEATURES = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.9, 0.2]])
 LABELS = torch.tensor([0, 1, 1])

@@ -9,21 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from support import FEDERATION, PROTO_DIM, InProcess, same_tensors, tiny_net, wide_net
+from support import FEDERATION, PROTO_DIM, InProcess, SimulationSettings, same_tensors, tiny_net, wide_net
 from tinyproto.algorithms import ALGORITHMS, Algorithm
 from tinyproto.algorithms.base import Round
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import class_means
-from tinyproto.data.federation import FederatedData
+from tinyproto.core.prototypes import Message, class_means
+from tinyproto.data.images import FederatedData
 from tinyproto.engine.client import LocalTraining
-from tinyproto.engine.evaluate import score
+from tinyproto.engine.measure import Meter, score
 from tinyproto.engine.round import RoundPlan, RoundRecord, play_round
 from tinyproto.engine.server import Reply
 from tinyproto.errors import LeftOutError
-from tinyproto.simulation.loop import SimulationSettings
 from tinyproto.wire.codec import decode, encode
 from tinyproto.wire.frame import Header, Kind
-from tinyproto.wire.meter import Meter
 
 EXCHANGING = ["fedavg", "lg_fedavg", "fml", "fedkd"]
 

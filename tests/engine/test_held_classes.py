@@ -10,18 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from support import NUM_CLASSES, PROTO_DIM, InProcess, same_tensors, tiny_net
+from support import NUM_CLASSES, PROTO_DIM, InProcess, SimulationSettings, same_tensors, tiny_net
 from support_rounds import build
 from tinyproto.algorithms.base import Algorithm, Round
-from tinyproto.data.federation import FederatedData
+from tinyproto.data.images import FederatedData
 from tinyproto.engine.client import LocalTraining
+from tinyproto.engine.measure import Meter
 from tinyproto.engine.round import RoundPlan, RoundRecord, play_round
 from tinyproto.engine.server import Reply
-from tinyproto.simulation.loop import SimulationSettings
-from tinyproto.storage.checkpoint import Position, load_newest, restore, save
+from tinyproto.storage.checkpoint import Position, load_newest, restore_server, save
 from tinyproto.wire.codec import decode
 from tinyproto.wire.frame import Kind
-from tinyproto.wire.meter import Meter
 from tinyproto.wire.values import WireSettings
 
 SETTINGS = SimulationSettings(LocalTraining(rounds=3, batch_size=8), PROTO_DIM)
@@ -124,11 +123,12 @@ def test_a_checkpoint_remembers_who_holds_what(quarters: FederatedData, tmp_path
     rounds = first.rounds()
     for _ in range(2):
         next(rounds)
-    save(tmp_path / "checkpoint", Position.beginning({}), first)
+    save(tmp_path / "checkpoint", Position.beginning({}), first.server, first.host.save())
     checkpoint = load_newest(tmp_path / "checkpoint", clients)
     assert checkpoint is not None
     again = simulation()
-    restore(again, checkpoint)
+    restore_server(again.server, checkpoint)
+    again.host.restore(checkpoint.clients)
     assert sorted(again.server.held) == sorted(first.server.held) != []
     assert all(torch.equal(again.server.held[client], classes) for client, classes in first.server.held.items())
     assert [played.record for played in again.rounds(first=3)] == due[2:]

@@ -12,30 +12,33 @@ import torch
 from support import NUM_CLASSES, PROTO_DIM, STREAMS, InProcess, random_prototypes
 from support_rounds import build, simulation
 from tinyproto.algorithms import ALGORITHMS
-from tinyproto.algorithms.base import Algorithm, ClientInfo, Round, Update
-from tinyproto.algorithms.fedproto import AveragingServer, StreamingServer
-from tinyproto.algorithms.streaming import Gathered, StreamingSide, merge_tree
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import PackedRows, Prototypes
-from tinyproto.data.federation import FederatedData
-from tinyproto.engine.agreement import expected_frames
-from tinyproto.engine.intake import Intake, InTurn
+from tinyproto.algorithms.base import Algorithm, ClientInfo, Round, ServerSide, Update, expected_frames
+from tinyproto.algorithms.fedproto import StreamingServer
+from tinyproto.algorithms.streaming import Gathered, OrderedUploads, StreamingSide, merge_tree
+from tinyproto.core.prototypes import Message, PackedRows, Prototypes
+from tinyproto.data.images import FederatedData
+from tinyproto.engine.checks import Intake
+from tinyproto.engine.measure import Meter
 from tinyproto.engine.round import RoundPlan, play_round
 from tinyproto.engine.server import Reply
 from tinyproto.engine.training import EagerTrainer
 from tinyproto.errors import WireError
 from tinyproto.wire.codec import encode
 from tinyproto.wire.frame import Header, Kind
-from tinyproto.wire.meter import Meter
 
 STREAMED = ("fedproto", "tinyproto_fp", "feddistill")
 
 
+class AllAtOnce:
+    """A server side that cannot gather: it has `aggregate` alone, and folds in whole uploads."""
+
+    def __init__(self, side: ServerSide) -> None:
+        self.init, self.broadcast, self.aggregate = side.init, side.broadcast, side.aggregate
+
+
 def all_at_once(algorithm: Algorithm) -> Algorithm:
     """The same method with a server that cannot gather."""
-    side = algorithm.server
-    assert isinstance(side, StreamingServer)
-    return replace(algorithm, server=AveragingServer(side.num_classes, side.transform))
+    return replace(algorithm, server=AllAtOnce(algorithm.server))
 
 
 def test_the_methods_that_need_sums_only_are_the_ones_that_gather() -> None:
@@ -132,13 +135,13 @@ def test_the_messages_of_a_gathered_round_hold_no_rows(quarters: FederatedData) 
 
 
 def test_who_waits_for_someone_that_never_comes_is_folded_in_at_the_end() -> None:
-    turns = InTurn([ClientInfo(client, 1, 1, 1) for client in (7, 3, 5)], Gathered(NUM_CLASSES, 2))
+    ordered = OrderedUploads([ClientInfo(client, 1, 1, 1) for client in (7, 3, 5)], Gathered(NUM_CLASSES, 2))
     rows = packed(random_prototypes([0], width=2))
-    turns.arrived(7, rows)
-    turns.arrived(5, None)
-    assert turns.gathered.uploads == 0
-    assert turns.close().uploads == 1
-    assert turns.close().uploads == 1
+    ordered.add(7, rows)
+    ordered.add(5, None)
+    assert ordered.gathered.uploads == 0
+    assert ordered.close().uploads == 1
+    assert ordered.close().uploads == 1
 
 
 EXPECTED = expected_frames(build("tinyproto_fp"), NUM_CLASSES, PROTO_DIM)

@@ -13,21 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from support import NUM_CLASSES, PROTO_DIM, InProcess, same_tensors, tiny_net
+from support import NUM_CLASSES, PROTO_DIM, InProcess, SimulationSettings, same_tensors, tiny_net
 from support_rounds import build
 from tinyproto.algorithms import ALGORITHMS
 from tinyproto.algorithms.base import Round
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import Prototypes
-from tinyproto.data.federation import FederatedData
+from tinyproto.core.prototypes import Message, Prototypes
+from tinyproto.data.images import FederatedData
+from tinyproto.engine.checks import SUSPECT_NORM, Settled, settle, unsendable
 from tinyproto.engine.client import LocalTraining
+from tinyproto.engine.measure import Meter
 from tinyproto.engine.round import RoundPlan, RoundRecord, play_round
 from tinyproto.engine.server import Reply
-from tinyproto.engine.state_check import SUSPECT_NORM, Settled, settle, unsendable
 from tinyproto.errors import LeftOutError
-from tinyproto.simulation.loop import SimulationSettings
 from tinyproto.wire.codec import decode, encode
-from tinyproto.wire.meter import Meter
 from tinyproto.wire.validate import LONGEST_DOWNLOAD, LONGEST_UPLOAD
 from tinyproto.wire.values import VALUE_TYPES, ValueName, ValueType, WireSettings
 

@@ -13,8 +13,7 @@ from support import same_tensors
 from support_flower import Federation, make_federation
 from tinyproto.algorithms import ALGORITHMS
 from tinyproto.experiment import Experiment
-from tinyproto.report.columns import cost_cells
-from tinyproto.report.compare import compare
+from tinyproto.report.compare import compare, table_cells
 from tinyproto.report.page import make_report
 from tinyproto.report.runs import read_run
 from tinyproto.tracking.run_folder import RunFolder, record_values
@@ -47,7 +46,7 @@ def assert_equal_to_the_simulation(federation: Federation) -> None:
     played = [record_values(round_.record) for round_ in simulation.rounds()]
     coordinator = federation.play()
     assert same_tensors(simulation.server.state, coordinator.server.state)
-    identity = experiment.identity(cell)
+    identity = cell.identity
     assert federation.records() == [{**identity, **record} for record in played]
 
 
@@ -82,8 +81,8 @@ def test_the_formula_is_the_simulation_s_or_unknown(preset: str, tmp_path: Path)
     (result,) = RunFolder(federation.run_folder).read_results()
     assert simulated > 0
     assert result["params_per_round_formula"] == (simulated if preset == "reference" else None)
-    (row,) = compare([result], {}, "head", "best").rows
-    assert (cost_cells(row)["formula"] == "–") == (preset == "sound")
+    comparison = compare([result], {}, "head", "best")
+    assert (table_cells(comparison, comparison.rows[0])["formula"] == "–") == (preset == "sound")
 
 
 def test_the_run_folder_has_a_report(tmp_path: Path) -> None:

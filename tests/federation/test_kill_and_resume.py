@@ -20,9 +20,9 @@ from tinyproto.config import parse_config
 from tinyproto.core.task import State
 from tinyproto.errors import CheckpointError, RunFolderError
 from tinyproto.federation.coordinator import Coordinator
-from tinyproto.simulation.loop import PlayedRound
-from tinyproto.tracking.checkpoints import Checkpoints
+from tinyproto.tracking.recorder import CellRecorder
 from tinyproto.tracking.run_folder import RunFolder
+from tinyproto.tracking.summary import RoundResult
 
 pytestmark = pytest.mark.flower
 
@@ -123,15 +123,15 @@ def kill_around(
     monkeypatch.setattr(owner, name, killing)
 
 
-def second_round(folder: RunFolder, identity: Any, played: PlayedRound) -> bool:
+def second_round(folder: RunFolder, identity: Any, played: RoundResult) -> bool:
     return played.record.round == 2
 
 
-def second_checkpoint(checkpoints: Checkpoints, cell: int, next_round: int, simulation: Any) -> bool:
-    return next_round == 3
+def second_checkpoint(recorder: CellRecorder) -> bool:
+    return len(recorder.rounds) == 2
 
 
-def closing(folder: RunFolder, identity: Any, played: PlayedRound) -> bool:
+def closing(folder: RunFolder, identity: Any, played: RoundResult) -> bool:
     return played.record.closing
 
 
@@ -140,7 +140,7 @@ def closing(folder: RunFolder, identity: Any, played: PlayedRound) -> bool:
     ("owner", "name", "when"),
     [
         (RunFolder, "append_round", second_round),
-        (Checkpoints, "save", second_checkpoint),
+        (CellRecorder, "checkpoint", second_checkpoint),
         (RunFolder, "append_round", closing),
         (RunFolder, "write_results", lambda *arguments: True),
     ],
@@ -173,7 +173,7 @@ def killed_after_round_2(federation: Federation, monkeypatch: pytest.MonkeyPatch
     if asked:
         kill_around(monkeypatch, RunFolder, "append_round", closing, True)
     else:
-        kill_around(monkeypatch, Checkpoints, "save", second_checkpoint, False)
+        kill_around(monkeypatch, CellRecorder, "checkpoint", second_checkpoint, False)
     with pytest.raises(Killed):
         federation.play()
     _, newest = sorted((federation.run_folder / "checkpoint").iterdir())
@@ -237,7 +237,7 @@ def test_resumed_clients_say_what_they_said_before(tmp_path: Path, monkeypatch: 
         note(client)
     after_round_2 = RunFolder.append_round
 
-    def die(folder: RunFolder, identity: Any, played: PlayedRound) -> None:
+    def die(folder: RunFolder, identity: Any, played: RoundResult) -> None:
         if played.record.round == 2:
             raise Killed
         after_round_2(folder, identity, played)

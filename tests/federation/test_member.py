@@ -21,18 +21,17 @@ from tinyproto.algorithms.base import Round
 from tinyproto.config import parse_config
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import FitResult, Task
+from tinyproto.engine.measure import Meter, Stopwatch
 from tinyproto.engine.round import RoundPlan, play_round
 from tinyproto.engine.server import Reply, ServerRuntime
-from tinyproto.engine.stopwatch import Stopwatch
 from tinyproto.engine.training import EagerTrainer
 from tinyproto.errors import ConfigError
 from tinyproto.federation.client_data import client_data
 from tinyproto.federation.member import JoinFile, Member, MemberFiles
 from tinyproto.federation.refusals import WORDS, Refusal
 from tinyproto.federation.terms import accepted_terms, agree, new_token, offered_terms
-from tinyproto.storage.tensor_files import load_sealed, save_whole
+from tinyproto.storage.tensor_files import load_sealed, save_tensors
 from tinyproto.wire.frame import Header, Kind, pack, unpack
-from tinyproto.wire.meter import Meter
 from tinyproto.wire.validate import open_frame
 
 
@@ -73,7 +72,7 @@ def play(folder: Path, values: Mapping[str, Any], rounds: int) -> tuple[ServerRu
         folders[client] = member.folder
     channel = Direct(folders)
     server = ServerRuntime(
-        agreement.algorithm, EagerTrainer(), Streams(0), agreement.expectation, Stopwatch(lambda: 0.0)
+        agreement.setup.algorithm, EagerTrainer(), Streams(0), agreement.setup.expectation, Stopwatch(lambda: 0.0)
     )
     server.greet(channel, [0, 1], Meter())
     for number in range(1, rounds + 1):
@@ -178,7 +177,7 @@ def test_a_state_that_an_earlier_release_wrote_without_a_digest_is_read(tmp_path
     file = state_file(channel.folders[0])
     facts, tensors = load_sealed(file)
     del facts["tensors"]
-    save_whole(file, tensors, {"tinyproto": json.dumps(facts)})
+    save_tensors(file, tensors, {"tinyproto": json.dumps(facts)})
     member = Member(channel.folders[0], 0)
     assert member.answer(TOKEN, channel.frames[1, 0]) == tensors["reply/1/TRAIN"].numpy().tobytes()
 
@@ -432,7 +431,7 @@ def sizes(member: Member, text: str) -> dict[str, float]:
     digest = bytes.fromhex(json.loads(text)["digest"])
     reply = member.answer(TOKEN, pack(Header(Kind.HELLO, 0, member.client, digest), b""))
     config = parse_config(small_values())
-    expected = agree(offered_terms(config, TOKEN), config.model.models).expectation
+    expected = agree(offered_terms(config, TOKEN), config.model.models).setup.expectation
     return dict(open_frame(reply, expected, member.client, 0, (Kind.HELLO,)).message.metrics)
 
 

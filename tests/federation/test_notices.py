@@ -17,7 +17,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 import support_federation
 from support_flower import NODE, Change, Federation, frame_of, framed, in_round, small_federation
 from support_members import small_values
-from tinyproto.core.messages import Message as Content
+from tinyproto.core.prototypes import Message as Content
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.federation.flower import RECORD
 from tinyproto.federation.refusals import ADVICE, LONGEST_REASON, NOTICE, notice, printable, read_notice
@@ -86,7 +86,7 @@ def in_training(change: Change) -> Change:
 def play(federation: Federation, change: Change | None = None, number: int | None = None) -> None:
     """Run all rounds; change what the bad client sends in one round, or in all."""
     coordinator = federation.coordinator()
-    change = change or diverged(coordinator.agreement.expectation)
+    change = change or diverged(coordinator.agreement.setup.expectation)
     federation.grid.changes[NODE + BAD] = in_training(change) if number is None else in_round(number, change)
     coordinator.run()
 
@@ -142,7 +142,7 @@ def test_what_a_client_refused_itself_is_not_told_back(tmp_path: Path) -> None:
 def test_a_client_whose_hello_is_refused_is_told_at_once(tmp_path: Path) -> None:
     federation = small_federation(tmp_path)
     coordinator = federation.coordinator()
-    expected = coordinator.agreement.expectation
+    expected = coordinator.agreement.setup.expectation
 
     def absurd(asked: Message, reply: Message) -> Iterable[tuple[float, Message]]:
         if asked.metadata.message_type != "query.frame":

@@ -79,7 +79,7 @@ def assert_equal_to_the_simulation(federation: Federation) -> None:
     experiment = Experiment(load_config(federation.config, []))
     (cell,) = experiment.cells
     simulation = experiment.simulation(cell, experiment.loopback(cell))
-    played = [{**experiment.identity(cell), **record_values(round_.record)} for round_ in simulation.rounds()]
+    played = [{**cell.identity, **record_values(round_.record)} for round_ in simulation.rounds()]
     assert [less_hellos(record) for record in federation.records()] == [less_hellos(record) for record in played]
     checkpoint = load_newest(federation.run_folder / "checkpoint", federation.run_folder / "clients")
     assert checkpoint is not None

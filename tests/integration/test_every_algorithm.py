@@ -10,21 +10,30 @@ import numpy as np
 import pytest
 import torch
 
-from support import FEDERATION, PROTO_DIM, InProcess, make_images, make_patterns, same_tensors, tiny_net, wide_net
+from support import (
+    FEDERATION,
+    PROTO_DIM,
+    InProcess,
+    SimulationSettings,
+    make_images,
+    make_patterns,
+    same_tensors,
+    tiny_net,
+    wide_net,
+)
 from tinyproto import grid
 from tinyproto.algorithms import ALGORITHMS, Algorithm
 from tinyproto.algorithms.auxiliary import AuxiliaryClient
 from tinyproto.config import parse_config
 from tinyproto.core.streams import Streams
-from tinyproto.data.federation import FederatedData
+from tinyproto.data.images import FederatedData
 from tinyproto.data.partition import Share
 from tinyproto.engine.client import LocalTraining
+from tinyproto.engine.measure import WAYS, Cost
 from tinyproto.engine.round import RoundRecord
 from tinyproto.experiment import Experiment
 from tinyproto.models import ModelEntry
-from tinyproto.simulation.loop import SimulationSettings
-from tinyproto.storage.checkpoint import Position, load_newest, restore, save
-from tinyproto.wire.meter import WAYS, Cost
+from tinyproto.storage.checkpoint import Position, load_newest, restore_server, save
 from tinyproto.wire.values import VALUE_TYPES, ValueName, WireSettings
 
 ROUNDS = 3
@@ -102,11 +111,12 @@ def test_what_goes_on_from_a_checkpoint_ends_in_the_same_bits(
     stopped = simulation(quarters, name, folder=clients)
     rounds = stopped.rounds()
     before = [next(rounds).record, next(rounds).record]
-    save(tmp_path / "checkpoint", Position(0, 3, 0, 0, {}), stopped)
+    save(tmp_path / "checkpoint", Position(0, 3, 0, 0, {}), stopped.server, stopped.host.save())
     checkpoint = load_newest(tmp_path / "checkpoint", clients)
     assert checkpoint is not None
     resumed = simulation(quarters, name, folder=clients)
-    restore(resumed, checkpoint)
+    restore_server(resumed.server, checkpoint)
+    resumed.host.restore(checkpoint.clients)
     assert same_tensors(resumed.snapshot(), stopped.snapshot())
     assert before + records(resumed, first=3) == undisturbed
     assert same_tensors(resumed.snapshot(), whole.snapshot())
@@ -156,11 +166,12 @@ def test_stochastic_rounding_repeats_and_goes_on_from_a_checkpoint_in_the_same_b
     clients = tmp_path / "clients"
     stopped = simulation(quarters, name, STOCHASTIC, folder=clients)
     before = next(stopped.rounds()).record
-    save(tmp_path / "checkpoint", Position(0, 2, 0, 0, {}), stopped)
+    save(tmp_path / "checkpoint", Position(0, 2, 0, 0, {}), stopped.server, stopped.host.save())
     checkpoint = load_newest(tmp_path / "checkpoint", clients)
     assert checkpoint is not None
     resumed = simulation(quarters, name, STOCHASTIC, folder=clients)
-    restore(resumed, checkpoint)
+    restore_server(resumed.server, checkpoint)
+    resumed.host.restore(checkpoint.clients)
     assert [before, *records(resumed, first=2)] == undisturbed
     assert same_tensors(resumed.snapshot(), whole.snapshot())
     if name != "local":
@@ -222,7 +233,7 @@ def test_a_preset_shares_its_network_and_its_form_on_cifar_shaped_images(preset:
         images=images,
     )
     experiment = Experiment(config, images)
-    built = {entry.spec.name: entry.build(experiment.federation) for entry in config.algorithms}
+    built = {cell.entry.spec.name: experiment.setup(cell).algorithm for cell in experiment.cells}
     for name in ("fml", "fedkd"):  # rows 12 and 14: ShuffleNetV2 ×0.5 is the smallest of these four
         client = built[name].client
         assert isinstance(client, AuxiliaryClient)

@@ -8,18 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from support import PROTO_DIM, InProcess, same_tensors, tiny_net
+from support import PROTO_DIM, InProcess, SimulationSettings, same_tensors, tiny_net
 from support_rounds import build
 from tinyproto import grid
 from tinyproto.algorithms import ALGORITHMS
 from tinyproto.config import Config, parse_config
-from tinyproto.data.federation import FederatedData
+from tinyproto.data.images import FederatedData
 from tinyproto.engine.client import LocalTraining
 from tinyproto.experiment import Experiment
 from tinyproto.report.page import make_report
 from tinyproto.report.runs import read_run
-from tinyproto.simulation.loop import SimulationSettings
-from tinyproto.storage.checkpoint import Position, load_newest, restore, save
+from tinyproto.storage.checkpoint import Position, load_newest, restore_server, save
 
 MIXED = [name for name in ALGORITHMS if name != "fedavg"]
 SETTINGS = SimulationSettings(
@@ -45,7 +44,7 @@ def config(names: list[str], rounds: int, workers: int = 1, **train: object) -> 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_learns_with_half_of_the_clients_and_a_fifth_of_them_lost(name: str) -> None:
-    experiment = Experiment(config([name], rounds=8))
+    experiment = Experiment(config([name], rounds=5))
     (cell,) = experiment.cells
     simulation = experiment.simulation(cell, experiment.loopback(cell))
     *rounds, closing = [played.record for played in simulation.rounds()]
@@ -73,11 +72,12 @@ def test_what_goes_on_from_a_checkpoint_loses_the_same_clients(
     stopped = simulation()
     rounds = stopped.rounds()
     before = [next(rounds).record, next(rounds).record]
-    save(tmp_path / "checkpoint", Position(0, 3, 0, 0, {}), stopped)
+    save(tmp_path / "checkpoint", Position(0, 3, 0, 0, {}), stopped.server, stopped.host.save())
     checkpoint = load_newest(tmp_path / "checkpoint", tmp_path / "clients")
     assert checkpoint is not None
     resumed = simulation()
-    restore(resumed, checkpoint)
+    restore_server(resumed.server, checkpoint)
+    resumed.host.restore(checkpoint.clients)
     assert before + [played.record for played in resumed.rounds(first=3)] == undisturbed
     assert same_tensors(resumed.snapshot(), whole.snapshot())
 

@@ -8,7 +8,7 @@ import pytest
 import tinyproto as tp
 from benchmarks.networks import Case, train
 from benchmarks.ordinary import NETWORKS, PATTERNS, draw_pattern, plain_cnn
-from tinyproto.core.scaling import longest_prototype
+from tinyproto.core.cps import longest_prototype
 
 
 def patterns(per_class: int) -> tp.data.Images:

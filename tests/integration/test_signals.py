@@ -22,7 +22,7 @@ checkpoint: {every_seconds: 1000}
 algorithms: [fedproto]
 seeds: [0, 1]
 """
-GO_ON = "tinyproto: interrupted; go on with: tinyproto resume runs/trial\n"
+GO_ON = "tinyproto: interrupted; resume with: tinyproto resume runs/trial\n"
 SLOWLY = """\
 import sys, time
 import tinyproto.cli.run as run
@@ -200,5 +200,5 @@ def test_a_signal_before_the_first_round_is_a_sentence_with_its_status(
     time.sleep(0.1)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (status, "tinyproto: interrupted; nothing was recorded yet\n")
+    assert (process.returncode, errors) == (status, "tinyproto: interrupted; nothing has been recorded\n")
     assert not (project / "runs").exists()

@@ -7,7 +7,7 @@ from torch import nn
 
 from tinyproto.models import SplitModel
 from tinyproto.models.count import NetworkSize, measure
-from tinyproto.models.layers import PoolFeatures
+from tinyproto.models.split import PoolFeatures
 
 
 def tiny() -> SplitModel:

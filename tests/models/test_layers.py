@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tinyproto.models.layers import PoolFeatures, average_map
+from tinyproto.models.split import PoolFeatures, average_map
 
 
 @pytest.mark.parametrize(

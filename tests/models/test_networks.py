@@ -19,10 +19,10 @@ from tinyproto.core.streams import global_randomness
 from tinyproto.models import NETWORKS, PUBLISHED, ModelShape, SplitModel, build_model
 from tinyproto.models.count import count_parameters, measure
 from tinyproto.models.efficientnet import EfficientNetB0, StochasticDepth, efficientnet_b0
-from tinyproto.models.layers import DropoutLinear
 from tinyproto.models.mobilenet_v2 import MobileNetV2
 from tinyproto.models.resnet8 import resnet8
 from tinyproto.models.shufflenet_v2 import X0_5, X1_0, ShuffleNetV2, shuffle_channels
+from tinyproto.models.split import DropoutLinear
 
 SMALL = [f"{name}_small_images" for name in PUBLISHED]
 RGB_32, RGB_64, GREY_32 = (3, 32, 32), (3, 64, 64), (1, 32, 32)

@@ -64,6 +64,13 @@ def test_it_has_its_types_its_page_and_the_built_in_configs_as_in_the_repository
         assert (package / config).read_bytes() == (ROOT / config).read_bytes()
 
 
+def test_it_has_neither_the_paper_nor_the_benchmarks(site: Path) -> None:
+    assert {path.name for path in site.iterdir() if path.suffix != ".dist-info"} - {"bin", "__pycache__"} == {
+        "tinyproto"
+    }
+    assert not [path for path in (site / "tinyproto").rglob("*") if path.name in ("paper", "benchmarks", "reproduce")]
+
+
 def test_its_version_is_that_of_its_metadata(site: Path, tmp_path: Path) -> None:
     (metadata,) = site.glob("tinyproto-*.dist-info")
     assert tinyproto(site, tmp_path, "--version") == f"tinyproto {distribution('tinyproto').version}\n"
@@ -93,6 +100,5 @@ def test_python_simulates_from_an_empty_folder(site: Path, tmp_path: Path) -> No
     assert "Result(fedproto, 2 rounds, 4 clients" in python(site, tmp_path, "-c", script)
 
 
-def test_what_needs_the_repository_says_so_in_a_sentence(site: Path, tmp_path: Path) -> None:
-    told = tinyproto(site, tmp_path, "bench", "round", "quickstart", "partition.num_clients=4", "--rounds", "1")
-    assert "The naive baseline is in a checkout's benchmarks/ only" in told
+def test_it_holds_the_library_and_nothing_else(site: Path) -> None:
+    assert {path.name for path in site.iterdir() if not path.name.endswith(".dist-info")} <= {"tinyproto", "bin"}

@@ -13,10 +13,18 @@ import safetensors.torch
 import torch
 import yaml
 
-from paper import heatmaps
-from paper.heatmaps import Drawn, drawn_of, drawn_only
-from paper.plan import Part, plan
-from paper.records_reader import Adoption, adopt, find_finished, finished_cells, write_record
+from paper import records_reader
+from paper.plan import Selection, plan
+from paper.records_reader import (
+    Drawn,
+    Imported,
+    drawn_of,
+    drawn_only,
+    find_finished,
+    finished_cells,
+    import_run,
+    write_record,
+)
 from paper.run import Reproduction
 from support_reproduce import ROUNDS, miniature, use
 from tinyproto import grid
@@ -102,7 +110,7 @@ def test_a_run_that_lacks_a_file_makes_no_record(tmp_path: Path, whole: Path, mi
     shutil.copytree(whole, tmp_path / "run")
     (tmp_path / "run" / missing).unlink()
     with pytest.raises(RunFolderError, match=f"{missing} cannot be read"):
-        adopt(tmp_path / "run", tmp_path / "results")
+        import_run(tmp_path / "run", tmp_path / "results")
     assert find_finished(tmp_path / "results") == []
 
 
@@ -120,7 +128,7 @@ def test_a_whole_run_folder_anywhere_below_counts_as_done(tmp_path: Path, whole:
     (tmp_path / "results" / "deep" / ".hidden").mkdir()
     (tmp_path / "results" / "broken").mkdir()
     (tmp_path / "results" / "broken" / "config.yaml").write_text("[")
-    standing = Reproduction(plan("table1", Part()), tmp_path / "results", tmp_path / "runs").standing()
+    standing = Reproduction(plan("table1", Selection()), tmp_path / "results", tmp_path / "runs").status()
     assert [(one.cell.stem, one.cell.label, one.cell.seed, one.state) for one in standing] == [
         ("table1_small", "fedproto", 0, "done"),
         ("table1_small", "local", 0, "done"),
@@ -130,48 +138,48 @@ def test_a_whole_run_folder_anywhere_below_counts_as_done(tmp_path: Path, whole:
         ("table1_other", "fedproto", 1, "to do"),
     ]
     assert standing[0].folder == tmp_path / "results" / "deep" / "mine"
-    longer = Reproduction(plan("table1", Part(rounds=9)), tmp_path / "results", tmp_path / "runs").standing()
+    longer = Reproduction(plan("table1", Selection(rounds=9)), tmp_path / "results", tmp_path / "runs").status()
     assert {one.state for one in longer} == {"to do"}
 
 
-def told(found: list[Adoption], results: Path) -> list[tuple[str, int, str | None, bool]]:
+def told(found: list[Imported], results: Path) -> list[tuple[str, int, str | None, bool]]:
     return [
         (
             one.finished.result["label"],
             one.finished.seed,
-            None if one.record is None else str(one.record.relative_to(results / "reproduction")),
+            None if one.record is None else str(one.record.relative_to(results)),
             one.written,
         )
         for one in found
     ]
 
 
-def test_the_finished_cells_of_a_run_are_adopted_once(tmp_path: Path, whole: Path) -> None:
-    found = told(adopt(whole, tmp_path), tmp_path)
+def test_the_finished_cells_of_a_run_are_imported_once(tmp_path: Path, whole: Path) -> None:
+    found = told(import_run(whole, tmp_path), tmp_path)
     assert found == [
         ("local", 0, "table1_small/local-0", True),
         ("fedproto", 0, "table1_small/fedproto-0", True),
         ("local", 1, "table1_small/local-1", True),
         ("fedproto", 1, "table1_small/fedproto-1", True),
     ]
-    assert told(adopt(whole, tmp_path), tmp_path) == [(*one[:3], False) for one in found]
-    standing = Reproduction(plan("table1", Part()), tmp_path, tmp_path / "runs").standing()
+    assert told(import_run(whole, tmp_path), tmp_path) == [(*one[:3], False) for one in found]
+    standing = Reproduction(plan("table1", Selection()), tmp_path, tmp_path / "runs").status()
     assert [one.state for one in standing].count("done") == 4
 
 
-def test_another_name_preset_or_number_of_rounds_is_adopted_under_the_paper_s(tmp_path: Path) -> None:
+def test_another_name_preset_or_number_of_rounds_is_imported_under_the_paper_s(tmp_path: Path) -> None:
     other = {
         "name": "mine", "preset": "paper", "seeds": [7], "train": {"rounds": 1, "batch_size": 64},
         "algorithms": [{"name": "fedproto", "label": "mine/own"}, {"name": "fedproto", "distance": "mse"}],
     }  # fmt: skip
-    found = told(adopt(play(tmp_path / "runs", **other), tmp_path), tmp_path)
+    found = told(import_run(play(tmp_path / "runs", **other), tmp_path), tmp_path)
     assert found[0] == ("mine/own", 7, "table1_small@paper@1rounds/fedproto-7", True)
     assert found[1][2:] == (None, False)
-    record = read_run(tmp_path / "reproduction" / "table1_small@paper@1rounds" / "fedproto-7")
+    record = read_run(tmp_path / "table1_small@paper@1rounds" / "fedproto-7")
     assert (record.name, record.results[0]["label"]) == ("table1_small", "mine/own")
 
 
-def test_cells_of_a_run_under_way_that_wait_to_be_added_are_adopted(tmp_path: Path, whole: Path) -> None:
+def test_cells_of_a_run_under_way_that_wait_to_be_added_are_imported(tmp_path: Path, whole: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     own = run / "cells" / "004-fedproto-1"
@@ -182,19 +190,19 @@ def test_cells_of_a_run_under_way_that_wait_to_be_added_are_adopted(tmp_path: Pa
     summary = json.loads((run / "summary.json").read_text())
     summary["results"] = summary["results"][:2]
     (run / "summary.json").write_text(json.dumps(summary))
-    found = told(adopt(run, tmp_path / "results"), tmp_path / "results")
+    found = told(import_run(run, tmp_path / "results"), tmp_path / "results")
     assert [one[2] for one in found] == [f"table1_small/{name}" for name in ("local-0", "fedproto-0", "fedproto-1")]
-    kept = tmp_path / "results" / "reproduction" / "table1_small" / "fedproto-1"
+    kept = tmp_path / "results" / "table1_small" / "fedproto-1"
     assert lines_kept(kept / "rounds.jsonl") == lines_kept(own / "rounds.jsonl")
     assert (kept / "environment.json").read_bytes() == (whole / "environment.json").read_bytes()
 
 
 def test_what_is_no_run_folder_is_said_to_be_none(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="is not a run folder"):
-        adopt(tmp_path, tmp_path)
+        import_run(tmp_path, tmp_path)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"name": "unresolved", "algorithms": ["local"]}))
     with pytest.raises(RunFolderError, match="is not the resolved config of a run"):
-        adopt(tmp_path, tmp_path)
+        import_run(tmp_path, tmp_path)
 
 
 # Prototypes that are drawn
@@ -236,9 +244,9 @@ def test_only_rows_that_are_drawn_are_kept() -> None:
 def test_a_record_that_is_drawn_keeps_its_prototypes_and_a_report_reads_them(
     tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heatmaps, "DRAWN", {"digits": Drawn((3,), 1)})
-    found = told(adopt(whole, tmp_path), tmp_path)
-    folder = tmp_path / "reproduction" / "table1_small"
+    monkeypatch.setattr(records_reader, "DRAWN", {"digits": Drawn((3,), 1)})
+    found = told(import_run(whole, tmp_path), tmp_path)
+    folder = tmp_path / "table1_small"
     assert {one[2] for one in found if (folder.parent / str(one[2]) / "prototypes.safetensors").is_file()} == {
         "table1_small/fedproto-0"
     }
@@ -262,11 +270,11 @@ def test_a_record_that_is_drawn_keeps_its_prototypes_and_a_report_reads_them(
 def test_a_record_without_what_is_drawn_is_not_done_for_the_heatmaps(
     tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cells = plan("table1", Part(seeds=[0], algorithms=["fedproto"]))[:1]
-    adopt(whole, tmp_path)
-    assert [one.state for one in Reproduction(cells, tmp_path, tmp_path / "runs").standing()] == ["done"]
+    cells = plan("table1", Selection(seeds=[0], algorithms=["fedproto"]))[:1]
+    import_run(whole, tmp_path)
+    assert [one.state for one in Reproduction(cells, tmp_path, tmp_path / "runs").status()] == ["done"]
     drawn = Reproduction(cells, tmp_path, tmp_path / "runs", drawn=True)
-    assert [one.state for one in drawn.standing()] == ["to do"]
-    monkeypatch.setattr(heatmaps, "DRAWN", {"digits": Drawn((3,), 1)})
-    assert [one[3] for one in told(adopt(whole, tmp_path), tmp_path)] == [False, True, False, False]
-    assert [one.state for one in drawn.standing()] == ["done"]
+    assert [one.state for one in drawn.status()] == ["to do"]
+    monkeypatch.setattr(records_reader, "DRAWN", {"digits": Drawn((3,), 1)})
+    assert [one[3] for one in told(import_run(whole, tmp_path), tmp_path)] == [False, True, False, False]
+    assert [one.state for one in drawn.status()] == ["done"]

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from paper.figure1 import fedavg_parameters, prototype_parameters, trunk_parameters
+from paper.page.figures import fedavg_parameters, prototype_parameters, trunk_parameters
 
 
 def test_the_network_is_the_one_the_paper_speaks_of() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paper.page.auto_scale import AUTO_HEADER, Search, any_derived, searches
-from paper.page.records import Records
+from paper.page.outcomes import Records
 from support_paper import PaperRecord
 from tinyproto.report.runs import find_runs, read_runs
 
@@ -48,12 +48,12 @@ def test_it_is_held_against_the_best_constant_after_as_many_rounds(tmp_path: Pat
     rows = [dict(zip(AUTO_HEADER, row, strict=True)) for row in search.rows()]
     assert [row["rounds"] for row in rows] == ["60"] * 7
     assert [row["global"] for row in rows] == ["38.00", "32.00", "25.00", "39.00", *["25.00"] * 3]
-    assert [row["auto less this, global"] for row in rows][:4] == ["–", "+6.00", "+13.00", "−1.00"]
+    assert [row["auto minus this, global"] for row in rows][:4] == ["–", "+6.00", "+13.00", "−1.00"]
     claim = search.claim()
-    assert claim.tally == "cannot be told yet"  # of one seed the difference alone
+    assert claim.tally == "undecided"  # of one seed the difference alone
     assert claim.evidence == (
-        "38.00 against 39.00 with μ = 0.01 as in Table 1 after 60 rounds (−1.00, 1 seed). Needs a second seed, to tell "
-        "a difference from noise."
+        "38.00 against 39.00 with μ = 0.01 as in Table 1 after 60 rounds (−1.00, 1 seed). Needs a second seed, to "
+        "separate a difference from noise."
     )
 
 
@@ -62,20 +62,20 @@ def test_as_good_is_what_lies_no_further_below_than_seeds_lie_apart(tmp_path: Pa
     other = replace(TABLE1, seed=1, early={60: second})  # seed 0 has 78, and one point is what auto lies below
     claim = found(tmp_path, AUTO, TABLE1, other, PRINTED, *WORSE)[FT].claim()
     assert claim.tally == verdict
-    assert f"(−1.00, 1 seed; seeds of one cell lie up to {(second - 78) / 2:.2f} apart)" in claim.evidence
+    assert f"(−1.00, 1 seed; seeds of one cell differ by up to {(second - 78) / 2:.2f})" in claim.evidence
 
 
 def test_better_than_every_constant_is_as_good_once_there_are_two_seeds(tmp_path: Path) -> None:
     seeds = [replace(record, seed=1) for record in (AUTO, PRINTED)]
     claim = found(tmp_path, AUTO, PRINTED, *seeds, *WORSE)[FT].claim()
     assert claim.tally == "holds so far"
-    assert "(+6.00, 2 seeds; seeds of one cell lie up to 0.00 apart)" in claim.evidence
+    assert "(+6.00, 2 seeds; seeds of one cell differ by up to 0.00)" in claim.evidence
     assert claim.evidence.endswith("Needs table1_cifar100: tinyproto_ft.")
 
 
 def test_shorter_runs_than_asked_for_decide_nothing(tmp_path: Path) -> None:
     made = [replace(record, rounds=30, seed=seed) for record in (AUTO, PRINTED) for seed in (0, 1)]
-    assert found(tmp_path, *made)[FT].claim().tally == "cannot be told yet"
+    assert found(tmp_path, *made)[FT].claim().tally == "undecided"
 
 
 def test_a_longer_run_decides_and_is_held_against_constants_of_as_many_rounds(tmp_path: Path) -> None:
@@ -88,8 +88,8 @@ def test_a_longer_run_decides_and_is_held_against_constants_of_as_many_rounds(tm
     claim = search.claim()
     assert claim.tally == "does not hold"
     assert claim.evidence == (
-        "44.00 against 45.00 with μ = 0.01 as in Table 1 after 300 rounds (−1.00, 1 seed; seeds of one cell lie up to "
-        "0.50 apart)."
+        "44.00 against 45.00 with μ = 0.01 as in Table 1 after 300 rounds (−1.00, 1 seed; seeds of one cell differ by "
+        "up to 0.50)."
     )
 
 

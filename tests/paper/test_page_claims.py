@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paper.page.claims import TEST, Claim, claims
-from paper.page.records import Records
+from paper.page.outcomes import Records
 from support_paper import PaperRecord
 from tinyproto.report.runs import find_runs, read_runs
 
@@ -31,9 +31,9 @@ def one(folder: Path, begins: str, *made: PaperRecord) -> Claim:
 def test_without_records_every_claim_says_what_it_needs(tmp_path: Path) -> None:
     found = judged(tmp_path, [])
     assert len(found) == 9
-    assert [words for words, claim in found.items() if claim.verdict != "cannot be told yet"] == [
+    assert [words for words, claim in found.items() if claim.verdict != "undecided"] == [
         "It sends up to 4× fewer than FedDistill",
-        "What CPS does meets the assumption of the convergence proof: fixed support, non-expansive",
+        "CPS meets the assumption of the convergence proof: fixed support, non-expansive",
     ]
     scaling = found["Scaling lifts TinyProto-FT by about 9 points on CIFAR-100"]
     assert scaling.evidence == (
@@ -115,7 +115,7 @@ def test_a_draw_is_not_a_win(tmp_path: Path) -> None:
 def test_accuracies_of_short_runs_are_told_after_as_many_rounds_but_decide_nothing(tmp_path: Path) -> None:
     other = PaperRecord("table1_cifar100", "local", 84, rounds=10)
     claim = one(tmp_path, "TinyProto-FT (50) beats Local", replace(FT, early={10: 90}), other)
-    assert claim.verdict == "cannot be told yet"
+    assert claim.verdict == "undecided"
     assert claim.facts[0].words == "CIFAR-100: TinyProto-FT (50) 45.00 against Local 42.00 after 10 rounds (+3.00)"
     assert ("table1_cifar100", "local") in {
         (need.stem, need.label) for need in claim.needs if not isinstance(need, str)
@@ -124,7 +124,7 @@ def test_accuracies_of_short_runs_are_told_after_as_many_rounds_but_decide_nothi
 
 def test_dead_units_are_counted_where_a_run_folder_keeps_its_prototypes(tmp_path: Path) -> None:
     fedproto = PaperRecord("table1_cifar100", "fedproto", rounds=3)
-    assert one(tmp_path / "record", "About half", fedproto).verdict == "cannot be told yet"
+    assert one(tmp_path / "record", "About half", fedproto).verdict == "undecided"
     claim = one(tmp_path / "folder", "About half", replace(fedproto, prototypes=True))
     assert claim.verdict == "holds"  # noise of which the negative half was set to zero
     words = (

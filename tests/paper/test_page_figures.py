@@ -8,16 +8,15 @@ from xml.etree import ElementTree
 import pytest
 
 from paper.page.curves import RING, Curve, Point, accuracies, draw, widths
-from paper.page.figures import Drawn, paper_figures
-from paper.page.records import Records
+from paper.page.figures import PaperFigure, paper_figures
+from paper.page.outcomes import Records
 from support_paper import PaperRecord
-from tinyproto.report.draw.axes import BOTTOM
-from tinyproto.report.draw.svg import DOT
-from tinyproto.report.figures.figure import Figure
+from tinyproto.report.figures import Figure
 from tinyproto.report.runs import find_runs, read_runs
+from tinyproto.report.svg import BOTTOM, DOT
 
 
-def drawn(folder: Path, made: Sequence[PaperRecord]) -> dict[str, Drawn]:
+def drawn(folder: Path, made: Sequence[PaperRecord]) -> dict[str, PaperFigure]:
     for record in made:
         record.write(folder)
     runs = read_runs(find_runs([folder])) if made else []
@@ -25,7 +24,7 @@ def drawn(folder: Path, made: Sequence[PaperRecord]) -> dict[str, Drawn]:
 
 
 @pytest.fixture(scope="module")
-def some(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Drawn]:
+def some(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PaperFigure]:
     made = [
         PaperRecord("table1_cifar100", "fedtgp", 74, rounds=5, payload=500),
         PaperRecord("table1_cifar100", "tinyproto_ft", 92, rounds=5, payload=50, formula=146_050),
@@ -74,19 +73,21 @@ def tips(elements: Sequence[ElementTree.Element], name: str) -> list[tuple[str |
 
 def test_without_any_cell_only_the_analytical_figure_is_drawn_and_words_say_so(tmp_path: Path) -> None:
     found = drawn(tmp_path, [])
-    assert [title for title, one in found.items() if one.figures] == ["Figure 1: parameters against FedAvg"]
-    assert found["CPS against a smaller layer, CIFAR-10"].missing.startswith("no cell of it is among the runs (")
+    assert [title for title, one in found.items() if one.figures] == ["Figure 1: parameters compared with FedAvg"]
+    assert found["CPS compared with a smaller layer, CIFAR-10"].missing.startswith(
+        "none of its cells is among the runs ("
+    )
     assert sum(bool(one.missing) for one in found.values()) == 6
 
 
-def test_figure_1_is_the_formula(some: dict[str, Drawn]) -> None:
-    (figure,) = some["Figure 1: parameters against FedAvg"].figures
+def test_figure_1_is_the_formula(some: dict[str, PaperFigure]) -> None:
+    (figure,) = some["Figure 1: parameters compared with FedAvg"].figures
     values = {(row[0], row[2]): row[3] for row in figure.rows}
     assert values["FedAvg, ShuffleNetV2 ×0.5", 1000] == 1_366_792
     assert values["prototypes, d=500", 100] == 50_000
 
 
-def test_neurons_are_drawn_as_accuracy_parameters_and_bytes(some: dict[str, Drawn]) -> None:
+def test_neurons_are_drawn_as_accuracy_parameters_and_bytes(some: dict[str, PaperFigure]) -> None:
     accuracy, parameters, over_bytes = some["Number of neurons, CIFAR-100"].figures
     assert {("TinyProto-FT", "ours", 500, 0.46), ("TinyProto-FT", "ours", 1000, 0.47)} <= rows(accuracy)
     assert ("TinyProto-FT", "paper", 500.0, 0.4594) in rows(accuracy)
@@ -138,20 +139,20 @@ def test_three_equal_curves_of_one_point_are_rings_in_the_legend_too() -> None:
     assert found == {"a": ("dot c0", "4"), "b": ("hollow c1", "6.5"), "c": ("hollow c2", "9")}
 
 
-def test_every_colour_that_is_drawn_is_in_the_legend(some: dict[str, Drawn]) -> None:
+def test_every_colour_that_is_drawn_is_in_the_legend(some: dict[str, PaperFigure]) -> None:
     for figure in (figure for one in some.values() for figure in one.figures):
         plot, below = marks(figure)
         assert plot
         assert set().union(*map(inks, plot)) == set().union(*map(inks, below)), figure.slug
 
 
-def test_a_curve_of_printed_values_alone_is_told_as_one(some: dict[str, Drawn]) -> None:
+def test_a_curve_of_printed_values_alone_is_told_as_one(some: dict[str, PaperFigure]) -> None:
     ablation, _ = some["Ablation of TinyProto-FT, CIFAR-100"].figures
     assert {name: mark.get("class") for name, mark in entries(ablation).items()} == {
         "CPS and scaling": "curve c8", "CPS, not scaled": "dot c6", "scaling, no CPS, printed": "curve printed c1",
         "FedTGP": "curve dashed c4", "the paper": "curve printed axis",
     }  # fmt: skip
-    compression, _ = some["CPS against a smaller layer, CIFAR-10"].figures
+    compression, _ = some["CPS compared with a smaller layer, CIFAR-10"].figures
     assert {name: mark.get("class") for name, mark in entries(compression).items()} == {
         "TinyProto-FP, CPS and scaling, printed": "curve printed c8",
         "TinyProto-FP, CPS, not scaled, printed": "curve printed c6",
@@ -167,7 +168,7 @@ def test_one_printed_value_alone_is_a_ring_and_told_as_printed() -> None:
     }  # fmt: skip
 
 
-def test_an_ablation_draws_what_there_is_beside_what_is_printed(some: dict[str, Drawn]) -> None:
+def test_an_ablation_draws_what_there_is_beside_what_is_printed(some: dict[str, PaperFigure]) -> None:
     accuracy, over_bytes = some["Ablation of TinyProto-FT, CIFAR-100"].figures
     found = rows(accuracy)
     assert {("CPS and scaling", "ours", 50, 0.46), ("CPS and scaling", "ours", 150, 0.45)} <= found
@@ -176,19 +177,19 @@ def test_an_ablation_draws_what_there_is_beside_what_is_printed(some: dict[str, 
     assert ("scaling, no CPS", "paper", 500.0, 0.461) in found
     assert not [row for row in found if row[:2] == ("scaling, no CPS", "ours")]
     assert accuracy.svg.count("curve dashed c4") == 2  # the level and its place in the legend
-    assert "Only the paper's values are there for scaling, no CPS." in accuracy.alternative
+    assert "Only the paper has values of scaling, no CPS." in accuracy.alternative
     assert "after 5 rounds" in accuracy.alternative
     assert ("FedTGP", "ours", 2 * 500 * 20, 0.37) in rows(over_bytes)
 
 
-def test_compression_holds_cps_against_fewer_neurons(some: dict[str, Drawn]) -> None:
-    accuracy, over_bytes = some["CPS against a smaller layer, CIFAR-10"].figures
+def test_compression_holds_cps_against_fewer_neurons(some: dict[str, PaperFigure]) -> None:
+    accuracy, over_bytes = some["CPS compared with a smaller layer, CIFAR-10"].figures
     assert ("FedProto with only d neurons", "ours", 250, 0.8) in rows(accuracy)
     assert ("TinyProto-FP, CPS and scaling", "paper", 250.0, 0.8507) in rows(accuracy)
     assert rows(over_bytes) == {("FedProto with only d neurons", "ours", 2 * 250 * 20, 0.8)}
 
 
-def test_every_figure_has_words_data_and_a_name_of_its_own(some: dict[str, Drawn]) -> None:
+def test_every_figure_has_words_data_and_a_name_of_its_own(some: dict[str, PaperFigure]) -> None:
     figures = [figure for one in some.values() for figure in one.figures]
     assert len({figure.slug for figure in figures}) == len(figures) == 8
     for figure in figures:

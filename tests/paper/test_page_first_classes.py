@@ -6,25 +6,25 @@ from pathlib import Path
 
 import pytest
 
-from paper.page.first_classes import FIRST_HEADER, STEM, FirstRow, any_of_the_first, first_rows
+from paper.page.chapter import as_html, findings
+from paper.page.extensions import FIRST_HEADER, FIRST_STEM, FirstRow, first_rows
 from paper.page.markdown import from_records
-from paper.page.records import Records
-from paper.page.section import as_html, repeat_paper
+from paper.page.outcomes import Records
 from support_paper import PaperRecord
 from tinyproto.report.runs import find_runs, read_runs
 
-TITLE = "The first 100 classes of Tiny-ImageNet, of which the paper has all 200"
+TITLE = "The first 100 classes of Tiny-ImageNet"
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("results")
     for record in (
-        PaperRecord(STEM, "local", 70, local=60, early={4: 50}, payload=0, formula=0),
-        PaperRecord(STEM, "local", 74, seed=1),
-        PaperRecord(STEM, "fedkd", 66),
-        PaperRecord(STEM, "tinyproto_ft", 90, head=80, local=84, payload=9, formula=91_700),
-        PaperRecord(STEM, "fedtgp", 62, rounds=4),
+        PaperRecord(FIRST_STEM, "local", 70, local=60, early={4: 50}, payload=0, formula=0),
+        PaperRecord(FIRST_STEM, "local", 74, seed=1),
+        PaperRecord(FIRST_STEM, "fedkd", 66),
+        PaperRecord(FIRST_STEM, "tinyproto_ft", 90, head=80, local=84, payload=9, formula=91_700),
+        PaperRecord(FIRST_STEM, "fedtgp", 62, rounds=4),
         PaperRecord("table1_tiny_imagenet", "fedproto", 20),
     ):
         record.write(folder)
@@ -48,7 +48,7 @@ def test_a_method_without_global_prototypes_is_read_by_its_head(rows: dict[str, 
 
 
 def test_local_stands_there_without_a_gain_over_itself(rows: dict[str, FirstRow]) -> None:
-    assert rows["local"].words()[:4] == ["Local", "36.00 ± 1.00", "–", "2"]
+    assert rows["local"].words()[:4] == ["Local", "36.00 ± 1.41", "–", "2"]
 
 
 def test_a_shorter_run_is_marked_and_held_against_local_after_as_many_rounds(rows: dict[str, FirstRow]) -> None:
@@ -62,35 +62,35 @@ def test_what_was_not_run_stays_visible_and_all_200_classes_do_not_fill_it(rows:
 
 
 def test_without_local_there_is_no_gain(tmp_path: Path) -> None:
-    PaperRecord(STEM, "tinyproto_ft", 90).write(tmp_path)
+    PaperRecord(FIRST_STEM, "tinyproto_ft", 90).write(tmp_path)
     found = first_rows(Records(read_runs(find_runs([tmp_path]))))
-    assert any_of_the_first(found)
+    assert [row.cell.label for row in found if row.variant is not None] == ["tinyproto_ft"]
     assert [row.gain for row in found] == [None] * 9
 
 
 def test_a_row_as_json_has_everything(rows: dict[str, FirstRow]) -> None:
     plain = rows["tinyproto_ft"].plain()
-    assert (plain["experiment"], plain["label"]) == (STEM, "tinyproto_ft")
+    assert (plain["experiment"], plain["label"]) == (FIRST_STEM, "tinyproto_ft")
     assert plain["over_local"] == pytest.approx(0.1)
     assert plain["ours"]["accuracy"] == {"head": 0.4, "global": 0.45, "local": 0.42}
 
 
-def test_page_and_report_have_it_beyond_the_paper_and_no_printed_value_beside_it(results: Path) -> None:
-    beyond = from_records(results).partition("## Beyond the paper")[2]
-    part = beyond.partition(f"### {TITLE}")[2]
+def test_page_and_report_have_it_among_the_extensions_and_no_printed_value_beside_it(results: Path) -> None:
+    made = from_records(results).partition("## Extensions")[2]
+    part = made.partition(f"### {TITLE}")[2]
     assert "| TinyProto-FT (50) | 45.00 | +10.00 | 1 | 40.00 | 45.00 | 42.00 | 91 700 | 360 B | 420 B |" in part
     assert "| FML | not run |" in part
     assert "Not run yet" not in part
     assert "27.29" not in part  # what Table 1 prints for all 200
-    paper = repeat_paper(read_runs(find_runs([results])))
+    paper = findings(read_runs(find_runs([results])))
     assert paper is not None
     page = "".join(as_html(paper))
-    assert page.index("Beyond the paper") < page.index(TITLE) < page.index("+10.00")
-    assert [row["label"] for row in paper.plain()["beyond"]["tiny_imagenet_100"]][-1] == "tinyproto_ft"
+    assert page.index(">Extensions<") < page.index(TITLE) < page.index("+10.00")
+    assert [row["label"] for row in paper.plain()["extensions"]["tiny_imagenet_100"]][-1] == "tinyproto_ft"
 
 
 def test_where_nothing_was_run_the_empty_table_says_how_to_run_it(tmp_path: Path) -> None:
     PaperRecord("table1_tiny_imagenet", "fedproto", 20).write(tmp_path)
     part = from_records(tmp_path).partition(f"### {TITLE}")[2]
-    assert "Not run yet: `tinyproto reproduce tiny-imagenet-100` plays it." in part
+    assert "Not run yet: `python -m paper tiny-imagenet-100` runs it." in part
     assert part.count("| not run |") == 9

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paper.page.markdown import BEGIN, END, PAGE, from_records, renewed, write
+from paper.page.markdown import BEGIN, END, PAGE, RECORDS, from_records, renewed, write_page
 from support_paper import PaperRecord
 from support_report import Made
 
@@ -11,21 +11,21 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_page_in_docs_says_what_the_records_say() -> None:
     page = (ROOT / PAGE).read_text(encoding="utf-8")
-    assert page == renewed(page, from_records(ROOT / "results")), "run `make docs`"
+    assert page == renewed(page, from_records(ROOT / RECORDS)), "run `make docs`"
 
 
 def test_only_what_is_between_the_markers_is_made_anew(tmp_path: Path) -> None:
-    PaperRecord("table1_cifar100", "fedproto", 60, rounds=4).write(tmp_path / "results")
+    PaperRecord("table1_cifar100", "fedproto", 60, rounds=4).write(tmp_path / RECORDS)
     (tmp_path / "docs").mkdir()
     (tmp_path / PAGE).write_text(f"before\n{BEGIN}\nwhat was there\n{END}\nafter\n")
-    write(tmp_path)
+    write_page(tmp_path)
     page = (tmp_path / PAGE).read_text()
     assert page.startswith(f"before\n{BEGIN}\n")
     assert page.endswith(f"{END}\nafter\n")
     assert "what was there" not in page
     assert "| FedProto | 29.97 ± 0.18 | 30.00 (4 rounds) | +0.03 | 1 |" in page
     assert "| FML | 37.83 ± 0.03 | not run |" in page
-    write(tmp_path)
+    write_page(tmp_path)
     assert (tmp_path / PAGE).read_text() == page
 
 
@@ -34,14 +34,14 @@ def test_without_a_cell_of_the_paper_the_page_says_so(tmp_path: Path) -> None:
     assert from_records(tmp_path) == "No cell of the paper is recorded yet.\n"
 
 
-def test_what_goes_beyond_the_paper_follows_it(tmp_path: Path) -> None:
+def test_extensions_follow_the_paper(tmp_path: Path) -> None:
     PaperRecord("table1_cifar100", "fedtgp", 60, rounds=4).write(tmp_path)
-    without = from_records(tmp_path).partition("## Beyond the paper")[2]
-    assert "Not run yet: `tinyproto reproduce bytes` plays it." in without
-    assert "Not run yet: `tinyproto reproduce auto` plays it." in without
+    without = from_records(tmp_path).partition("## Extensions")[2]
+    assert "Not run yet: `python -m paper bytes` runs it." in without
+    assert "Not run yet: `python -m paper auto` runs it." in without
     PaperRecord("bytes_cifar100", "tinyproto_ft(s=25-int4-held)", 70, rounds=4, evaluation=100).write(tmp_path)
     PaperRecord("auto_cifar10", "tinyproto_ft(auto)", 150, rounds=4).write(tmp_path)
-    made = from_records(tmp_path).partition("## Beyond the paper")[2]
+    made = from_records(tmp_path).partition("## Extensions")[2]
     assert (
         "| TinyProto-FT, s=25, int4 | held | 4 | 35.00 | 35.00 | 35.00 | +5.00 | 4.06 kB | – | 6.06 kB |" in made
     )  # fmt: skip

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paper.page.records import Outcome, Records
-from paper.page.section import repeat_paper
+from paper.page.chapter import findings
+from paper.page.outcomes import Outcome, Records
 from paper.page.tables import HEADER, Table, paper_tables, signed
 from paper.printed import Address
 from support_paper import PaperRecord
@@ -55,8 +55,8 @@ def named(tables: Sequence[Table], title: str) -> dict[str, list[str]]:
 def test_a_row_has_the_printed_value_ours_the_difference_other_rules_and_costs(tables: list[Table]) -> None:
     row = dict(zip(HEADER, named(tables, "Table 1: CIFAR-100")["FedProto"], strict=True))
     assert row == {
-        "algorithm": "FedProto", "paper": "29.97 ± 0.18", "ours": "30.00 ± 1.00", "Δ": "+0.03", "seeds": "2",
-        "head": "37.5 ± 0.5", "local": "31.0 ± 0.0", "Comm. (M)": "1.46", "formula": "1 460 500",
+        "algorithm": "FedProto", "paper": "29.97 ± 0.18", "ours": "30.00 ± 1.41", "Δ": "+0.03", "seeds": "2",
+        "head": "37.5 ± 0.7", "local": "31.0 ± 0.0", "Comm. (M)": "1.46", "formula": "1 460 500",
         "payload": "360 B", "wire": "420 B",
     }  # fmt: skip
 
@@ -86,7 +86,7 @@ def test_the_appendix_has_its_own_rows_and_those_of_table_1(tables: list[Table])
     rows = named(tables, "Appendix: CPS and scaling on CIFAR-100")
     assert len(rows) == 24
     assert rows["TinyProto-FT (150), scaled"][2] == "45.00"
-    assert rows["FedProto"][2] == "30.00 ± 1.00"
+    assert rows["FedProto"][2] == "30.00 ± 1.41"
 
 
 def test_another_preset_has_a_table_of_its_own_read_by_its_own_statistic(tables: list[Table]) -> None:
@@ -146,10 +146,10 @@ def test_the_verdict_counts_what_was_repeated_and_how_near_it_came(tmp_path: Pat
         PaperRecord("table1_cifar100", "local", 84),  # not printed
     ):
         record.write(tmp_path)
-    paper = repeat_paper(read_runs(find_runs([tmp_path])))
+    paper = findings(read_runs(find_runs([tmp_path])))
     assert paper is not None
     assert paper.verdict() == [
-        "Of 108 numbers that the paper's tables print, 2 were repeated with all rounds and 1 with fewer; 1 of the 2 "
-        "lie within 1.5 points of print.",
-        "Its 9 claims. Cannot be told yet: 7; holds: 2.",
+        "Of the 108 numbers in the paper's tables, 2 were run with all rounds and 1 with fewer; 1 of the 2 are within "
+        "1.5 points of the printed value.",
+        "Of its 9 claims, 7 are undecided, 2 hold.",
     ]

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from paper.page.claims import Claim
-from paper.page.records import Records
-from paper.page.wire_figures import wire_figures
-from paper.page.wire_types import WIRE_HEADER, WireRow, any_typed, wire_claims, wire_rows
+from paper.page.outcomes import Records
+from paper.page.wire_types import WIRE_HEADER, WireRow, any_typed, wire_claims, wire_figures, wire_rows
 from support_paper import PaperRecord
 from tinyproto.report.runs import find_runs, read_runs
 
@@ -148,21 +147,21 @@ def test_int4_is_to_send_a_hundred_times_fewer(tmp_path: Path, payload: int, ver
 
 def test_an_aim_tells_its_numbers(tmp_path: Path) -> None:
     assert aims(tmp_path, FEDPROTO, FEDTGP, INT8)[0].evidence == (
-        "55.7× fewer on the wire (1.58 kB against 88.1 kB a round; 2.98 kB with what is sent only to evaluate), 44.00 "
+        "55.7× fewer on the wire (1.58 kB against 88.1 kB a round; 2.98 kB with frames sent only to evaluate), 44.00 "
         "against FedTGP's 37.00 after 300 rounds (+7.00, 1 seed)."
     )
 
 
 def test_a_short_run_is_told_but_decides_nothing(tmp_path: Path) -> None:
     claim = aims(tmp_path, FEDPROTO, FEDTGP, replace(INT8, rounds=100))[0]
-    assert claim.tally == "cannot be told yet"
+    assert claim.tally == "undecided"
     assert "44.00 against FedTGP's 35.00 after 100 rounds (+9.00, 1 seed)" in claim.evidence
     assert claim.evidence.endswith("Needs bytes_cifar100: tinyproto_ft(s=50-int8-held).")
 
 
 def test_without_the_same_seed_an_aim_cannot_be_told(tmp_path: Path) -> None:
     claim = aims(tmp_path, FEDPROTO, FEDTGP, replace(INT8, seed=3))[0]
-    assert (claim.tally, claim.evidence) == ("cannot be told yet", "Needs the same seed of both.")
+    assert (claim.tally, claim.evidence) == ("undecided", "Needs a common seed of both.")
 
 
 def test_without_records_an_aim_names_what_it_needs() -> None:
@@ -175,7 +174,7 @@ def test_without_records_an_aim_names_what_it_needs() -> None:
 
 def test_each_number_of_rounds_has_a_figure_of_all_cells_that_have_as_many(some: Records) -> None:
     whole, short = wire_figures(some, wire_rows(some))
-    assert (whole.slug, short.slug) == ("beyond-bytes-300", "beyond-bytes-100")
+    assert (whole.slug, short.slug) == ("extension-bytes-300", "extension-bytes-100")
     found = {tuple(row[:4]) for row in whole.rows}
     assert {
         ("TinyProto-FT int8", "ours", 1580.0, 0.44),

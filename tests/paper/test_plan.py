@@ -2,48 +2,48 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pytest
 
 from paper.experiments import experiments
 from paper.matching import paper_cells
-from paper.plan import ALGORITHM_ORDER, Part, plan
-from paper.targets import TARGETS
+from paper.plan import ALGORITHM_ORDER, TARGETS, Selection, plan
 from support_reproduce import paper, use
 from tinyproto.config import parse_config
 from tinyproto.errors import ConfigError
 
-SEED_0 = Part(seeds=[0])
+SEED_0 = Selection(seeds=[0])
 
 
-def labels(target: str, part: Part = SEED_0) -> dict[str, list[str]]:
+def labels(target: str, part: Selection = SEED_0) -> dict[str, list[str]]:
     """By config."""
     found: dict[str, list[str]] = {}
     for cell in plan(target, part):
-        found.setdefault(cell.stem, []).append(cell.label)
+        found.setdefault(cell.group, []).append(cell.label)
     return found
 
 
 @pytest.mark.parametrize("target", ["table1", "table3", "appendix", "readings", "tiny-imagenet-100"])
 def test_a_table_is_every_cell_of_its_configs(target: str) -> None:
     own = [config for config in experiments() if config.target == target]
-    found = plan(target, Part())
+    found = plan(target, Selection())
     assert Counter(cell.stem for cell in found) == {config.stem: config.cells for config in own}
     keys = {cell.key for config in own for cell in paper_cells(config)}
     assert {cell.key for cell in found} == keys
 
 
 def test_cells_come_seed_after_seed_and_what_is_worth_knowing_first() -> None:
-    found = plan("table1", Part())
+    found = plan("table1", Selection())
     assert [cell.seed for cell in found] == [0] * 27 + [1] * 27 + [2] * 27
     first = found[:27]
-    assert [cell.dataset for cell in first] == ["cifar100"] * 9 + ["cifar10"] * 9 + ["tiny_imagenet"] * 9
+    assert [cell.paper.dataset for cell in first] == ["cifar100"] * 9 + ["cifar10"] * 9 + ["tiny_imagenet"] * 9
     assert [cell.label for cell in first[:9]] == list(ALGORITHM_ORDER)
 
 
 def test_figure_1_has_no_cells() -> None:
-    assert plan("figure1", Part()) == []
+    assert plan("figure1", Selection()) == []
 
 
 def test_the_figures_take_cells_of_the_tables() -> None:
@@ -55,7 +55,7 @@ def test_the_figures_take_cells_of_the_tables() -> None:
     assert ablation["table1_cifar10"] == ablation["table1_tiny_imagenet"] == ["fedtgp", "tinyproto_ft"]
     assert len(ablation["appendix_cifar10"]) == 10
     assert all(label.startswith("tinyproto_ft") for label in ablation["appendix_tiny_imagenet"])
-    compression = labels("figure-compression", Part(seeds=[0], datasets=["cifar100"]))
+    compression = labels("figure-compression", Selection(seeds=[0], datasets=["cifar100"]))
     assert compression["table1_cifar100"] == ["tinyproto_fp"]
     assert compression["appendix_cifar100"] == [
         f"tinyproto_fp(cps_dim={width},scaling=count)" for width in (150, 250, 350, 450)
@@ -63,7 +63,7 @@ def test_the_figures_take_cells_of_the_tables() -> None:
     assert [stem for stem in compression if stem.startswith("compression")] == [
         f"compression_cifar100_{width}" for width in (50, 150, 250, 350, 450)
     ]
-    heatmaps = [(cell.stem, cell.label, cell.seed) for cell in plan("heatmaps", Part(datasets=["cifar10"]))]
+    heatmaps = [(cell.stem, cell.label, cell.seed) for cell in plan("heatmaps", Selection(datasets=["cifar10"]))]
     assert heatmaps == [
         ("table1_cifar10", "fedproto", 0),
         ("appendix_cifar10", "tinyproto_fp(cps_dim=50,scaling=none)", 0),
@@ -72,91 +72,92 @@ def test_the_figures_take_cells_of_the_tables() -> None:
 
 
 def test_a_part_is_chosen_by_dataset_algorithm_and_seed() -> None:
-    part = Part(datasets=["cifar10", "cifar100"], algorithms=["tinyproto_ft", "local"], seeds=[5])
-    assert [(cell.dataset, cell.label, cell.seed) for cell in plan("table1", part)] == [
+    part = Selection(datasets=["cifar10", "cifar100"], algorithms=["tinyproto_ft", "local"], seeds=[5])
+    assert [(cell.paper.dataset, cell.label, cell.seed) for cell in plan("table1", part)] == [
         ("cifar100", "tinyproto_ft", 5),
         ("cifar100", "local", 5),
         ("cifar10", "tinyproto_ft", 5),
         ("cifar10", "local", 5),
     ]
     one = "tinyproto_fp(cps_dim=150,scaling=none)"
-    assert labels("appendix", Part(datasets=["cifar10"], algorithms=[one], seeds=[0])) == {"appendix_cifar10": [one]}
+    assert labels("appendix", Selection(datasets=["cifar10"], algorithms=[one], seeds=[0])) == {
+        "appendix_cifar10": [one]
+    }
 
 
 def test_a_part_may_be_some_of_the_configs() -> None:
-    part = Part(configs=["table3_alpha05", "table3_clients50"], algorithms=["fedtgp"], seeds=[0])
+    part = Selection(configs=["table3_alpha05", "table3_clients50"], algorithms=["fedtgp"], seeds=[0])
     assert labels("table3", part) == {"table3_clients50": ["fedtgp"], "table3_alpha05": ["fedtgp"]}
 
 
 def test_another_preset_or_number_of_rounds_has_a_folder_of_its_own() -> None:
-    part = Part(datasets=["cifar100"], algorithms=["fedproto"], seeds=[1])
+    part = Selection(datasets=["cifar100"], algorithms=["fedproto"], seeds=[1])
     (usual,) = plan("table1", part)
     assert usual.place == "table1_cifar100/fedproto-1"
-    (sound,) = plan("table1", Part(**{**vars(part), "preset": "sound"}))
+    (sound,) = plan("table1", Selection(**{**vars(part), "preset": "sound"}))
     assert sound.place == "table1_cifar100@sound/fedproto-1"
     assert sound.key != usual.key
-    assert sound.config.model.evaluate.statistic == "last10"
-    (short,) = plan("table1", Part(**{**vars(part), "rounds": 60, "preset": "sound"}))
+    assert sound.config["evaluate"]["statistic"] == "last10"
+    (short,) = plan("table1", Selection(**{**vars(part), "rounds": 60, "preset": "sound"}))
     assert short.place == "table1_cifar100@sound@60rounds/fedproto-1"
     assert short.key == sound.key
     assert short.rounds == 60
-    (named,) = plan("table1", Part(**{**vars(part), "rounds": 300, "preset": "reference"}))
+    (named,) = plan("table1", Selection(**{**vars(part), "rounds": 300, "preset": "reference"}))
     assert named.place == usual.place
 
 
 def test_a_cell_s_config_is_of_it_alone_and_repeats_itself() -> None:
-    part = Part(datasets=["cifar100"], algorithms=["tinyproto_ft"], seeds=[2], root="elsewhere")
+    part = Selection(datasets=["cifar100"], algorithms=["tinyproto_ft"], seeds=[2], root="elsewhere")
     (cell,) = plan("table1", part, ["train.trainer=stacked", "checkpoint.every_seconds=600"])
-    resolved = cell.config.resolved()
+    resolved = cell.parsed.resolved()
     assert parse_config(resolved).resolved() == resolved
     assert (resolved["name"], resolved["seeds"], len(resolved["algorithms"])) == ("table1_cifar100", [2], 1)
     assert (resolved["data"]["root"], resolved["train"]["trainer"]) == ("elsewhere", "stacked")
-    (plain,) = plan("table1", Part(datasets=["cifar100"], algorithms=["tinyproto_ft"], seeds=[2]))
+    (plain,) = plan("table1", Selection(datasets=["cifar100"], algorithms=["tinyproto_ft"], seeds=[2]))
     assert cell.key == plain.key
 
 
 @pytest.mark.parametrize(
     ("target", "part", "words"),
     [
-        ("tabel1", Part(), "unknown target 'tabel1', did you mean 'table1'?"),
-        ("table3", Part(datasets=["cifar10"]), "--dataset: table3 has no cells with cifar10; it has cifar100"),
-        ("table1", Part(datasets=["cifar"]), "--dataset: unknown name for table1 'cifar', did you mean 'cifar10'?"),
-        ("table3", Part(configs=["alpha05"]), "--configs: unknown name for table3 'alpha05', did you mean "),
-        ("table3", Part(configs=["table1_cifar10"]), "--configs: table3 has no cells with table1_cifar10; it has "),
-        ("table1", Part(algorithms=["fedavg"]), "--algorithms: table1 has no cells with fedavg; it has "),
-        ("table1", Part(algorithms=["fedprot"]), "did you mean 'fedproto'?"),
-        ("table1", Part(preset="sond"), "--preset: unknown preset 'sond', did you mean 'sound'?"),
-        ("figure1", Part(datasets=["cifar10"]), "figure1 has no cells with cifar10; it has none at all"),
+        ("tabel1", Selection(), "'tabel1'.*'table1'"),
+        ("table3", Selection(datasets=["cifar10"]), "--dataset: table3 .*cifar10; .*cifar100"),
+        ("table1", Selection(datasets=["cifar"]), "--dataset: .*'cifar'.*'cifar10'"),
+        ("table3", Selection(configs=["alpha05"]), "--configs: .*'alpha05'.*'table3_alpha05'"),
+        ("table3", Selection(configs=["table1_cifar10"]), "--configs: table3 .*table1_cifar10; .*table3_alpha05"),
+        ("table1", Selection(algorithms=["fedavg"]), "--algorithms: table1 .*fedavg; .*fedproto"),
+        ("table1", Selection(algorithms=["fedprot"]), "--algorithms: .*'fedproto'"),
+        ("table1", Selection(preset="sond"), "--preset: .*'sond'.*'sound'"),
+        ("figure1", Selection(datasets=["cifar10"]), "figure1 has no cells with cifar10; it has none"),
         (
             "figure-ablation",
-            Part(datasets=["cifar10"], algorithms=["fedproto"]),
+            Selection(datasets=["cifar10"], algorithms=["fedproto"]),
             "figure-ablation has no cells with fedproto",
         ),
         (
             "figure-compression",
-            Part(datasets=["cifar10"], algorithms=["tinyproto_ft"]),
+            Selection(datasets=["cifar10"], algorithms=["tinyproto_ft"]),
             "figure-compression has no cells with tinyproto_ft",
         ),
     ],
 )
-def test_a_wrong_name_is_a_sentence(target: str, part: Part, words: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+def test_a_wrong_name_is_a_sentence(target: str, part: Selection, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
         plan(target, part)
-    assert words in str(caught.value)
 
 
 def test_a_part_that_is_empty_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     use(
         monkeypatch, [paper("table1", "one", ["local"]), paper("table1", "two", ["fedproto"], data={"name": "cifar10"})]
     )
-    with pytest.raises(ConfigError, match="no cell of table1 is in all of the datasets, configs and algorithms named"):
-        plan("table1", Part(datasets=["digits"], algorithms=["fedproto"]))
+    with pytest.raises(ConfigError, match="no cell of table1 "):
+        plan("table1", Selection(datasets=["digits"], algorithms=["fedproto"]))
 
 
 @pytest.mark.parametrize("override", ["train.learning_rate=0.1", "name=mine", "algorithms=[local]", "data.root=x"])
 def test_what_changes_numbers_is_not_overridden(override: str) -> None:
-    with pytest.raises(ConfigError, match="a reproduction changes only what its numbers do not depend on"):
-        plan("table1", Part(), [override])
+    with pytest.raises(ConfigError, match=rf"{re.escape(override)}.*train\.parallel_cells"):
+        plan("table1", Selection(), [override])
 
 
 def test_every_target_that_the_configs_name_is_one() -> None:

@@ -17,11 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tinyproto.algorithms.base import ClientInfo
-from tinyproto.algorithms.streaming import Gathered, merge_tree
-from tinyproto.core.aggregate import UNIT_ROUNDOFF, HolderSums
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import PackedRows, Prototypes
-from tinyproto.engine.intake import Intake
+from tinyproto.algorithms.streaming import UNIT_ROUNDOFF, Gathered, HolderSums, merge_tree
+from tinyproto.core.prototypes import Message, PackedRows, Prototypes
+from tinyproto.engine.checks import Intake
 from tinyproto.errors import WireError
 from tinyproto.wire.codec import METRIC_CODES, encode
 from tinyproto.wire.frame import HEADER_BYTES, Header, Kind
@@ -113,7 +111,7 @@ def plain_reading(frame: bytes) -> tuple[dict[int, list[float]], dict[str, float
         return None
     tested = metrics.get("test_samples", 0.0)
     correct = [metrics.get(f"correct_{rule}", 0.0) for rule in ("head", "global", "local")]
-    if any(not 0 <= right <= tested or right % 1 or tested % 1 for right in correct):
+    if tested >= 2**31 or any(not 0 <= right <= tested or right % 1 or tested % 1 for right in correct):
         return None
     return rows, metrics
 
@@ -242,6 +240,10 @@ def test_the_mutations_reach_both_verdicts() -> None:
     assert plain_reading(good) == ({}, {"loss": 1.0})
     assert plain_reading(repaired(good[:-1])) is None
     assert plain_reading(repaired(good)) is not None
+    tested = {"test_samples": 2.0**31 - 128, "correct_head": 1.0}
+    header = Header(Kind.UPDATE, ROUND, CLIENT, DIGEST)
+    assert plain_reading(encode(header, Message(metrics=tested))) is not None
+    assert plain_reading(encode(header, Message(metrics={**tested, "test_samples": 2.0**31}))) is None
 
 
 def float32s(*values: float) -> st.SearchStrategy[float]:

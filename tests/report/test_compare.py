@@ -6,8 +6,8 @@ import pytest
 
 from tinyproto.algorithms.base import Round
 from tinyproto.core.streams import Streams
-from tinyproto.report.compare import Comparison, compare
-from tinyproto.simulation.participation import plan_round
+from tinyproto.engine.participation import plan_round
+from tinyproto.report.compare import Comparison, Spread, compare, share_cell, spread
 
 TITLES = {"local": "Local", "fedproto": "FedProto", "tiny": "Tiny"}
 
@@ -58,8 +58,8 @@ def test_there_is_one_row_per_label_in_the_order_of_the_run() -> None:
     assert [row.title for row in found.rows] == ["FedProto", "Local", "Tiny", "tiny, full"]
 
 
-def test_seeds_become_a_mean_and_a_population_deviation() -> None:
-    # Means and deviations of 0.2 and 0.6: 0.4 ± 0.2 (a sample deviation would be 0.28).
+def test_seeds_become_a_mean_and_a_sample_deviation() -> None:
+    # Of 0.2 and 0.6: 0.4 ± 0.28, with n − 1 (a population deviation would be 0.2).
     (row,) = comparison(
         result("fedproto", (0.2, 0.5, 0.1), seed=0, up=100, down=40, seconds=1.0),
         result("fedproto", (0.6, 0.5, 0.1), seed=1, up=120, down=40, seconds=2.0),
@@ -67,10 +67,19 @@ def test_seeds_become_a_mean_and_a_population_deviation() -> None:
     head, global_ = row.accuracy["head"], row.accuracy["global"]
     assert head is not None
     assert global_ is not None
-    assert [head.mean, head.deviation] == pytest.approx([0.4, 0.2])
+    assert [head.mean, head.deviation] == pytest.approx([0.4, 0.08**0.5])
     assert head.count == 2
     assert (global_.mean, global_.deviation) == (0.5, 0.0)
     assert (row.payload_bytes, row.wire_bytes, row.parameters, row.seconds) == (150.0, 170.0, 37.5, 1.5)
+
+
+def test_one_seed_has_no_deviation_and_no_plus_minus() -> None:
+    found = spread([0.5, None])
+    assert found == Spread(0.5, None, 1)
+    assert share_cell(found) == "50.0"
+    assert share_cell(spread([0.2, 0.6])) == "40.0 ± 28.3"
+    assert share_cell(spread([None])) == "–"
+    assert not comparison(result("fedproto", (0.5, 0.5, 0.5))).has_deviations
 
 
 def test_the_statistic_decides_which_accuracy_is_compared() -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import math
-import struct
-import zlib
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from PIL import Image
 
-from tinyproto.report.draw import matrix, svg
-from tinyproto.report.draw.axes import Linear, Logarithmic, round_step, span
-from tinyproto.report.draw.matrix import ABSENT, ABSENT_COLOUR, LEVELS, NEGATIVE, NOTHING, POSITIVE, indices, png
+from tinyproto.report import heatmap, svg
+from tinyproto.report.heatmap import ABSENT, ABSENT_COLOUR, NEGATIVE, NOTHING, POSITIVE, SHADES, indices, png
+from tinyproto.report.svg import Linear, Logarithmic, round_step, span
 
 # Scales
 
@@ -86,24 +86,10 @@ def test_a_span_holds_all_values_with_air_and_stays_between_its_bounds(
 
 
 def decoded(picture: bytes) -> NDArray[np.uint8]:
-    """A PNG with a palette, by hand: (height, width, RGBA)."""
-    assert picture[:8] == b"\x89PNG\r\n\x1a\n"
-    chunks, place = {}, 8
-    while place < len(picture):
-        (length,) = struct.unpack(">I", picture[place : place + 4])
-        kind, content = picture[place + 4 : place + 8], picture[place + 8 : place + 8 + length]
-        (checksum,) = struct.unpack(">I", picture[place + 8 + length : place + 12 + length])
-        assert checksum == zlib.crc32(kind + content)
-        chunks[kind] = content
-        place += 12 + length
-    assert list(chunks) == [b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"]
-    width, height, depth, colours, *rest = struct.unpack(">IIBBBBB", chunks[b"IHDR"])
-    assert (depth, colours, rest) == (8, 3, [0, 0, 0])
-    rows = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, width + 1)
-    assert not rows[:, 0].any()  # no filter
-    palette = np.frombuffer(chunks[b"PLTE"], np.uint8).reshape(-1, 3)
-    alpha = np.frombuffer(chunks[b"tRNS"], np.uint8)
-    return np.concatenate([palette[rows[:, 1:]], alpha[rows[:, 1:], None]], axis=2)
+    """Return (height, width, RGBA) of a PNG with a palette."""
+    image = Image.open(io.BytesIO(picture))
+    assert (image.format, image.mode) == ("PNG", "P")
+    return np.asarray(image.convert("RGBA"))
 
 
 def test_a_picture_shows_positive_negative_nothing_and_absent_apart() -> None:
@@ -121,7 +107,7 @@ def test_a_picture_shows_positive_negative_nothing_and_absent_apart() -> None:
 
 
 def test_the_palette_grows_with_the_value_and_the_smallest_one_is_visible() -> None:
-    values = np.linspace(0, 1, LEVELS + 1, dtype=np.float32)[None]
+    values = np.linspace(0, 1, SHADES + 1, dtype=np.float32)[None]
     alphas = decoded(png(indices(values, np.ones_like(values, bool), 0.0, 1.0)))[0, :, 3].tolist()
     assert alphas[0] == 0
     assert alphas == sorted(set(alphas))
@@ -139,13 +125,13 @@ def test_equal_bounds_and_values_that_mean_nothing_do_no_harm() -> None:
 # SVG
 
 
-def made(values: NDArray[np.float32], **changes: object) -> matrix.Matrix:
+def made(values: NDArray[np.float32], **changes: object) -> heatmap.Matrix:
     rows, columns = values.shape
     given: dict[str, object] = {
         "values": values, "present": np.ones_like(values, bool), "row_names": [f"row {row}" for row in range(rows)],
         "column_names": [str(column) for column in range(columns)], "column_title": "unit", "low": 0.0, "high": 1.0,
     }  # fmt: skip
-    return matrix.Matrix(**{**given, **changes})  # type: ignore[arg-type]
+    return heatmap.Matrix(**{**given, **changes})  # type: ignore[arg-type]
 
 
 def words(parts: list[str]) -> list[str]:
@@ -155,28 +141,28 @@ def words(parts: list[str]) -> list[str]:
 
 def test_a_matrix_names_rows_and_columns_and_writes_numbers_where_there_is_room() -> None:
     drawing = made(np.array([[0.1, 0.9]], np.float32), number=lambda value: f"{100 * value:.0f}", title="share")
-    parts = matrix.draw(drawing)
+    parts = heatmap.draw(drawing)
     assert words(parts) == ["share", "row 0", "0", "1", "unit", "10", "90"]
     assert sum("on-ink" in part for part in parts) == 1
 
 
 def test_a_matrix_with_many_columns_names_every_so_many_and_writes_no_numbers() -> None:
     drawing = made(np.ones((1, 500), np.float32), number=lambda value: "100")
-    assert words(matrix.draw(drawing)) == ["row 0", *(str(column) for column in range(0, 500, 50)), "unit"]
+    assert words(heatmap.draw(drawing)) == ["row 0", *(str(column) for column in range(0, 500, 50)), "unit"]
 
 
 def test_a_matrix_with_many_rows_stays_a_page_high_and_skips_names() -> None:
     drawing = made(np.ones((200, 2), np.float32))
     assert drawing.height < 450
-    named = [name for name in words(matrix.draw(drawing)) if name.startswith("row")]
+    named = [name for name in words(heatmap.draw(drawing)) if name.startswith("row")]
     assert named == [f"row {row}" for row in range(0, 200, 5)]
 
 
 def test_a_long_row_name_keeps_its_ends_and_leaves_room_for_cells() -> None:
     drawing = made(np.ones((1, 2), np.float32), row_names=["beginning " + 200 * "x" + " end"])
-    assert drawing.left < matrix.RIGHT / 2
-    name = words(matrix.draw(drawing))[0]
-    assert len(name) <= matrix.LONGEST_NAME
+    assert drawing.left < heatmap.RIGHT / 2
+    name = words(heatmap.draw(drawing))[0]
+    assert len(name) <= heatmap.LONGEST_NAME
     assert name.startswith("beginning")
     assert name.endswith("x end")
     assert "…" in name

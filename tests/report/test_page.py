@@ -58,11 +58,9 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 def test_the_verdict_comes_first_then_the_table_then_the_figures_then_the_prototypes(tmp_path: Path) -> None:
     page = report(tmp_path, Made()).html
-    marks = [
-        page.index(mark) for mark in ('aria-label="Verdict"', "<table>", "<figure", ">Prototypes<", "To repeat it")
-    ]
+    marks = [page.index(mark) for mark in ('aria-label="Verdict"', "<table>", "<figure", ">Prototypes<", ">Reproduce<")]
     assert marks == sorted(marks)
-    assert "By nearest global prototype, last round: FedProto 83.3 %." in page
+    assert re.search("nearest global prototype, last round: FedProto 83.3 %", page)
 
 
 def test_the_table_has_a_row_per_method_and_stresses_the_number_it_is_read_by(tmp_path: Path) -> None:
@@ -75,8 +73,10 @@ def test_the_table_has_a_row_per_method_and_stresses_the_number_it_is_read_by(tm
 
 def test_several_seeds_show_their_spread(tmp_path: Path) -> None:
     page = report(tmp_path, Made(seeds=(0, 1))).html
-    assert "85.0 ± 1.7" in page  # 25/30 and 26/30
-    assert "mean ± standard deviation over seeds" in page
+    assert "85.0 ± 2.4" in page  # 25/30 and 26/30, with n − 1
+    captions = re.findall(r"<p[^>]*>([^<]*± sample standard deviation \(n − 1\)[^<]*)</p>", page)
+    assert len(captions) == 2  # numbers and dead units
+    assert "±" not in report(tmp_path / "one", Made()).html
 
 
 def test_nothing_on_the_page_comes_from_elsewhere_and_the_browser_is_told_so(tmp_path: Path) -> None:
@@ -166,24 +166,20 @@ def test_old_runs_are_shown_with_a_word_on_what_they_lack(tmp_path: Path) -> Non
     ]
 
 
-def test_an_unfinished_run_says_how_much_is_missing_and_how_to_go_on(tmp_path: Path) -> None:
+def test_an_unfinished_run_says_how_much_is_missing_and_how_to_resume(tmp_path: Path) -> None:
     page = report(tmp_path, Made(seeds=(0, 1), done=3)).html
-    assert (
-        "made is not finished: 1 cell of its grid is not in this report. "
-        f"Interrupted cells resume with: tinyproto resume {tmp_path}" in page
-    )
-    assert "Not all have the same seeds: Local 0, 1; FedProto 0." in page
+    assert re.search(f"made .* 1 cell of its grid .*tinyproto resume {tmp_path}", page)
+    assert "same seeds: Local 0, 1; FedProto 0." in page
 
 
 def test_of_a_federation_that_is_not_finished_it_names_the_verb_that_goes_on(tmp_path: Path) -> None:
     run = Made(seeds=(0, 1), done=3).write(tmp_path / "run")
     (run / "serve.json").write_text("{}")
-    assert f"Interrupted cells resume with: tinyproto serve {run} --resume" in make_report(read_runs([run])).html
+    assert f"tinyproto serve {run} --resume" in make_report(read_runs([run])).html
 
 
 def test_settings_stand_side_by_side_with_their_names_and_what_differs(tmp_path: Path) -> None:
     page = report(tmp_path, Made(name="short"), Made(name="long", rounds=3)).html
-    assert "What differs between the settings" in page
     assert ">train.rounds</th><td>2</td><td>3</td>" in page
     numbers = page[page.index(">Numbers<") : page.index(">Figures<")]
     assert re.findall(r"<h3>(.*?)</h3>", numbers) == ["short", "long"]
@@ -191,7 +187,7 @@ def test_settings_stand_side_by_side_with_their_names_and_what_differs(tmp_path:
 
 def test_studies_have_tables_and_prototypes_of_their_own(tmp_path: Path) -> None:
     made = report(tmp_path, Made(name="a"), Made(name="b", dataset="cifar"))
-    assert "These runs are 2 studies on different samples or clients (quarters, cifar)" in made.html
+    assert re.search(r"2 studies .*\(quarters, cifar\)", made.html)
     assert made.html.count(">Numbers<") == 2
     assert re.findall(r">(Prototypes: .*?)<", made.html) == ["Prototypes: quarters: a", "Prototypes: cifar: b"]
     assert len({figure.slug for figure in made.figures}) == len(made.figures) == 22
@@ -215,7 +211,7 @@ def test_runs_at_the_edge_are_drawn(tmp_path: Path, made: Made) -> None:
 
 def test_a_run_in_which_nothing_could_be_evaluated_says_so(tmp_path: Path) -> None:
     page = report(tmp_path, Made(correct=lambda *_: None)).html
-    assert "No client has test samples, so there is no accuracy to compare." in page
+    assert "No client has test samples" in page
     assert "Local training was not run" not in page
     assert 'id="bytes"' not in page
 
@@ -224,13 +220,13 @@ def test_dead_units_are_a_mean_over_seeds(tmp_path: Path) -> None:
     page = report(tmp_path, Made(algorithms=("fedproto",), seeds=(0, 1))).html
     shares = [(Made()._tensors("fedproto", seed)[f"fedproto/{seed}/local/values"]) for seed in (0, 1)]
     zero = [100 * (one.reshape(12, 6)[1:] == 0).mean() for one in shares]  # client 0 does not hold class 0
-    middle, half = sum(zero) / 2, abs(zero[0] - zero[1]) / 2
-    assert f"<td>{middle:.1f} ± {half:.1f}</td>" in page[page.index("dead units") :]
+    middle, deviation = sum(zero) / 2, abs(zero[0] - zero[1]) / 2**0.5
+    assert f"<td>{middle:.1f} ± {deviation:.1f}</td>" in page[page.index("dead units") :]
 
 
 def test_a_page_of_many_classes_stays_below_three_megabytes_and_says_what_it_left_out(large: Report) -> None:
     assert len(large.html.encode()) < 3_000_000
-    assert "To keep this page small, not all is on it." in large.html
+    assert "limited in size" in large.html
     figures = {figure.slug for figure in large.figures}
     drawn = {figure["id"] for figure in Parsed(large.html).named("figure")}
     assert drawn == figures  # pictures come before data, so that methods can be compared
@@ -288,18 +284,4 @@ def test_many_runs_are_counted_in_the_heading_and_alike_ones_repeated_once(tmp_p
     page = make_report(read_runs(find_runs([tmp_path]))).html
     assert "<h1>table1_cifar10, table1_cifar100 (8 runs)</h1>" in page
     assert page.count(">Config<") == 2
-    assert page.count("and 3 more, which differ from it in algorithm and seed") == 2
-
-
-def test_the_paper_comes_before_the_studies_and_a_page_without_it_has_none(tmp_path: Path) -> None:
-    PaperRecord("table1_cifar100", "fedproto", 60, rounds=4).write(tmp_path / "paper")
-    page = make_report(read_runs(find_runs([tmp_path / "paper"])))
-    Parsed(page.html)
-    assert page.paper is not None
-    assert page.html.index(">The paper, repeated<") < page.html.index(">Its figures<") < page.html.index("Verdict")
-    slugs = [figure["id"] for figure in Parsed(page.html).named("figure")]
-    assert slugs == [figure.slug for figure in page.figures]
-    assert slugs[0] == "paper-figure1"
-    other = report(tmp_path / "other", Made())
-    assert other.paper is None
-    assert "The paper, repeated" not in other.html
+    assert page.count(" and 3 more ") == 2

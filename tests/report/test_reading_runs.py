@@ -51,25 +51,25 @@ def last_line_twice(folder: Path) -> None:
 
 
 BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
-    "no summary": (lambda folder: (folder / "summary.json").unlink(), "no finished cell"),
+    "no summary": (lambda folder: (folder / "summary.json").unlink(), "tinyproto resume"),
     "nothing finished": (text("summary.json", '{"results": []}'), "tinyproto resume"),
     "a summary cut short": (cut_in_half("summary.json"), "summary.json cannot be read"),
-    "a summary that is a list": (text("summary.json", "[1]"), "summary.json is not what a run writes"),
-    "a summary without results": (text("summary.json", "{}"), "there is no results in it"),
-    "a result without fields": (text("summary.json", '{"results": [{}]}'), "no algorithm in it"),
-    "a result the config does not know": (other_label, "'fedporto', which is not in the config"),
+    "a summary that is a list": (text("summary.json", "[1]"), "summary.json is invalid"),
+    "a summary without results": (text("summary.json", "{}"), "results is missing"),
+    "a result without fields": (text("summary.json", '{"results": [{}]}'), "algorithm is missing"),
+    "a result the config does not know": (other_label, "'fedporto'"),
     "no rounds": (lambda folder: (folder / "rounds.jsonl").unlink(), "rounds.jsonl cannot be read"),
     "rounds of one method missing": (no_rounds_of_fedproto, "no round of fedproto, seed 0"),
-    "a round twice": (last_line_twice, " twice; run it again"),
+    "a round twice": (last_line_twice, "round 3 of fedproto, seed 0, twice"),
     "a line damaged": (middle_line_damaged, "rounds.jsonl, line 2: JSONDecodeError"),
-    "a line that is no record": (text("rounds.jsonl", "{}\n"), "rounds.jsonl, line 1, is not what a run writes"),
+    "a line that is no record": (text("rounds.jsonl", "{}\n"), "rounds.jsonl, line 1 is invalid: label"),
     "rounds that are not text": (text("rounds.jsonl", NOT_UTF8), "Unicode"),
     "a config that is not YAML": (text("config.yaml", "a: [1"), "config.yaml cannot be read"),
     "a config nobody resolved": (text("config.yaml", "algorithms: [local]\n"), "not the resolved config"),
     "a config with only labels": (text("config.yaml", "algorithms: [{label: local}]\n"), "not the resolved config"),
     "a config without keys": (text("config.yaml", "words\n"), "not the resolved config"),
     "an environment cut short": (cut_in_half("environment.json"), "environment.json cannot be read"),
-    "a federation without counts": (text("federation.json", "{}"), "federation.json is not what a run writes"),
+    "a federation without counts": (text("federation.json", "{}"), "federation.json is invalid: counts"),
 }  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def test_of_a_federation_without_results_it_names_the_verb_that_goes_on(tmp_path
     folder = Made().write(tmp_path / "run")
     (folder / "summary.json").unlink()
     (folder / "serve.json").write_text("{}")
-    with pytest.raises(RunFolderError, match=f"`tinyproto serve {folder} --resume` goes on with it"):
+    with pytest.raises(RunFolderError, match=f"tinyproto serve {folder} --resume"):
         read_run(folder)
 
 

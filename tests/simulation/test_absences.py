@@ -9,18 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from support import PROTO_DIM, InProcess, head_weight, same_tensors, tiny_net
+from support import PROTO_DIM, InProcess, SimulationSettings, head_weight, same_tensors, tiny_net
 from support_rounds import build
 from tinyproto.algorithms import ALGORITHMS
 from tinyproto.algorithms.base import Round
 from tinyproto.core.streams import Streams
-from tinyproto.data.federation import FederatedData
+from tinyproto.data.images import FederatedData
 from tinyproto.engine.client import LocalTraining
+from tinyproto.engine.measure import WAYS, Cost
+from tinyproto.engine.participation import Event, Trace, read_trace, with_absences
 from tinyproto.engine.round import RoundPlan, RoundRecord
 from tinyproto.errors import DataError
-from tinyproto.simulation.loop import SimulationSettings
-from tinyproto.simulation.participation import Event, Trace, read_trace, with_absences
-from tinyproto.wire.meter import WAYS, Cost
 from tinyproto.wire.values import WireSettings
 
 SETTINGS = SimulationSettings(LocalTraining(rounds=3, batch_size=8), PROTO_DIM)
@@ -212,7 +211,7 @@ def test_a_line_that_is_wrong_is_named(tmp_path: Path, text: str, says: str) -> 
 
 
 def test_a_trace_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"there is no file .*none\.csv; give a probability from 0 to below 1, or"):
+    with pytest.raises(DataError, match=r"missing file .*none\.csv; give a probability from 0 to below 1, or"):
         read_trace(tmp_path / "none.csv", 5)
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match=r"binary\.csv cannot be read: UnicodeDecodeError"):

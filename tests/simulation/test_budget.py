@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tinyproto import memory as budget
 from tinyproto.core.sizes import bytes_of
 from tinyproto.errors import ConfigError
-from tinyproto.simulation import memory as budget
-from tinyproto.simulation.memory import client_budget, total_memory
+from tinyproto.memory import client_budget, total_memory
 
 CPU = torch.device("cpu")
 

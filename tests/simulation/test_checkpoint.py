@@ -7,19 +7,19 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import safetensors.torch
 import torch
 
 from tinyproto.algorithms.base import ClientInfo
+from tinyproto.engine.server import ServerRuntime
 from tinyproto.errors import CheckpointError, ClientStateError, DamagedError
 from tinyproto.storage.checkpoint import (
     SCHEMA_VERSION,
     Checkpoint,
     Position,
-    UnderWay,
     keep_newest,
     load_newest,
     save,
@@ -68,8 +68,8 @@ class Saved:
             infos={4: ClientInfo(4, 10, 12, 3)},
             held={4: torch.tensor([True, False, True])},
         )
-        simulation = cast("UnderWay", SimpleNamespace(server=server, host=self.host))
-        save(self.folder, Position(0, self.rounds, 90, 80, {"name": "trial"}), simulation)
+        position = Position(0, self.rounds, 90, 80, {"name": "trial"})
+        save(self.folder, position, cast("ServerRuntime", server), self.host.save())
         sweep(self.folder, self.clients)
 
     def load(self) -> Checkpoint:
@@ -151,8 +151,8 @@ def test_a_damaged_checkpoint_is_set_aside_and_never_the_newest_again(tmp_path: 
     older, damaged = saved.files
     flip(damaged, 8 * (damaged.stat().st_size - 2))
     (told,) = set_aside(saved.load())
-    assert told.startswith(f"{damaged} is damaged (its tensors are not what was written); ")
-    assert told.endswith("; resuming from round 2, with the checkpoint before")
+    assert told.startswith(f"{damaged} is damaged ")
+    assert "resuming from round 2" in told
     assert saved.files == [older, damaged.with_suffix(".damaged")]
     assert saved.load().passed_over == ()
     for later in range(3):
@@ -197,11 +197,9 @@ def test_a_client_file_that_every_checkpoint_needs_cannot_be_made_up_for(tmp_pat
     flip(lasting, 8 * (lasting.stat().st_size - 2))
     with pytest.raises(CheckpointError) as refused:
         saved.load()
-    assert str(refused.value) == (
-        f"{lasting}, the state of client 4, is damaged: it is not what was written, and every checkpoint in "
-        f"{saved.folder} needs that file, so none is left to resume from; delete {saved.folder} to start again from "
-        "round 1"
-    )
+    assert str(refused.value).startswith(f"{lasting}, the state of client 4, is damaged: ")
+    assert str(refused.value).count(lasting.name) == 1
+    assert f"delete {saved.folder} to start again" in str(refused.value)
     lasting.unlink()
     with pytest.raises(CheckpointError, match=f"{lasting.name}, the state of client 4, is missing, and every"):
         saved.load()
@@ -220,26 +218,15 @@ def test_without_an_intact_checkpoint_each_is_named_and_what_to_do(tmp_path: Pat
     assert saved.client_files() == before
 
 
-def older(file: Path, **changes: Any) -> None:
-    """A checkpoint as the release before the seal wrote it."""
-    facts, tensors = load_sealed(file)
-    facts = {**facts, "schema_version": 2, **changes}
-    facts.pop("tensors", None)
-    safetensors.torch.save_file(tensors, file, metadata={"tinyproto": json.dumps(facts)})
-
-
-def test_a_checkpoint_without_a_digest_is_read_if_it_is_of_the_release_before(tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_digest_counts_as_damaged(tmp_path: Path) -> None:
     saved = Saved(tmp_path, 2)
-    expected = saved.load()
     newest = saved.files[-1]
-    older(newest)
+    facts, tensors = load_sealed(newest)
+    del facts["tensors"]
+    safetensors.torch.save_file(tensors, newest, metadata={"tinyproto": json.dumps(facts)})
     found = saved.load()
-    assert (found.position, found.clients, found.passed_over) == (expected.position, expected.clients, ())
-    assert digest(found.server) == digest(expected.server)
-    older(newest, infos=[{"nobody": 1}])
-    assert saved.load().position.next_round == 2
-    older(newest, schema_version=SCHEMA_VERSION)
-    assert "it has no digest" in saved.load().passed_over[0].reason
+    assert found.position.next_round == 2
+    assert "it has no digest" in found.passed_over[0].reason
 
 
 @pytest.mark.parametrize(("version", "which"), [(SCHEMA_VERSION + 1, "newer"), (1, "older")])

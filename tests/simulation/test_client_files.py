@@ -74,12 +74,12 @@ import tinyproto as tp
 import tinyproto.experiment
 
 
-def stop(*_):
+def stop(*_, **__):
     assert list(Path(tempfile.gettempdir()).glob("tinyproto-clients-*/*.safetensors"))
     raise KeyboardInterrupt
 
 
-tinyproto.experiment.summarise = stop
+tinyproto.experiment.summarise_cell = stop
 tp.simulate(num_clients=4, rounds=2, models=["small_cnn_c"], proto_dim=10, settings={"train": {"client_memory": "1B"}})
 """
 

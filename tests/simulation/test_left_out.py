@@ -11,18 +11,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from support import FEDERATION, PROTO_DIM, InProcess, same_tensors, tiny_net
+from support import FEDERATION, PROTO_DIM, InProcess, SimulationSettings, same_tensors, tiny_net
 from support_rounds import build
 from tinyproto.algorithms import ALGORITHMS
 from tinyproto.algorithms.base import Client, FederationSpec
 from tinyproto.core.task import FitResult, Task
-from tinyproto.data.federation import FederatedData
+from tinyproto.data.images import FederatedData
 from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.training import EagerTrainer
 from tinyproto.errors import LeftOutError
 from tinyproto.models.split import SplitModel
-from tinyproto.simulation.loop import SimulationSettings
-from tinyproto.storage.checkpoint import Position, load_newest, restore, save
+from tinyproto.storage.checkpoint import Position, load_newest, restore_server, save
 from tinyproto.tracking.run_folder import record_values
 from tinyproto.tracking.summary import summarise
 
@@ -174,11 +173,12 @@ def test_a_resume_in_the_middle_of_it_leaves_the_same_records(
         rounds.append(record_values(one.record))
         if one.record.round == 2:
             break
-    save(tmp_path, Position(0, 3, 0, 0, {}), first)
+    save(tmp_path, Position(0, 3, 0, 0, {}), first.server, first.host.save())
     second = fresh(2)
     checkpoint = load_newest(tmp_path, tmp_path / "clients")
     assert checkpoint is not None
-    restore(second, checkpoint)
+    restore_server(second.server, checkpoint)
+    second.host.restore(checkpoint.clients)
     rounds += [record_values(one.record) for one in second.rounds(first=3)]
     assert rounds == whole
 

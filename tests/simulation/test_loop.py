@@ -5,17 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from support import NUM_CLASSES, PROTO_DIM, InProcess, head_weight, tiny_net
+from support import NUM_CLASSES, PROTO_DIM, InProcess, SimulationSettings, head_weight, tiny_net
 from tinyproto.algorithms import ALGORITHMS, Algorithm
 from tinyproto.algorithms.base import FederationSpec
-from tinyproto.core.streams import Streams
-from tinyproto.core.threads import one_thread
-from tinyproto.data.federation import FederatedData
+from tinyproto.core.streams import Streams, one_thread
+from tinyproto.data.images import FederatedData
 from tinyproto.engine.client import LocalTraining
+from tinyproto.engine.participation import draw_participants
 from tinyproto.engine.round import RoundRecord
-from tinyproto.simulation.loop import SimulationSettings
-from tinyproto.simulation.memory import PeakMemory
-from tinyproto.simulation.participation import draw_participants
+from tinyproto.memory import PeakMemory
 
 SETTINGS = SimulationSettings(LocalTraining(rounds=3, batch_size=8), PROTO_DIM)
 

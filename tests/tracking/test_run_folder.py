@@ -9,17 +9,17 @@ import yaml
 from safetensors.torch import load_file
 
 from tinyproto.config import parse_config
+from tinyproto.engine.measure import Cost
 from tinyproto.engine.round import ClientRecord, RoundRecord
 from tinyproto.errors import RunFolderError
-from tinyproto.simulation.loop import PlayedRound
 from tinyproto.tracking.run_folder import NewRun, RunFolder
-from tinyproto.wire.meter import Cost
+from tinyproto.tracking.summary import RoundResult
 
 RESOLVED = parse_config({"models": ["small_cnn_a"], "algorithms": ["fedproto"]}).resolved()
 IDENTITY = {"algorithm": "fedproto", "label": "weak", "seed": 3}
 
 
-def played(number: int = 1, seconds: float = 0.5) -> PlayedRound:
+def played(number: int = 1, seconds: float = 0.5) -> RoundResult:
     record = RoundRecord(
         round=number,
         closing=False,
@@ -35,7 +35,7 @@ def played(number: int = 1, seconds: float = 0.5) -> PlayedRound:
             2: ClientRecord(4, {"head": 2, "global": None, "local": 1}, {"up": 12, "down": 0}, {"up": 50, "down": 20}),
         },
     )
-    return PlayedRound(record, {"total": seconds})
+    return RoundResult(record, {"total": seconds})
 
 
 def tree(path: Path) -> dict[str, bytes]:
@@ -61,7 +61,7 @@ def test_a_new_folder_is_made_with_its_parents(tmp_path: Path) -> None:
 def test_an_existing_run_is_refused_with_the_ways_out_and_left_as_it_is(tmp_path: Path) -> None:
     path = a_run(tmp_path / "mine").path
     before = tree(path)
-    with pytest.raises(RunFolderError, match="mine exists already; --overwrite replaces it, name=NEW or --runs DIR"):
+    with pytest.raises(RunFolderError, match=r"mine exists already.*--overwrite.*name=NEW or --runs DIR"):
         RunFolder.create(path, overwrite=False)
     assert tree(path) == before
 
@@ -71,7 +71,7 @@ def test_a_refusal_names_the_verb_that_goes_on_with_what_is_there(served: bool, 
     path = a_run(tmp_path / "mine").path
     if served:
         (path / "serve.json").write_text("{}")
-    with pytest.raises(RunFolderError, match=f"`{verb.format(path)}` goes on with it"):
+    with pytest.raises(RunFolderError, match=f"`{verb.format(path)}` to resume it"):
         RunFolder.create(path, overwrite=False)
 
 

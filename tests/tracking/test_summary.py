@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from tinyproto.engine.measure import Cost, Purpose
 from tinyproto.engine.round import RoundRecord, Traffic
-from tinyproto.simulation.loop import PlayedRound
-from tinyproto.tracking.summary import accuracy_summary, summarise
-from tinyproto.wire.meter import Cost, Purpose
+from tinyproto.tracking.summary import RoundResult, accuracy_summary, summarise
 
 Accuracy = dict[str, float | None]
 
@@ -59,7 +58,7 @@ SECONDS = [
     {"total": 3.0, "train": 1.5, "evaluate": 1.0},
     {"total": 70.0, "evaluate": 60.0},
 ]
-PLAYED = [PlayedRound(one, seconds) for one, seconds in zip(RECORDS, SECONDS, strict=True)]
+PLAYED = [RoundResult(one, seconds) for one, seconds in zip(RECORDS, SECONDS, strict=True)]
 SUMMARY = summarise(PLAYED, {"algorithm": "fedproto", "seed": 3}, formula=31, peak_memory=1234, derived={"cps_dim": 42})
 
 

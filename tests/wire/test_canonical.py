@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.errors import WireError
 from tinyproto.wire.codec import METRIC_CODES, decode, encode
 from tinyproto.wire.frame import Header, Kind, pack, unpack
@@ -80,7 +79,7 @@ def test_a_row_that_rounds_to_zeros_is_written_as_one(kind: ValueType) -> None:
 def test_a_scale_of_float16_is_a_power_of_two() -> None:
     mutated = body(row(1.0, -0.5), FLOAT16)
     mutated[SCALE] |= 1
-    refused(mutated, "rows values: scale 0 is .*: it is no power of two")
+    refused(mutated, "rows values: scale 0 is .*: it is not a power of two")
 
 
 @pytest.mark.parametrize(
@@ -130,7 +129,7 @@ def test_padding_other_than_zero_is_refused() -> None:
     refused(odd, "^rows values: padding: the unused half of the last byte is not 0$")
     bitmap = body(row(1.0))
     bitmap[SCALE - 1] |= 0x80
-    refused(bitmap, "rows bitmap: names a class beyond the 1 there are")
+    refused(bitmap, "rows bitmap: has a class above the 1")
 
 
 def test_tensors_are_refused_in_their_own_name() -> None:
@@ -188,7 +187,7 @@ def test_metrics_out_of_order_are_refused(first: tuple[int, str], second: tuple[
 
 
 def test_a_metric_with_a_code_is_not_spelled_out() -> None:
-    refused(metrics(metric(0, "<f", 1.0, "test_samples")), "^metric 'test_samples': spelled out, where code 4 stands")
+    refused(metrics(metric(0, "<f", 1.0, "test_samples")), "^metric 'test_samples': spelled out although it has code 4")
 
 
 def test_tensors_out_of_order_are_refused() -> None:

@@ -30,12 +30,12 @@ def test_a_header_comes_back() -> None:
 @pytest.mark.parametrize(
     ("frame", "words"),
     [
-        (FRAME[:10], "length: a frame has at least 40 bytes, this one 10"),
+        (FRAME[:10], "length: a frame has at least 40 bytes, .* 10"),
         (patched(0, "<4s", b"NOPE"), "magic"),
-        (patched(4, "<B", 9), "version: this side speaks version 1, the frame is version 9"),
+        (patched(4, "<B", 9), "version: .* version 1, .* version 9"),
         (patched(5, "<B", 77), "kind: 77 is none of"),
         (patched(6, "<H", 6), "flags"),
-        (patched(32, "<I", 5), "length: the header promises 5 bytes, 4 follow"),
+        (patched(32, "<I", 5), "length: .* 5 bytes, 4 follow"),
         (FRAME + b"x", "length"),
         (FRAME[:-1] + b"!", "checksum"),
     ],

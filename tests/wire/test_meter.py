@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import torch
 
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.prototypes import Message, Prototypes
+from tinyproto.engine.measure import Cost, Meter
 from tinyproto.wire.codec import payload_bytes
-from tinyproto.wire.meter import Cost, Meter
 
 ROWS = Message(rows=Prototypes(torch.zeros(5, 3), torch.tensor([True, True, False, False, False])))
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tinyproto.core.messages import AtMost, Message
+from tinyproto.core.prototypes import AtMost, Message
 from tinyproto.errors import WireError
 from tinyproto.wire.codec import encode
 from tinyproto.wire.frame import Header, Kind, federation_digest
@@ -66,7 +66,7 @@ def test_a_tensor_that_is_missing_there_twice_or_in_half_is_refused(tensors: dic
 
 
 def test_parts_that_do_not_fit_each_other_are_refused() -> None:
-    with pytest.raises(WireError, match="tensor 'w': its parts do not fit each other, their common size is 1 and 2"):
+    with pytest.raises(WireError, match=r"tensor 'w': its parts do not fit, .* 1 and 2"):
         opened(halves(2, 1))
 
 

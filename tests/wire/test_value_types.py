@@ -8,8 +8,7 @@ import struct
 import pytest
 import torch
 
-from tinyproto.core.messages import AtMost, Message, Shape
-from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.prototypes import AtMost, Message, Prototypes, Shape
 from tinyproto.errors import WireError
 from tinyproto.wire.codec import decode, encode, payload_bytes
 from tinyproto.wire.frame import HEADER_BYTES, Header, Kind, pack, unpack

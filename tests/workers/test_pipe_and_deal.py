@@ -3,10 +3,9 @@ from __future__ import annotations
 import io
 
 import pytest
-import torch
 
 from tinyproto.workers import pool
-from tinyproto.workers.pipe import Parcel, pack_tensors, receive, send, unpack_tensors
+from tinyproto.workers.child import Parcel, receive, send
 from tinyproto.workers.pool import deal
 
 
@@ -18,12 +17,6 @@ def test_parcels_come_out_as_they_went_in() -> None:
     assert receive(stream) == Parcel({"do": "exchange", "clients": [1, 2]}, [b"", b"frame"])
     assert receive(stream) == Parcel({"done": "load"}, [])
     assert receive(stream) is None
-
-
-def test_tensors_come_out_as_they_went_in() -> None:
-    tensors = {"a": torch.arange(3), "b": torch.tensor([True, False])}
-    unpacked = unpack_tensors(pack_tensors(tensors))
-    assert all(torch.equal(unpacked[name], tensors[name]) for name in tensors)
 
 
 def test_clients_are_dealt_out_evenly_by_size() -> None:

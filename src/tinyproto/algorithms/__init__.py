@@ -1,10 +1,21 @@
-"""One file per method; this is the list of them."""
+"""All methods, one file each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tinyproto.algorithms import fedavg, feddistill, fedkd, fedproto, fedtgp, fml, lg_fedavg, local, tinyproto
+from tinyproto.algorithms import (
+    fedavg,
+    feddistill,
+    fedkd,
+    fedproto,
+    fedtgp,
+    fml,
+    lg_fedavg,
+    local,
+    tinyproto_fp,
+    tinyproto_ft,
+)
 from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, FederationSpec
 
 ALGORITHMS: Mapping[str, AlgorithmSpec] = {
@@ -18,10 +29,10 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
         feddistill.SPEC,
         fedproto.SPEC,
         fedtgp.SPEC,
-        tinyproto.FP_SPEC,
-        tinyproto.FT_SPEC,
+        tinyproto_fp.SPEC,
+        tinyproto_ft.SPEC,
     )
 }
-"""Every algorithm that a config can name."""
+"""The algorithms that a config can name."""
 
 __all__ = ["ALGORITHMS", "Algorithm", "AlgorithmSpec", "FederationSpec"]

@@ -1,7 +1,7 @@
-"""What an algorithm is: a client side, a server side, and what travels between them.
+"""The parts of an algorithm: a client side, a server side, and what travels between them.
 
-Both sides are plain objects that hold hyper-parameters only; all that changes lives in `Client` and in the server's
-`State`, so either side can be checkpointed, rebuilt in another process, or run alone on another machine.
+Both sides are plain objects that hold hyper-parameters only. Everything that changes lives in `Client` and in the
+server's `State`, so either side can be saved, rebuilt in another process, or run alone on another machine.
 """
 
 from __future__ import annotations
@@ -14,25 +14,27 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from tinyproto.core.messages import Message, Shape
-from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.masks import mask_digest
+from tinyproto.core.prototypes import Message, Prototypes, Shape
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import BatchPlan, FitResult, Loss, ParamGroup, State, Task, TensorData, Trainer
 from tinyproto.models.build import ModelEntry, ModelShape
 from tinyproto.models.split import SplitModel
+from tinyproto.wire.frame import federation_digest
+from tinyproto.wire.validate import Expectation
 from tinyproto.wire.values import EXACT, WireSettings
 
 PrototypeSource = Literal["fresh", "running", "stale"]
-"""Where local prototypes come from: an eval-mode pass with the just-trained model (fresh) or with the model before
-training (stale), or the features seen while training (running)."""
+"""Source of local prototypes: an eval-mode pass with the just-trained model (fresh) or with the model before training
+(stale), or the features seen while training (running)."""
 
 ClientPrototypes = Literal[PrototypeSource, "received"]
-"""The same of a method, or with the model as it arrived, where that takes the place of the one that was trained."""
+"""A prototype source, or a pass with the received model (received) in methods that replace the trained model."""
 
 
 @dataclass(frozen=True)
 class FederationSpec:
-    """What all members of a federation agree on before it starts."""
+    """The facts that all members of a federation agree on before it starts."""
 
     num_classes: int
     proto_dim: int
@@ -44,12 +46,12 @@ class FederationSpec:
 
     @property
     def shape(self) -> ModelShape:
-        """What a network of this federation has to fit."""
+        """Return the shape that a network of this federation has to fit."""
         return ModelShape(self.input_shape, self.proto_dim, self.num_classes, self.head_dropout)
 
 
 class Round(NamedTuple):
-    """Where in the run we are; rounds count from 1."""
+    """A round of a run; rounds count from 1."""
 
     number: int
     total: int
@@ -57,7 +59,7 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """What the server knows of a client, from its hello: sizes, never the sizes of its classes."""
+    """What the server knows about a client from its hello: sizes, never the sizes of its classes."""
 
     id: int
     train_samples: int
@@ -78,16 +80,16 @@ class Client:
     local: Prototypes  # (K, d), none present before the first training
     modules: nn.ModuleDict = field(default_factory=nn.ModuleDict)  # auxiliary networks
     state: State = field(default_factory=dict)
-    received: Prototypes | None = None  # (K, d), the global prototypes that last arrived, where the method has any
+    received: Prototypes | None = None  # (K, d), the global prototypes received last, if the method has any
 
     @property
     def num_classes(self) -> int:
-        """K."""
+        """Return K."""
         return len(self.class_counts)
 
     @property
     def device(self) -> torch.device:
-        """Where the client's data and network are."""
+        """Return the device of the client's data and network."""
         return self.train.labels.device
 
 
@@ -95,7 +97,7 @@ def client_task(
     client: Client, plan: BatchPlan, seed: int, *, key: tuple[Hashable, ...], loss: Loss, part_names: tuple[str, ...],
     learning_rate: float, clip_norm: float | None = None, context: State | None = None,
 ) -> Task:  # fmt: skip
-    """A client's epochs on its own samples: its network as `model`, and its further modules, each by plain SGD."""
+    """Return a client's epochs on its samples: its network as `model` and its other modules, each by plain SGD."""
     modules: dict[str, nn.Module] = {"model": client.model, **client.modules}
     return Task(
         name=f"client {client.id}",
@@ -120,11 +122,11 @@ class Update(NamedTuple):
 
 
 class ClientSide(Protocol):
-    """What runs on a client."""
+    """The part of an algorithm that runs on a client."""
 
     @property
     def prototype_source(self) -> ClientPrototypes:
-        """How this method wants `Client.local` computed."""
+        """Return how this method computes `Client.local`."""
         ...
 
     def init(self, client: Client, streams: Streams) -> None:
@@ -132,75 +134,61 @@ class ClientSide(Protocol):
         ...
 
     def receive(self, client: Client, message: Message) -> Prototypes | None:
-        """Take in what the server sent; returns the global prototypes (K, d) to classify with, if there are any."""
+        """Apply what the server sent; return the global prototypes (K, d) to classify with, if there are any."""
         ...
 
     def task(self, client: Client, plan: BatchPlan, seed: int) -> Task:
-        """The client's training of this round."""
+        """Return the client's training of this round."""
         ...
 
     def update(self, client: Client, result: FitResult, round_: Round) -> Message:
-        """What the client sends after training."""
+        """Return what the client sends after training."""
         ...
 
 
 class ServerSide(Protocol):
-    """What runs on the server."""
+    """The part of an algorithm that runs on the server."""
 
     def init(self, streams: Streams) -> State:
-        """The state before round 1."""
+        """Return the state before round 1."""
         ...
 
     def broadcast(self, state: State, client: ClientInfo) -> Message:
-        """What one client is sent."""
+        """Return what one client is sent."""
         ...
 
     def aggregate(
         self, state: State, updates: Sequence[Update], trainer: Trainer, round_: Round, streams: Streams
     ) -> State:
-        """The next state from the uploads of this round, which come in order of client id."""
+        """Return the next state from the uploads of this round, which come in order of client id."""
         ...
 
 
 Derived = Mapping[str, int | float]
-"""Hyper-parameters, by name, that a method chose by itself, where it was not given them."""
-
-
-def nothing_derived(clients: Sequence[ClientInfo]) -> Derived:  # noqa: ARG001
-    """Of a method that takes its hyper-parameters as they are given."""
-    return {}
-
-
-Watched = Mapping[str, float]
-"""Numbers of the server's state, by name, that every round's record keeps."""
-
-
-def nothing_watched(state: State) -> Watched:  # noqa: ARG001
-    """Of a method whose state has no number worth a record."""
-    return {}
+"""Hyper-parameters, by name, that a method chose itself because the config did not give them."""
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Both sides of a method, and what of it the outside has to know."""
+    """Both sides of a method, and what its users have to know about it."""
 
     name: str
     client: ClientSide
     server: ServerSide
     table2_parameters: Callable[[Sequence[int]], int | None]  # Kᵢ of all clients → parameters per round by Table 2
-    row_width: int | None = None  # values per class row on the wire; None where no rows travel
+    row_width: int | None = None  # values per class row on the wire; None if no rows travel
     tensor_shapes: Mapping[str, Shape] = field(default_factory=dict)  # the tensors that may travel
     tensor_parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # which of them may replace another
     masks: Tensor | None = None  # (K, d) CPS masks, which never travel
-    classifies_by_rows: bool = False  # whether clients are evaluated by the rows they are sent, which then are all
-    agreed: Mapping[str, str] = field(default_factory=dict)  # what else both sides have to mean alike
-    derived: Callable[[Sequence[ClientInfo]], Derived] = nothing_derived  # in a round with uploads of these clients
-    watched: Callable[[State], Watched] = nothing_watched
+    classifies_by_rows: bool = False  # True if clients are evaluated by the rows they receive, which are then all
+    agreed: Mapping[str, str] = field(default_factory=dict)  # other meanings that both sides must share
+    derived: Callable[[Sequence[ClientInfo]], Derived] = lambda _clients: {}  # in a round with uploads of these clients
+    watched: Callable[[State], Mapping[str, float]] = lambda _state: {}  # numbers of the state for each round's record
 
 
 @dataclass(frozen=True)
 class AlgorithmSpec:
-    """How a config's entry becomes an algorithm: a frozen dataclass of hyper-parameters and a function of it."""
+    """An algorithm as a config names it: a frozen dataclass of hyper-parameters and a function that builds from it."""
 
     name: str
     title: str
@@ -209,14 +197,47 @@ class AlgorithmSpec:
 
 
 def not_negative(**values: float) -> None:
-    """Refuse hyper-parameters that have to be zero or more."""
+    """Raise a ValueError if a hyper-parameter is below zero or not finite."""
     for name, value in values.items():
         if not 0 <= value < math.inf:
             raise ValueError(f"{name} must not be negative, not {value}")
 
 
 def positive(**values: float) -> None:
-    """Refuse hyper-parameters that have to be above zero."""
+    """Raise a ValueError if a hyper-parameter is not above zero or not finite."""
     for name, value in values.items():
         if not (value > 0 and math.isfinite(value)):
             raise ValueError(f"{name} must be above 0, not {value}")
+
+
+def prototype_parameters(classes_held: Sequence[int], num_classes: int, width: int) -> int:
+    """Return Σ_i (K_i + K) · w of Table 2: each client sends the classes it holds and receives all K; w is d or s."""
+    return sum(held + num_classes for held in classes_held) * width
+
+
+def exchanged_parameters(classes_held: Sequence[int], parameters: int) -> int:
+    """Return M · |θ| · 2 of Table 2: each client sends and receives the same tensors."""
+    return 2 * len(classes_held) * parameters
+
+
+def expected_frames(algorithm: Algorithm, num_classes: int, proto_dim: int, wire: WireSettings = EXACT) -> Expectation:
+    """Return what each frame of this federation has to match; the digest covers everything both sides agree on."""
+    facts = {
+        "algorithm": algorithm.name,
+        "num_classes": num_classes,
+        "proto_dim": proto_dim,
+        "row_width": algorithm.row_width,
+        "masks": None if algorithm.masks is None else mask_digest(algorithm.masks),
+        "tensors": {name: list(shape) for name, shape in algorithm.tensor_shapes.items()},
+        "agreed": dict(algorithm.agreed),
+        "values": {"up": wire.up, "down": wire.down},  # each sender chooses how to round them
+    }
+    remedies = {  # keys to lower if training diverges, first the one that helps most often
+        "algorithms.proto_weight": algorithm.classifies_by_rows,
+        "algorithms.global_scale": algorithm.agreed.get("scaling") == "count",
+        "train.learning_rate": True,
+    }
+    return Expectation(
+        federation_digest(facts), num_classes, algorithm.row_width, algorithm.tensor_shapes, algorithm.tensor_parts,
+        wire, tuple(key for key, applies in remedies.items() if applies),
+    )  # fmt: skip

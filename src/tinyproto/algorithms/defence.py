@@ -1,8 +1,8 @@
-"""Defences against well-formed poison: a server side that looks at all uploads before the method sees them.
+"""Defences against hostile uploads that are well-formed: a server side that checks all uploads before the method.
 
-A defence is a wrapper around any `ServerSide`. It holds the uploads of a round against each other and hands on those
-that it trusts (`guard`, `krum`), or the same number of robust ones (`median`, `trimmed_mean`). It needs all uploads at
-once, so it ends streaming. docs/security.md has what each can and cannot do, measured.
+A defence wraps any `ServerSide`. It compares the uploads of a round and passes on those that it trusts (`guard`,
+`krum`), or as many robust ones (`median`, `trimmed_mean`). It needs all uploads at once, so there is no streaming.
+docs/security.md has measurements of what each defence can and cannot do.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from torch import Tensor
 
 from tinyproto.algorithms.base import Algorithm, ClientInfo, Round, ServerSide, Update
 from tinyproto.core import robust
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import State, Trainer
 
@@ -26,44 +25,49 @@ DefenceName = Literal["none", "guard", "median", "trimmed_mean", "krum"]
 
 @dataclass(frozen=True)
 class Defence:
-    """What the server believes of clients, and which defence it has."""
+    """The server's defence, and how far it believes the sizes that clients report."""
 
     name: DefenceName = "none"
-    tolerance: float = 3.0  # guard: times the typical distance from a class's centre
+    tolerance: float = 3.0  # guard: in typical distances from a class's centre
     hostile: float = 0.2  # trimmed_mean, krum: share of the clients that may be hostile
-    size_ratio: float | None = None  # no size that a client claims counts as more than so many times the median
+    size_ratio: float | None = None  # a size that a client reports counts as at most this many times the median
 
     def check_clients(self, clients: int) -> None:
-        """Raise a ValueError where rounds of so many clients are too small for Krum."""
+        """Raise a ValueError if rounds of this many clients are too small for Krum."""
         hostile = int(self.hostile * clients)
-        if self.name == "krum" and clients < 2 * hostile + 3:
+        if self.name == "krum" and not enough_for_krum(clients, hostile):
             raise ValueError(
                 f"robust.defence krum with f = {hostile} hostile clients needs rounds of at least 2f + 3 = "
                 f"{2 * hostile + 3} clients, not {clients}; use guard or median, or more clients a round"
             )
 
 
+def enough_for_krum(clients: int, hostile: int) -> bool:
+    """Return True if Krum can withstand f hostile clients among these: it needs 2f + 3."""
+    return clients >= 2 * hostile + 3
+
+
 class DefendedServer:
-    """A server side that is given what a defence made of the uploads."""
+    """A server side that receives uploads through a defence."""
 
     def __init__(self, side: ServerSide, defence: Defence, scaled: bool) -> None:
         self.side = side
         self.defence = defence
-        self.scaled = scaled  # whether rows are prototypes times n_ij
-        self.distrusted: dict[int, int] = {}  # rows (or networks) of the last round that were not handed on, by client
+        self.scaled = scaled  # True if rows are prototypes times n_ij
+        self.distrusted: dict[int, int] = {}  # rows (or networks) of the last round that were not passed on, by client
 
     def init(self, streams: Streams) -> State:
-        """The method's own."""
+        """Return the method's state before round 1."""
         return self.side.init(streams)
 
     def broadcast(self, state: State, client: ClientInfo) -> Message:
-        """The method's own."""
+        """Return what the method sends."""
         return self.side.broadcast(state, client)
 
     def aggregate(
         self, state: State, updates: Sequence[Update], trainer: Trainer, round_: Round, streams: Streams
     ) -> State:
-        """Aggregate what the defence leaves of the uploads."""
+        """Aggregate the uploads that the defence passes on."""
         defended = self.defend(updates)
         before = {update.client.id: _size(update.message) for update in updates}
         after = {update.client.id: _size(update.message) for update in defended}
@@ -72,7 +76,7 @@ class DefendedServer:
         return self.side.aggregate(state, defended, trainer, round_, streams)
 
     def defend(self, updates: Sequence[Update]) -> Sequence[Update]:
-        """Return the uploads to aggregate: trusted ones as they are, or robust ones in their place."""
+        """Return the uploads to aggregate: trusted ones as they are, or robust ones instead of them."""
         sent = [update for update in updates if update.message.rows is not None or update.message.tensors]
         if not sent:
             return updates
@@ -90,10 +94,10 @@ class DefendedServer:
                 return stack.replaced(robust.trimmed_mean(stack.plain, stack.present, self.defence.hostile))
 
     def _central(self, stack: _Stack) -> Tensor:
-        """Return the rows of the M − f most central clients; of nobody in a round with fewer than 2f + 3."""
+        """Return the rows of the M − f most central clients, or none if too few clients answered."""
         clients = len(stack.updates)
         hostile = int(self.defence.hostile * clients)
-        if clients < 2 * hostile + 3:
+        if not enough_for_krum(clients, hostile):
             return torch.zeros_like(stack.present)
         central = torch.zeros(clients, dtype=torch.bool)
         central[robust.krum_order(stack.plain, stack.present, hostile)[: clients - hostile]] = True
@@ -107,15 +111,15 @@ class _Stack:
     updates: Sequence[Update]
     values: Tensor  # (M, K, w) as sent, float64
     present: Tensor  # (M, K) bool
-    plain: Tensor  # (M, K, w) without what n_ij explains
+    plain: Tensor  # (M, K, w) without n_ij
 
     @classmethod
     def of(cls, updates: Sequence[Update], scaled: bool) -> _Stack:
-        """Stack rows, or networks whose tensors all have the same names and shapes."""
+        """Stack rows, or networks whose tensors have the same names and shapes."""
         rows = [update.message.rows for update in updates]
-        if all(own is not None for own in rows):
-            values = torch.stack([own.values.double() for own in rows if own is not None])
-            present = torch.stack([own.present for own in rows if own is not None])
+        if all(sent is not None for sent in rows):
+            values = torch.stack([sent.values.double() for sent in rows if sent is not None])
+            present = torch.stack([sent.present for sent in rows if sent is not None])
             values = torch.where(present.unsqueeze(2), values, torch.zeros_like(values))
         else:
             flat = [torch.cat([value.reshape(-1) for value in _ordered(update.message)]) for update in updates]
@@ -125,7 +129,7 @@ class _Stack:
         return cls(updates, values, present, robust.unscaled(values, present, counts) if scaled else values)
 
     def chosen(self, kept: Tensor) -> list[Update]:
-        """Return the uploads with the rows `kept` (M, K) alone; those without any are gone."""
+        """Return the uploads with only the rows `kept` (M, K); uploads without rows are left out."""
         return [
             self._with(update, self.values[place], kept[place])
             for place, update in enumerate(self.updates)
@@ -133,9 +137,9 @@ class _Stack:
         ]
 
     def replaced(self, centre: Tensor) -> list[Update]:
-        """Return the uploads with `centre` (K, w) in place of every row, as long as its share of n_i says."""
+        """Return the uploads with `centre` (K, w) in place of each row, times the n_ij that its length implies."""
         lengths = robust.row_lengths(self.values, self.present) / robust.row_lengths(self.plain, self.present)
-        factors = lengths.nan_to_num(posinf=0.0).unsqueeze(2)  # (M, K, 1): n_ij, or 1 where rows are not scaled
+        factors = lengths.nan_to_num(posinf=0.0).unsqueeze(2)  # (M, K, 1): n_ij, or 1 if rows are not scaled
         return [
             self._with(update, centre * factors[place], self.present[place])
             for place, update in enumerate(self.updates)
@@ -158,14 +162,14 @@ def _ordered(message: Message) -> list[Tensor]:
 
 
 def _size(message: Message) -> int:
-    """How many rows, or networks, an upload holds."""
+    """Return how many rows, or networks, an upload holds."""
     return int(message.rows.present.sum()) if message.rows is not None else int(bool(message.tensors))
 
 
 def defended(algorithm: Algorithm, defence: Defence) -> ServerSide:
-    """Return the algorithm's server side behind a defence; its own where there is none.
+    """Return the algorithm's server side behind a defence, or the server side itself if there is none.
 
-    Raises a ValueError where the defence cannot look into what this algorithm exchanges.
+    Raise a ValueError if the defence cannot compare what this algorithm exchanges.
     """
     if defence.name == "none" or (algorithm.row_width is None and not algorithm.tensor_shapes):
         return algorithm.server
@@ -178,9 +182,9 @@ def defended(algorithm: Algorithm, defence: Defence) -> ServerSide:
 
 
 def sizes_capped(infos: Mapping[int, ClientInfo], ratio: float | None) -> Mapping[int, ClientInfo]:
-    """Return what clients said of themselves, no size above `ratio` times the median client's.
+    """Return what clients reported, with no size above `ratio` times the median client's.
 
-    Sizes weigh uploads and set μ, and nobody can check them: a lie counts as the largest size that is believed.
+    Sizes weigh uploads and set μ, and the server cannot check them: a false size counts as the largest one believed.
     """
     if ratio is None or not infos:
         return infos

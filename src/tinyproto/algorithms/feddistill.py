@@ -1,4 +1,4 @@
-"""FedDistill: clients are pulled towards everyone's mean logits of each class.
+"""FedDistill: clients are pulled towards all clients' mean logits of each class.
 
 Eunjeong Jeong et al., "Communication-Efficient On-Device Machine Learning: Federated Distillation and Augmentation
 under Non-IID Private Data", 2018.
@@ -24,19 +24,17 @@ from tinyproto.algorithms.base import (
     Round,
     client_task,
     not_negative,
+    prototype_parameters,
 )
 from tinyproto.algorithms.fedproto import StreamingServer, store_rows, stored_rows
-from tinyproto.algorithms.transform import Dense
-from tinyproto.core.losses import class_logit_loss
-from tinyproto.core.messages import Message, prototype_parameters
-from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import Batch, BatchPlan, FitResult, Loss, Step, Task
 
 
 @dataclass(frozen=True)
 class FedDistillHyper:
-    """How strong the pull is."""
+    """The strength of the pull."""
 
     distill_weight: Annotated[float, "γ, the weight of the pull towards the global logits; 0 or more"] = 1.0
 
@@ -44,8 +42,18 @@ class FedDistillHyper:
         not_negative(distill_weight=self.distill_weight)
 
 
+def class_logit_loss(logits: Tensor, labels: Tensor, global_logits: Prototypes) -> Tensor:
+    """Return FedDistill's cross-entropy to the softmax of the class's global mean logits, mean over the batch.
+
+    A sample whose class has no global logits yet adds zero.
+    """
+    wanted = global_logits.present[labels].unsqueeze(1)
+    targets = global_logits.values[labels].softmax(1)  # (B, K)
+    return -(torch.where(wanted, targets, torch.zeros_like(targets)) * logits.log_softmax(1)).sum(1).mean()
+
+
 def distillation_loss(distill_weight: float) -> Loss:
-    """CE + γ·CE(softmax of the class's global logits); the logits seen on the way are what a client will send."""
+    """Return CE + γ·CE(softmax of the class's global logits); the logits observed here are what a client sends."""
 
     def step(modules: nn.ModuleDict, batch: Batch, context: Mapping[str, Tensor]) -> Step:
         logits = modules["model"](batch.inputs).logits
@@ -58,7 +66,7 @@ def distillation_loss(distill_weight: float) -> Loss:
 
 
 class LogitClient:
-    """Sends, for every class it trained on, the mean of the logits it gave while training."""
+    """Sends, for each class it trained on, its mean logits while training."""
 
     prototype_source: PrototypeSource = "fresh"
 
@@ -68,16 +76,16 @@ class LogitClient:
         self.key = ("feddistill", hyper.distill_weight)
 
     def init(self, client: Client, streams: Streams) -> None:  # noqa: ARG002
-        """No global logits yet: round 1 has the same loss over none present."""
-        self._remember(client, None)
+        """Store that there are no global logits yet: round 1 has the same loss with none present."""
+        self._store(client, None)
 
     def receive(self, client: Client, message: Message) -> Prototypes | None:
-        """The global logits are for training only; nothing is classified by them."""
-        self._remember(client, message.rows)
+        """Store the global logits, which only training uses."""
+        self._store(client, message.rows)
         return None
 
     def task(self, client: Client, plan: BatchPlan, seed: int) -> Task:
-        """Cross-entropy plus γ times the pull."""
+        """Return the client's epochs with cross-entropy plus γ times the pull."""
         return client_task(
             client,
             plan,
@@ -90,22 +98,21 @@ class LogitClient:
         )
 
     def update(self, client: Client, result: FitResult, round_: Round) -> Message:  # noqa: ARG002
-        """Mean logits (K_i, K) of the last epoch."""
+        """Return the mean logits (K_i, K) of the last epoch."""
         return Message(rows=None if result.observed is None else result.observed.means())
 
-    def _remember(self, client: Client, rows: Prototypes | None) -> None:
+    def _store(self, client: Client, rows: Prototypes | None) -> None:
         classes = self.federation.num_classes
-        known = Prototypes.absent(classes, classes) if rows is None else rows
-        store_rows(client, known)
+        store_rows(client, Prototypes.absent(classes, classes) if rows is None else rows)
 
 
 def build(hyper: FedDistillHyper, federation: FederationSpec) -> Algorithm:
-    """FedDistill; the server takes the unweighted mean over the clients that hold a class."""
+    """Return FedDistill; the server takes the unweighted mean over the clients that hold a class."""
     classes = federation.num_classes
     return Algorithm(
         name="feddistill",
         client=LogitClient(hyper, federation),
-        server=StreamingServer(classes, Dense(classes)),
+        server=StreamingServer(classes, classes),
         table2_parameters=partial(prototype_parameters, num_classes=classes, width=classes),
         row_width=classes,
     )

@@ -1,4 +1,4 @@
-"""FedProto: clients are pulled towards the mean of everyone's class prototypes.
+"""FedProto: clients are pulled towards the mean of all clients' class prototypes.
 
 Yue Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients", AAAI 2022; section 3 of the
 TinyProto paper.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,23 +25,19 @@ from tinyproto.algorithms.base import (
     Round,
     ServerSide,
     Update,
-    Watched,
     client_task,
     not_negative,
+    prototype_parameters,
 )
 from tinyproto.algorithms.streaming import Gathered
-from tinyproto.algorithms.transform import Dense, SummingTransform, Transform, Upload
-from tinyproto.core.aggregate import keep_last
-from tinyproto.core.losses import REGULARISERS, Distance
-from tinyproto.core.messages import Message, prototype_parameters
-from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.prototypes import REGULARISERS, Distance, Message, Prototypes, simple_mean, sum_over_holders
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import Batch, BatchPlan, FitResult, Loss, State, Step, Task, Trainer
 
 
 @dataclass(frozen=True)
 class FedProtoHyper:
-    """What a client of any prototype method can be told."""
+    """Hyper-parameters of the client of each prototype method."""
 
     proto_weight: Annotated[float, "λ, the weight of the pull towards the global prototypes; 0 or more"] = 10.0
     distance: Annotated[
@@ -57,7 +53,7 @@ class FedProtoHyper:
 
 
 def prototype_loss(proto_weight: float, distance: Distance, observe: bool) -> Loss:
-    """L̃ = L + λ·R, eq. (5): cross-entropy and the pull towards the global prototypes in the context."""
+    """Return L̃ = L + λ·R, eq. (5): cross-entropy and the pull towards the global prototypes in the context."""
     regulariser = REGULARISERS[distance]
 
     def step(modules: nn.ModuleDict, batch: Batch, context: Mapping[str, Tensor]) -> Step:
@@ -74,27 +70,30 @@ def prototype_loss(proto_weight: float, distance: Distance, observe: bool) -> Lo
 
 
 class PrototypeClient:
-    """The client of FedProto, FedTGP and, with another transform, of both TinyProtos."""
+    """The client of FedProto and FedTGP; other methods override what it uploads and how it reads what it receives."""
 
-    def __init__(self, hyper: FedProtoHyper, federation: FederationSpec, transform: Transform) -> None:
+    def __init__(self, hyper: FedProtoHyper, federation: FederationSpec) -> None:
         self.prototype_source: PrototypeSource = hyper.prototype_source
-        self.transform = transform
         self.federation = federation
         self.loss = prototype_loss(hyper.proto_weight, hyper.distance, observe=hyper.prototype_source == "running")
         self.key = ("prototype", hyper.proto_weight, hyper.distance, hyper.prototype_source)
 
     def init(self, client: Client, streams: Streams) -> None:  # noqa: ARG002
-        """No global prototypes yet: round 1 has the same loss over none present."""
+        """Store that there are no global prototypes yet: round 1 has the same loss with none present."""
         store_rows(client, self._none())
 
     def receive(self, client: Client, message: Message) -> Prototypes | None:
-        """Reconstruct the global prototypes; they are the context of the loss and the candidates of inference."""
-        received = self._none() if message.rows is None else self.transform.reconstruct(message.rows)
+        """Store the global prototypes, which the loss uses, and return them to classify with."""
+        received = self._none() if message.rows is None else self.reconstruct(message.rows)
         store_rows(client, received)
         return received.to(client.device)
 
+    def reconstruct(self, rows: Prototypes) -> Prototypes:
+        """Return the global prototypes (K, d) from the rows received."""
+        return rows
+
     def task(self, client: Client, plan: BatchPlan, seed: int) -> Task:
-        """Cross-entropy plus λ times the distance to the global prototypes."""
+        """Return the client's epochs with cross-entropy plus λ times the distance to the global prototypes."""
         return client_task(
             client,
             plan,
@@ -107,72 +106,107 @@ class PrototypeClient:
         )
 
     def update(self, client: Client, result: FitResult, round_: Round) -> Message:  # noqa: ARG002
-        """The local prototypes of the classes trained on."""
-        return Message(rows=self.transform.upload(client.local, client.class_counts))
+        """Return the rows of the classes trained on."""
+        return Message(rows=self.upload(client.local, client.class_counts))
+
+    def upload(self, prototypes: Prototypes, class_counts: Tensor) -> Prototypes:  # noqa: ARG002
+        """Return the rows to send, given the local prototypes (K, d) and n_ij (K,)."""
+        return prototypes
 
     def _none(self) -> Prototypes:
         return Prototypes.absent(self.federation.num_classes, self.federation.proto_dim)
 
 
-class AveragingServer:
-    """Keeps one row per class: the merged uploads, whatever the transform needs of them."""
+class Upload(NamedTuple):
+    """A client's rows, with what the server knows about that client."""
 
-    def __init__(self, num_classes: int, transform: Transform) -> None:
+    client: ClientInfo
+    rows: Prototypes  # (K, w)
+
+
+class AveragingServer:
+    """Keeps one global row per class; `merge` makes them from all uploads of a round at once."""
+
+    def __init__(self, num_classes: int, width: int) -> None:
         self.num_classes = num_classes
-        self.transform = transform
+        self.width = width
 
     def init(self, streams: Streams) -> State:  # noqa: ARG002
-        """No class present."""
-        return Prototypes.absent(self.num_classes, self.transform.width)._asdict()
+        """Return rows of which none is present."""
+        return Prototypes.absent(self.num_classes, self.width)._asdict()
 
     def broadcast(self, state: State, client: ClientInfo) -> Message:  # noqa: ARG002
-        """All global rows there are, the same for every client."""
+        """Return all global rows, the same for each client."""
         return broadcast_rows(state)
 
     def aggregate(
         self, state: State, updates: Sequence[Update], trainer: Trainer, round_: Round, streams: Streams  # noqa: ARG002
     ) -> State:  # fmt: skip
-        """Merge the uploads; a class nobody sent keeps its last value."""
+        """Merge the uploads; a class that no client sent keeps its last row."""
         uploads = received_rows(updates)
-        return keep_last(self.transform.merge(uploads), stored_rows(state))._asdict() if uploads else state
+        return keep_last(self.merge(uploads), stored_rows(state))._asdict() if uploads else state
+
+    def merge(self, uploads: Sequence[Upload]) -> Prototypes:
+        """Return the mean over the clients that hold a class, eq. (9)."""
+        return simple_mean(sum_over_holders([upload.rows for upload in uploads]))
 
 
 class StreamingServer(AveragingServer):
-    """The same for a transform that needs sums only: uploads are folded in as they arrive."""
-
-    def __init__(self, num_classes: int, transform: SummingTransform) -> None:
-        super().__init__(num_classes, transform)
-        self.summing = transform
+    """An averaging server that needs only sums: uploads are folded in as they arrive."""
 
     def gather(self) -> Gathered:
-        """Nothing gathered yet."""
-        return Gathered(self.num_classes, self.transform.width)
+        """Return an empty accumulator for the uploads of a round."""
+        return Gathered(self.num_classes, self.width)
+
+    def aggregate(
+        self, state: State, updates: Sequence[Update], trainer: Trainer, round_: Round, streams: Streams  # noqa: ARG002
+    ) -> State:  # fmt: skip
+        """Gather the uploads and conclude the round."""
+        gathered = self.gather()
+        for upload in received_rows(updates):
+            gathered.add(*upload)
+        return self.conclude(state, gathered)
 
     def conclude(self, state: State, gathered: Gathered) -> State:
-        """Merge what was gathered; a class nobody sent keeps its last value."""
+        """Merge everything gathered; a class that no client sent keeps its last row."""
         if not gathered.uploads:
             return state
-        return keep_last(self.summing.conclude(gathered), stored_rows(state))._asdict()
+        return keep_last(self.merge_sums(gathered), stored_rows(state))._asdict()
+
+    def merge_sums(self, gathered: Gathered) -> Prototypes:
+        """Return the mean over the clients that hold a class, eq. (9)."""
+        return simple_mean(gathered.sums.totals)
+
+
+def keep_last(new: Prototypes, last: Prototypes) -> Prototypes:
+    """Return the new rows, and the last row of each class that has no new one."""
+    values = torch.where(new.present.unsqueeze(1), new.values, last.values)
+    return Prototypes(values, new.present | last.present)
 
 
 def stored_rows(state: Mapping[str, Tensor]) -> Prototypes:
-    """The global rows in the state of a server or a client."""
+    """Return the global rows in the state of a server or a client."""
     return Prototypes(state["values"], state["present"])
 
 
 def store_rows(client: Client, rows: Prototypes) -> None:
-    """Put what arrived into a client's state, which is the context of its loss."""
+    """Put received rows into a client's state, which is the context of its loss."""
     client.state["values"], client.state["present"] = rows.to(client.device)
 
 
 def broadcast_rows(state: State) -> Message:
-    """The stored rows as a message, or nothing while no class has any."""
+    """Return the stored rows as a message, or an empty one while no class has a row."""
     rows = stored_rows(state)
     return Message(rows=rows) if bool(rows.present.any()) else Message()
 
 
-def prototype_lengths(state: State) -> Watched:
-    """Return the mean and the largest ‖P_j‖ over the classes that have a row, and the margin δ where there is one."""
+def received_rows(updates: Sequence[Update]) -> list[Upload]:
+    """Return the uploads that hold rows."""
+    return [Upload(client, message.rows) for client, message in updates if message.rows is not None]
+
+
+def prototype_lengths(state: State) -> dict[str, float]:
+    """Return the mean and the largest ‖P_j‖ over the classes that have a row, and the margin δ if there is one."""
     rows = stored_rows(state)
     lengths = torch.linalg.vector_norm(rows.values[rows.present].double(), dim=1)
     if not len(lengths):
@@ -181,39 +215,28 @@ def prototype_lengths(state: State) -> Watched:
     return {"prototype_length": float(lengths.mean()), "longest_prototype": float(lengths.max()), **margin}
 
 
-def received_rows(updates: Sequence[Update]) -> list[Upload]:
-    """The uploads that hold rows at all."""
-    return [Upload(client, message.rows) for client, message in updates if message.rows is not None]
-
-
-def build_fedproto(name: str, hyper: FedProtoHyper, federation: FederationSpec, transform: Transform) -> Algorithm:
-    """FedProto over any transform; its server sees all uploads of a round at once."""
-    server = AveragingServer(federation.num_classes, transform)
-    return prototype_algorithm(name, hyper, federation, transform, server)
-
-
 def prototype_algorithm(
-    name: str, hyper: FedProtoHyper, federation: FederationSpec, transform: Transform, server: ServerSide
-) -> Algorithm:
-    """FedProto's client over a transform, with any server that answers it."""
+    name: str, client: PrototypeClient, server: ServerSide, *, width: int, masks: Tensor | None = None,
+    scaling: str = "none",
+) -> Algorithm:  # fmt: skip
+    """Return the algorithm of a prototype client and a server for it, with rows of `width` values."""
     return Algorithm(
         name=name,
-        client=PrototypeClient(hyper, federation, transform),
+        client=client,
         server=server,
         classifies_by_rows=True,
-        table2_parameters=partial(prototype_parameters, num_classes=federation.num_classes, width=transform.width),
-        row_width=transform.width,
-        masks=transform.masks,
-        agreed=transform.agreed,
+        table2_parameters=partial(prototype_parameters, num_classes=client.federation.num_classes, width=width),
+        row_width=width,
+        masks=masks,
+        agreed={"scaling": scaling},
         watched=prototype_lengths,
     )
 
 
 def build(hyper: FedProtoHyper, federation: FederationSpec) -> Algorithm:
-    """FedProto as published: prototypes in full, unweighted mean."""
-    transform = Dense(federation.proto_dim)
-    server = StreamingServer(federation.num_classes, transform)
-    return prototype_algorithm("fedproto", hyper, federation, transform, server)
+    """Return FedProto as published: prototypes in full, unweighted mean."""
+    server = StreamingServer(federation.num_classes, federation.proto_dim)
+    return prototype_algorithm("fedproto", PrototypeClient(hyper, federation), server, width=federation.proto_dim)
 
 
 SPEC = AlgorithmSpec("fedproto", "FedProto", FedProtoHyper, build)

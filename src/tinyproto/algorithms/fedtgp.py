@@ -1,4 +1,4 @@
-"""FedTGP: FedProto's client, and a server that trains its global prototypes to lie apart.
+"""FedTGP: FedProto's client, and a server that trains its global prototypes to lie far from each other.
 
 Jianqing Zhang et al., "FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning for
 Data and Model Heterogeneity in Federated Learning", AAAI 2024.
@@ -6,29 +6,33 @@ Data and Model Heterogeneity in Federated Learning", AAAI 2024.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, ClientInfo, FederationSpec, Round, Update, positive
-from tinyproto.algorithms.fedproto import FedProtoHyper, broadcast_rows, prototype_algorithm, received_rows
-from tinyproto.algorithms.transform import Dense, Transform
-from tinyproto.core.aggregate import simple_mean, stack_rows
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import Prototypes
+from tinyproto.algorithms.fedproto import (
+    FedProtoHyper,
+    PrototypeClient,
+    Upload,
+    broadcast_rows,
+    prototype_algorithm,
+    received_rows,
+)
+from tinyproto.core.prototypes import TINY, Message, Prototypes, simple_mean, stack_rows, sum_over_holders
 from tinyproto.core.streams import Streams, global_randomness
-from tinyproto.core.task import ParamGroup, State, Task, TensorData, Trainer, batch_plan
-from tinyproto.core.trainable import TrainablePrototypes, adaptive_margin, contrastive_step, distance_penalty
+from tinyproto.core.task import Batch, ParamGroup, State, Step, Task, TensorData, Trainer, batch_plan
 
 OfferedClasses = Literal["uploaded", "all"]
 
 
 @dataclass(frozen=True)
 class FedTGPHyper(FedProtoHyper):
-    """FedProto's, and how the server fits."""
+    """FedProto's hyper-parameters, and those of the server's fit."""
 
     server_epochs: Annotated[int, "of the server's fit, per round; above 0"] = 100
     server_learning_rate: Annotated[float, "of the server's SGD; above 0"] = 0.01
@@ -46,43 +50,110 @@ class FedTGPHyper(FedProtoHyper):
         )
 
 
-class TrainableServer:
-    """Keeps the trainable network, and the rows it last gave."""
+class TrainablePrototypes(nn.Module):
+    """FedTGP's network: one learned vector per class through Linear, ReLU, Linear gives the global prototypes."""
 
-    def __init__(self, hyper: FedTGPHyper, federation: FederationSpec, transform: Transform) -> None:
+    def __init__(self, num_classes: int, dim: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(num_classes, dim)
+        self.hidden = nn.Linear(dim, dim)
+        self.output = nn.Linear(dim, dim)
+
+    def forward(self) -> Tensor:
+        """Return all global prototypes, (K, d)."""
+        projected: Tensor = self.output(functional.relu(self.hidden(self.embedding.weight)))
+        return projected
+
+
+def pairwise_distances(left: Tensor, right: Tensor) -> Tensor:
+    """Return Euclidean distances (N, K); distance and gradient stay finite at zero.
+
+    A CPU expands the square; a GPU takes the differences, which is one kernel instead of ten.
+    """
+    if left.is_cuda:
+        return torch.cdist(left, right, compute_mode="donot_use_mm_for_euclid_dist")
+    squared = left.square().sum(1, keepdim=True) + right.square().sum(1) - 2.0 * (left @ right.T)
+    return squared.clamp_min(TINY).sqrt()
+
+
+def adaptive_margin(class_centres: Prototypes, cap: float) -> Tensor:
+    """Return δ = min(max_k min_{k'≠k} ‖Q_k − Q_k'‖₂, cap) over the classes present; zero if fewer than two are.
+
+    Q_k is the unweighted mean of the uploads of class k.
+    """
+    centres = class_centres.values[class_centres.present].double()
+    if len(centres) < 2:
+        return torch.zeros((), device=class_centres.values.device)
+    distances = torch.cdist(centres, centres, compute_mode="donot_use_mm_for_euclid_dist")
+    distances.fill_diagonal_(torch.inf)
+    return distances.min(1).values.max().clamp_max(cap).float()
+
+
+def distance_penalty(margin: Tensor, offered: Tensor) -> Tensor:
+    """Return what is added to the distance from an upload of class j, a row, to each global prototype, (K, K).
+
+    It is the margin δ for its own class and ∞ for classes that are not offered.
+    """
+    penalty = torch.diag(margin.expand(len(offered)))
+    return penalty.masked_fill(~offered, torch.inf)
+
+
+def margin_contrastive_loss(uploads: Tensor, labels: Tensor, learned: Tensor, penalty: Tensor) -> Tensor:
+    """Return the cross-entropy over −distance to each offered global prototype, with the margin δ on the true class."""
+    return functional.cross_entropy(-(pairwise_distances(uploads, learned) + penalty[labels]), labels)
+
+
+def contrastive_step(modules: nn.ModuleDict, batch: Batch, context: Mapping[str, Tensor]) -> Step:
+    """Take one step of the server's fit: the uploads of this batch against all learned prototypes."""
+    loss = margin_contrastive_loss(batch.inputs, batch.labels, modules["prototypes"](), context["penalty"])
+    return Step(loss, loss.detach().unsqueeze(0))
+
+
+class TrainableServer:
+    """Keeps the trainable network and its last rows."""
+
+    def __init__(self, hyper: FedTGPHyper, federation: FederationSpec, width: int) -> None:
         self.hyper = hyper
         self.federation = federation
-        self.transform = transform
+        self.width = width
 
     def init(self, streams: Streams) -> State:
-        """A random network, no class uploaded yet, nothing to send."""
+        """Return a random network, and rows of which none is present."""
         with global_randomness(streams.derive("trainable prototypes")):
             network = TrainablePrototypes(self.federation.num_classes, self.federation.proto_dim)
-        return self._state(network, Prototypes.absent(self.federation.num_classes, self.transform.width))
+        return self._state(network, Prototypes.absent(self.federation.num_classes, self.width))
 
     def broadcast(self, state: State, client: ClientInfo) -> Message:  # noqa: ARG002
-        """All learned rows, the same for every client."""
+        """Return all learned rows, the same for each client."""
         return broadcast_rows(state)
 
     def aggregate(
         self, state: State, updates: Sequence[Update], trainer: Trainer, round_: Round, streams: Streams
     ) -> State:
-        """Fit the network to the uploads, one by one rather than averaged, and read the prototypes off it."""
+        """Fit the network to the uploads, one by one rather than averaged; its outputs are the global prototypes."""
         received = received_rows(updates)
         if not received:
             return state
-        uploads = [self.transform.reconstruct(rows) for rows in self.transform.normalise(received)]
+        uploads = self.normalise(received)
         offered = state["present"] | torch.stack([upload.present for upload in uploads]).any(0)
         if self.hyper.offered_classes == "all":
             offered = torch.ones_like(offered)
 
         network = self._network(state).to(trainer.device)
-        margin = adaptive_margin(simple_mean(uploads), self.hyper.margin_cap)
+        margin = adaptive_margin(simple_mean(sum_over_holders(uploads)), self.hyper.margin_cap)
         trainer.fit([self._fit(network, uploads, distance_penalty(margin, offered), trainer.device, round_, streams)])
         with torch.no_grad():
             learned = network().cpu()
         learned = torch.where(offered.unsqueeze(1), learned, torch.zeros_like(learned))
-        return {**self._state(network, self.transform.compress(Prototypes(learned, offered))), "margin": margin}
+        return {**self._state(network, self.compress(Prototypes(learned, offered))), "margin": margin}
+
+    def normalise(self, uploads: Sequence[Upload]) -> list[Prototypes]:
+        """Return each upload as prototypes (K, d) on a client prototype's scale."""
+        return [upload.rows for upload in uploads]
+
+    def compress(self, learned: Prototypes) -> Prototypes:
+        """Return the rows to broadcast from the learned prototypes (K, d)."""
+        return learned
 
     def _fit(
         self, network: TrainablePrototypes, uploads: Sequence[Prototypes], penalty: Tensor, device: torch.device,
@@ -108,7 +179,7 @@ class TrainableServer:
         )
 
     def _network(self, state: State) -> TrainablePrototypes:
-        with global_randomness(0):  # the meta device would draw nothing, but load a second's worth of modules for it
+        with global_randomness(0):  # the meta device would draw nothing, but takes a second to load
             network = TrainablePrototypes(self.federation.num_classes, self.federation.proto_dim)
         network.load_state_dict({name: state[f"network.{name}"] for name in network.state_dict()})
         return network
@@ -119,14 +190,11 @@ class TrainableServer:
         return {**weights, **rows._asdict()}
 
 
-def build_fedtgp(name: str, hyper: FedTGPHyper, federation: FederationSpec, transform: Transform) -> Algorithm:
-    """FedTGP over any transform."""
-    return prototype_algorithm(name, hyper, federation, transform, TrainableServer(hyper, federation, transform))
-
-
 def build(hyper: FedTGPHyper, federation: FederationSpec) -> Algorithm:
-    """FedTGP as published: prototypes in full."""
-    return build_fedtgp("fedtgp", hyper, federation, Dense(federation.proto_dim))
+    """Return FedTGP as published: prototypes in full."""
+    width = federation.proto_dim
+    server = TrainableServer(hyper, federation, width)
+    return prototype_algorithm("fedtgp", PrototypeClient(hyper, federation), server, width=width)
 
 
 SPEC = AlgorithmSpec("fedtgp", "FedTGP", FedTGPHyper, build)

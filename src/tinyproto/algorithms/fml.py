@@ -13,17 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tinyproto.algorithms.auxiliary import AuxiliaryClient, AuxiliaryHyper, SharedNetwork
-from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, FederationSpec
-from tinyproto.algorithms.exchange import Whole
-from tinyproto.core.losses import mutual_losses
-from tinyproto.core.messages import exchanged_parameters
+from tinyproto.algorithms.auxiliary import AuxiliaryClient, AuxiliaryHyper, Mutual, Reduction, SharedNetwork, divergence
+from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, FederationSpec, exchanged_parameters
 from tinyproto.core.task import Batch, Loss, Step
 
 
 @dataclass(frozen=True)
 class FMLHyper(AuxiliaryHyper):
-    """The auxiliary network's, and how much each network heeds the labels."""
+    """The auxiliary network's hyper-parameters, and the weight of the labels for each network."""
 
     local_weight: Annotated[
         float, "α, of the labels for the client's own network, 0 to 1; the rest is distillation"
@@ -37,8 +34,23 @@ class FMLHyper(AuxiliaryHyper):
                 raise ValueError(f"{name} must lie between 0 and 1, not {getattr(self, name)}")
 
 
+def mutual_losses(
+    local: Tensor, auxiliary: Tensor, labels: Tensor, *, local_weight: float, auxiliary_weight: float,
+    reduction: Reduction, detach: bool,
+) -> Mutual:  # fmt: skip
+    """Return FML's α·CE + (1 − α)·KL towards the other's output, for both; `detach` makes the other a fixed target."""
+    target_of_local = auxiliary.detach() if detach else auxiliary
+    target_of_auxiliary = local.detach() if detach else local
+    return Mutual(
+        local_weight * functional.cross_entropy(local, labels)
+        + (1 - local_weight) * divergence(local, target_of_local, reduction),
+        auxiliary_weight * functional.cross_entropy(auxiliary, labels)
+        + (1 - auxiliary_weight) * divergence(auxiliary, target_of_auxiliary, reduction),
+    )
+
+
 def mutual_loss(hyper: FMLHyper) -> Loss:
-    """Both networks' losses on one batch, summed."""
+    """Return the sum of both networks' losses on a batch."""
 
     def step(modules: nn.ModuleDict, batch: Batch, context: Mapping[str, Tensor]) -> Step:  # noqa: ARG001
         own, shared = modules["model"](batch.inputs).logits, modules["auxiliary"](batch.inputs).logits
@@ -58,17 +70,14 @@ def mutual_loss(hyper: FMLHyper) -> Loss:
 
 
 def build(hyper: FMLHyper, federation: FederationSpec) -> Algorithm:
-    """FML; the shared network is averaged, all clients alike."""
+    """Return FML; the shared network is the uniform mean over clients."""
     shared = SharedNetwork.of(hyper, federation)
-    coder = Whole(shared.shapes)
     return Algorithm(
         name="fml",
-        client=AuxiliaryClient(
-            "fml", hyper, shared, coder, mutual_loss(hyper), ("cross_entropy", "auxiliary_cross_entropy")
-        ),
-        server=shared.server(coder),
+        client=AuxiliaryClient("fml", hyper, shared, mutual_loss(hyper)),
+        server=shared.server(),
         table2_parameters=lambda held: exchanged_parameters(held, shared.parameters),
-        tensor_shapes=coder.shapes,
+        tensor_shapes=shared.shapes,
     )
 
 

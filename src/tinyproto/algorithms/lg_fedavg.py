@@ -1,4 +1,4 @@
-"""LG-FedAvg: every client keeps its extractor; heads are averaged.
+"""LG-FedAvg: each client keeps its extractor, and heads are averaged.
 
 Paul Pu Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global Representations", 2020.
 """
@@ -8,36 +8,35 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, Client, FederationSpec, Round
-from tinyproto.algorithms.exchange import MeanServer, Whole, blueprint, drawn, exchanged, host, overwrite, shapes_of
+from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, Client, FederationSpec, Round, exchanged_parameters
+from tinyproto.algorithms.exchange import MeanServer, blueprint, drawn, exchanged, host, overwrite, shapes_of
 from tinyproto.algorithms.local import LocalClient
-from tinyproto.core.messages import Message, exchanged_parameters
-from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.core.task import FitResult
 from tinyproto.models.build import entry_name
 
 
 @dataclass(frozen=True)
 class LGFedAvgHyper:
-    """Nothing to choose."""
+    """LG-FedAvg has no hyper-parameters."""
 
 
 @dataclass(frozen=True)
 class HeadClient(LocalClient):
-    """Trains on cross-entropy like Local, from the head that all share."""
+    """Trains on cross-entropy like Local, starting from the head that all clients share."""
 
     def receive(self, client: Client, message: Message) -> Prototypes | None:
-        """The shared head replaces the client's own, before it is evaluated and trained."""
+        """Replace the client's head by the shared one, before evaluation and training."""
         overwrite(client.model.head, message.tensors)
         return None
 
     def update(self, client: Client, result: FitResult, round_: Round) -> Message:  # noqa: ARG002
-        """The head as trained here."""
+        """Return the client's trained head."""
         return Message(tensors=host(exchanged(client.model.head, buffers=False)))
 
 
 def build(hyper: LGFedAvgHyper, federation: FederationSpec) -> Algorithm:  # noqa: ARG001
-    """LG-FedAvg; heads are weighted by n_i and have to be of one shape. Table 2 counts them without biases, K·d."""
+    """Return LG-FedAvg, weighted by n_i; raise a ValueError if heads differ. Table 2 counts them as K·d."""
     first, *others = federation.networks
     heads = {
         entry: shapes_of(exchanged(blueprint(entry, federation.shape).head, buffers=False))
@@ -56,7 +55,6 @@ def build(hyper: LGFedAvgHyper, federation: FederationSpec) -> Algorithm:  # noq
         server=MeanServer(
             lambda streams: exchanged(drawn(first, federation.shape, streams).head, buffers=False),
             weighting="samples",
-            coder=Whole(heads[first]),
         ),
         table2_parameters=lambda held: exchanged_parameters(held, weights),
         tensor_shapes=heads[first],

@@ -1,4 +1,4 @@
-"""Local: every client trains alone. The baseline that federating has to beat."""
+"""Local: each client trains alone. The baseline for all other methods."""
 
 from __future__ import annotations
 
@@ -19,39 +19,38 @@ from tinyproto.algorithms.base import (
     Update,
     client_task,
 )
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import Batch, BatchPlan, FitResult, State, Step, Task, Trainer
 
 
 @dataclass(frozen=True)
 class LocalHyper:
-    """Nothing to choose."""
+    """Local has no hyper-parameters."""
 
 
 def cross_entropy_step(modules: nn.ModuleDict, batch: Batch, context: Mapping[str, Tensor]) -> Step:  # noqa: ARG001
-    """ℓ of eq. (1): mean cross-entropy of the head."""
+    """Return ℓ of eq. (1): the mean cross-entropy of the head."""
     loss = functional.cross_entropy(modules["model"](batch.inputs).logits, batch.labels)
     return Step(loss, loss.detach().unsqueeze(0))
 
 
 @dataclass(frozen=True)
 class LocalClient:
-    """Trains on cross-entropy, sends nothing."""
+    """Trains on cross-entropy and sends nothing."""
 
     learning_rate: float
     prototype_source: ClientPrototypes = "fresh"
 
     def init(self, client: Client, streams: Streams) -> None:
-        """Nothing to remember."""
+        """Do nothing: there is nothing to remember."""
 
     def receive(self, client: Client, message: Message) -> Prototypes | None:  # noqa: ARG002
-        """Nothing arrives."""
+        """Return None: nothing is sent."""
         return None
 
     def task(self, client: Client, plan: BatchPlan, seed: int) -> Task:
-        """Cross-entropy on the client's own samples."""
+        """Return the client's epochs with cross-entropy."""
         return client_task(
             client,
             plan,
@@ -63,30 +62,30 @@ class LocalClient:
         )
 
     def update(self, client: Client, result: FitResult, round_: Round) -> Message:  # noqa: ARG002
-        """Nothing leaves."""
+        """Return an empty message."""
         return Message()
 
 
 class LocalServer:
-    """Has no state and no say."""
+    """Has no state and sends nothing."""
 
     def init(self, streams: Streams) -> State:  # noqa: ARG002
-        """Empty."""
+        """Return an empty state."""
         return {}
 
     def broadcast(self, state: State, client: ClientInfo) -> Message:  # noqa: ARG002
-        """Nothing to send."""
+        """Return an empty message."""
         return Message()
 
     def aggregate(
         self, state: State, updates: Sequence[Update], trainer: Trainer, round_: Round, streams: Streams  # noqa: ARG002
     ) -> State:  # fmt: skip
-        """Nothing to do."""
+        """Return the state as it is."""
         return state
 
 
 def build(hyper: LocalHyper, federation: FederationSpec) -> Algorithm:  # noqa: ARG001
-    """Local training as an algorithm like any other."""
+    """Return local training as an algorithm."""
     return Algorithm("local", LocalClient(federation.learning_rate), LocalServer(), table2_parameters=lambda _held: 0)
 
 

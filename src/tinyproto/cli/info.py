@@ -1,4 +1,4 @@
-"""`tinyproto doctor`: what this machine offers."""
+"""`tinyproto doctor` and `tinyproto models`: this machine, and the networks that a config can name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from rich.table import Table
 
 import tinyproto
 from tinyproto.cli.terminal import Output, facts_table, plain_table
@@ -22,25 +21,15 @@ from tinyproto.tracking.environment import cpu_name, devices, extras, package_ve
 
 def examine(output: Output) -> None:
     """Print versions, devices, threads, extras and where data is found."""
-    found = _findings()
-    if output.wants_json:
-        output.result(found)
-        return
-    output.console.print(facts_table(found.items()))
-
-
-def _findings() -> dict[str, str]:
-    import torch
-
     commit, _, modified = (source_commit() or "").partition("-")
     checkout = f" (commit {commit[:12]}{', modified' if modified else ''})" if commit else ""
     threads = torch.get_num_threads()
-    return {
+    found = {
         "tinyproto": tinyproto.__version__ + checkout,
         "python": f"{platform.python_version()} on {platform.platform()}",
         **{name: version or "not installed" for name, version in package_versions().items()},
         "cpu": f"{cpu_name()}, {os.cpu_count()} cores",
-        "threads": f"torch uses {threads}; a simulation uses 1, so that results repeat bit for bit on a CPU",
+        "threads": f"torch uses {threads}; a simulation uses 1, so that results on a CPU are reproducible bit for bit",
         "devices": ", ".join(devices()),
         **{
             f"extra {extra}": f"not installed: {', '.join(missing)}" if missing else "installed"
@@ -48,6 +37,10 @@ def _findings() -> dict[str, str]:
         },
         **{f"data {name}": source.locate(None) for name, source in SOURCES.items()},
     }
+    if output.wants_json:
+        output.result(found)
+    else:
+        output.console.print(facts_table(found.items()))
 
 
 def list_models(shape: ModelShape, output: Output) -> None:
@@ -55,18 +48,7 @@ def list_models(shape: ModelShape, output: Output) -> None:
     rows = [describe(name, shape) for name in NETWORKS]
     if output.wants_json:
         output.result(rows)
-    else:
-        output.console.print(_table(rows, shape))
-
-
-def describe(name: str, shape: ModelShape) -> dict[str, Any]:
-    """One network in numbers; `paper` says whether it is built as TinyProto's paper has it."""
-    with torch.device("meta"):  # shapes are enough to count, so no weight is drawn and no image computed
-        size = measure(build_model(name, shape, seed=0), shape.input_shape)
-    return {"name": name, **asdict(size), "paper": name in PUBLISHED}
-
-
-def _table(rows: list[dict[str, Any]], shape: ModelShape) -> Table:
+        return
     table = plain_table()
     table.add_column("network", no_wrap=True)
     for column in ("extractor", "head", "width", "MACs"):
@@ -77,8 +59,15 @@ def _table(rows: list[dict[str, Any]], shape: ModelShape) -> Table:
         table.add_row(row["name"], *(number(value) for value in sizes), "yes" if row["paper"] else "no")
     image = "×".join(str(length) for length in shape.input_shape)
     table.caption = (
-        f"Parameters of extractor and head for K = {shape.num_classes} and d = {shape.proto_dim}; width of features "
-        f"before they are pooled to d; multiply-accumulates for one image of {image}. Names that end in "
+        f"Parameters of extractor and head for K = {shape.num_classes} and d = {shape.proto_dim}; width of the "
+        f"features before they are pooled to d; multiply-accumulates for one {image} image. Names that end in "
         f"{SMALL_IMAGES} have a stride-1 stem, which is not the paper's."
     )
-    return table
+    output.console.print(table)
+
+
+def describe(name: str, shape: ModelShape) -> dict[str, Any]:
+    """Return the numbers of one network; `paper` is True if it is built as in TinyProto's paper."""
+    with torch.device("meta"):  # counting needs shapes only, so no weight is drawn and no image computed
+        size = measure(build_model(name, shape, seed=0), shape.input_shape)
+    return {"name": name, **asdict(size), "paper": name in PUBLISHED}

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, SIGHUP: the first asks to stop in good order, the second ends at once; what was ignored stays so."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first asks for an orderly stop, the second ends at once."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from typing import Any
 from tinyproto.errors import Interrupted
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
-"""Signals that ask a command to end, beside Ctrl-C."""
+"""Signals that ask a command to end, besides Ctrl-C."""
 
 ONE_REQUEST_SECONDS = 0.2
 """Signals this close together are one request: `timeout` and a closing terminal send theirs twice."""
 
+Handlers = dict[signal.Signals, Any]
+
 
 class StopOnInterrupt:
-    """While open, the first interrupt is only noted, and so are the other signals that are named.
+    """While open, note the first Ctrl-C, or the first of `others`, instead of ending.
 
-    A signal that is ignored stays ignored: who started this with `nohup`, or in the background of a script, wants so.
+    An ignored signal stays ignored: that is the wish of whoever started this with `nohup` or in the background.
     """
 
     def __init__(self, *others: signal.Signals, clock: Callable[[], float] = time.monotonic) -> None:
@@ -38,11 +40,11 @@ class StopOnInterrupt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _put_back(self._before)
+        _restore(self._before)
 
     @property
     def status(self) -> int:
-        """The exit status of a command that the latest signal ended."""
+        """Return the exit status of a command that the latest signal ended."""
         return 128 + self._last
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
@@ -57,9 +59,9 @@ class StopOnInterrupt:
 
 @contextmanager
 def ending_at_once(words: str) -> Iterator[None]:
-    """While open, SIGTERM and SIGHUP raise KeyboardInterrupt as Ctrl-C does; it leaves as Interrupted, with its status.
+    """While open, turn Ctrl-C, SIGTERM and SIGHUP into Interrupted with its exit status.
 
-    For what comes before a run begins. `words` say where things stand then.
+    For the time before a run begins. `words` describe the state that the command leaves.
     """
     came = signal.SIGINT.value
 
@@ -74,27 +76,24 @@ def ending_at_once(words: str) -> Iterator[None]:
     except KeyboardInterrupt:
         raise Interrupted(words, 128 + came) from None
     finally:
-        _put_back(before)
+        _restore(before)
 
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Hold signals back while modules are imported, which may turn an interrupt in their middle into another error."""
+    """Delay signals while modules are imported; an import may turn an interrupt into another error."""
     with StopOnInterrupt(*ENDING) as stop:
         yield
     if stop.wanted:
         signal.raise_signal(signal.Signals(stop.status - 128))
 
 
-Handlers = dict[signal.Signals, Any]
-
-
 def _handle(numbers: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], None]) -> Handlers:
-    """Have these signals handled unless they are ignored; return what handled them before."""
+    """Handle these signals unless they are ignored; return the previous handlers."""
     heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     return {number: signal.signal(number, handler) for number in heard}
 
 
-def _put_back(before: Handlers) -> None:
+def _restore(before: Handlers) -> None:
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tinyproto.builder import resolve_device
 from tinyproto.cli.interrupt import StopOnInterrupt
 from tinyproto.cli.progress import LoadingBar
 from tinyproto.cli.terminal import Output
 from tinyproto.config import load_config
 from tinyproto.errors import ConfigError, DataError, FederationError, Interrupted, TinyProtoError
-from tinyproto.experiment import resolve_device
 from tinyproto.federation.client_data import ClientDataSection, ShareSection, read_samples
 from tinyproto.federation.flower.connection import AwayError, Relay, TurnedAwayError, Watch, reach
 from tinyproto.federation.flower.processes import SuperNode, split_address, why_it_ended

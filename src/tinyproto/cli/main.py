@@ -1,4 +1,7 @@
-"""The `tinyproto` command: its verbs, and the one place where errors become a sentence and an exit status."""
+"""The `tinyproto` command: its verbs, and the one place where errors become a sentence and an exit status.
+
+Nothing heavy is imported here, so that --help is quick: each verb imports what it needs.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ import typer
 
 import tinyproto
 from tinyproto.cli.data import data
-from tinyproto.cli.encoding import PLAIN, is_output_broken
 from tinyproto.cli.interrupt import ending_at_once, importing
 from tinyproto.cli.options import ConfigFile, Json, Overrides, Quiet, Verbose, positive
+from tinyproto.cli.terminal import PLAIN, Output, is_output_broken
 from tinyproto.errors import ConfigError, Interrupted, TinyProtoError
 
 USER_ERROR = 2
@@ -26,8 +29,6 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
 app.add_typer(data)
 
 
@@ -40,12 +41,12 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and stop.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Federated learning where every client keeps its own network and only tiny class prototypes travel.
+    """Federated learning in which each client keeps its own network and only small class prototypes travel.
 
-    Start with **tinyproto run quickstart**, a built-in config. Your own starts with two lines,
+    Start with **tinyproto run quickstart**, a built-in config. A config of your own needs two lines:
     **models: [small_cnn_a]** and **algorithms: [local, tinyproto_ft]**.
     """
 
@@ -54,18 +55,18 @@ def root(
 def run(
     config: ConfigFile,
     overrides: Overrides = None,
-    runs: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
+    runs: Annotated[Path, typer.Option(help="The folder to create run folders in.")] = Path("runs"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run folder if it exists.")] = False,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Simulate a federation: every algorithm and seed of a config.
+    """Simulate a federation with every algorithm and seed of a config.
 
-    Shows progress, then a table of what each algorithm reached and what it cost. The run folder **runs/NAME** holds
-    report.html to look at, the resolved config, the environment, who held what, rounds.jsonl, timings.jsonl,
-    prototypes.safetensors, summary.json and checkpoints, from which **tinyproto resume** goes on. With
-    keep_models=true it holds every client's trained network, too.
+    Shows progress, then a table with the accuracy and the cost of each algorithm. Open **runs/NAME/report.html** in a
+    browser. The run folder also holds the resolved config, the environment, who holds what, rounds.jsonl,
+    timings.jsonl, prototypes.safetensors, summary.json and the checkpoints that **tinyproto resume** starts from. With
+    keep_models=true it also holds the trained network of each client.
 
     Examples:
 
@@ -74,10 +75,9 @@ def run(
     - tinyproto run quickstart name=three 'seeds=[0,1,2]'
     - tinyproto run quickstart name=kept keep_models=true
     """
-    with ending_at_once("nothing was recorded yet"):
+    with ending_at_once("nothing has been recorded"):
         with importing():
             from tinyproto.cli.run import run_config
-            from tinyproto.cli.terminal import Output
         run_config(config, overrides or [], runs, overwrite, Output(json=json, quiet=quiet, verbose=verbose))
 
 
@@ -88,16 +88,15 @@ def resume(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Go on with a run that was interrupted or killed, from its newest checkpoint.
+    """Resume an interrupted or killed run from its latest checkpoint.
 
-    It ends as it would have ended undisturbed; on a CPU, rounds.jsonl is the same byte for byte. A damaged checkpoint
-    is named, and the one before takes its place. A run that has already ended only shows its table again and remakes
-    report.html.
+    The results are those of an uninterrupted run; on a CPU, rounds.jsonl is identical byte for byte. If a checkpoint is
+    damaged, it is reported and the previous one is used. For a completed run, the table is shown again and report.html
+    is rewritten.
     """
-    with ending_at_once("nothing was changed"):
+    with ending_at_once("nothing has been changed"):
         with importing():
             from tinyproto.cli.run import resume_run
-            from tinyproto.cli.terminal import Output
         resume_run(folder, Output(json=json, quiet=quiet, verbose=verbose))
 
 
@@ -105,30 +104,31 @@ def resume(
 def report(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Run folders, or folders of run folders.", show_default=False),
+        typer.Argument(metavar="RUN...", help="Run folders, or folders that contain run folders.", show_default=False),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="The file to write.", show_default="RUN/report.html, ./report.html for several"),
+        typer.Option(help="The file to write.", show_default="RUN/report.html; ./report.html for several runs"),
     ] = None,
     figures: Annotated[
-        Path | None, typer.Option(help="A folder for every figure as .svg and .csv.", show_default="none")
+        Path | None,
+        typer.Option(help="Also write every figure as .svg and .csv into this folder.", show_default="none"),
     ] = None,
     class_id: Annotated[
         int | None,
-        typer.Option("--class", min=0, help="Whose prototypes are drawn.", show_default="the class most clients hold"),
+        typer.Option("--class", min=0, help="The class to draw.", show_default="held by most clients"),
     ] = None,
     client_id: Annotated[
         int | None,
-        typer.Option("--client", min=0, help="Whose prototypes are drawn.", show_default="with the most classes"),
+        typer.Option("--client", min=0, help="The client to draw.", show_default="with the most classes"),
     ] = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write one HTML page that shows what runs reached and cost; it needs nothing beside it.
+    """Write one self-contained HTML page about the accuracy and the cost of runs.
 
-    The verdict in words, the table, accuracy over rounds and over bytes, who holds what, accuracy per client, and
-    heatmaps of prototypes. Runs that differ only in seeds are put together; other runs on the same data stand side by
+    It shows a verdict in words, a table, accuracy over rounds and over bytes, accuracy per client, who holds what, and
+    heatmaps of prototypes. Runs that differ only in seeds are merged; other runs on the same data are shown side by
     side.
 
     Examples:
@@ -137,7 +137,6 @@ def report(
     - tinyproto report runs/a runs/b --out comparison.html --figures figures
     """
     from tinyproto.cli.report import report_runs
-    from tinyproto.cli.terminal import Output
     from tinyproto.report.figures.prototypes import Shown
 
     report_runs(paths, out, figures, Shown(class_id, client_id), Output(json=json, quiet=quiet))
@@ -145,21 +144,20 @@ def report(
 
 @app.command()
 def models(
-    num_classes: Annotated[int, typer.Option(parser=positive("--num-classes"), metavar="K", help="Classes.")] = 100,
+    num_classes: Annotated[
+        int, typer.Option(parser=positive("--num-classes"), metavar="K", help="Number of classes.")
+    ] = 100,
     proto_dim: Annotated[
-        int, typer.Option(parser=positive("--proto-dim"), metavar="D", help="Width that features are pooled to.")
+        int, typer.Option(parser=positive("--proto-dim"), metavar="D", help="Prototype dimension.")
     ] = 500,
     image_size: Annotated[
-        int, typer.Option(parser=positive("--image-size"), metavar="N", help="Height and width of an image.")
+        int, typer.Option(parser=positive("--image-size"), metavar="N", help="Image height and width.")
     ] = 32,
-    channels: Annotated[
-        int, typer.Option(parser=positive("--channels"), metavar="C", help="Channels of an image.")
-    ] = 3,
+    channels: Annotated[int, typer.Option(parser=positive("--channels"), metavar="C", help="Image channels.")] = 3,
     json: Json = False,
 ) -> None:
-    """List the networks that a config can name: parameters of extractor and head, width of features, MACs."""
+    """List the networks that a config can name, with parameters, feature width and multiply-accumulates."""
     from tinyproto.cli.info import list_models
-    from tinyproto.cli.terminal import Output
     from tinyproto.models import ModelShape
 
     list_models(ModelShape((channels, image_size, image_size), proto_dim, num_classes), Output(json=json))
@@ -171,7 +169,7 @@ def serve(
         Path | None,
         typer.Argument(
             metavar="CONFIG",
-            help="A config file, the built-in federation, or with --resume a run folder.",
+            help="A config file, the built-in config federation, or with --resume a run folder.",
             show_default=False,
         ),
     ] = None,
@@ -179,34 +177,34 @@ def serve(
     keys: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="The folder that --init made.", show_default="keys; with --resume that of before"
+            metavar="DIR", help="The folder made by --init.", show_default="keys; with --resume the previous one"
         ),
     ] = None,
     listen: Annotated[
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Where clients reach it; 0.0.0.0 is every network it is in.",
-            show_default="127.0.0.1:8443; with --resume that of before",
+            help="The address to listen on; 0.0.0.0 is every network interface.",
+            show_default="127.0.0.1:8443; with --resume the previous one",
         ),
     ] = None,
-    runs: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
+    runs: Annotated[Path, typer.Option(help="The folder to create run folders in.")] = Path("runs"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run folder if it exists.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on after the last round that was concluded.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume after the last completed round.")] = False,
     init: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Make certificates and keys, and stop.", show_default="none"),
+        typer.Option(metavar="DIR", help="Make certificates and keys in this folder, then exit.", show_default="none"),
     ] = None,
     clients: Annotated[
         int | None,
-        typer.Option(parser=positive("--clients"), metavar="N", help="With --init: keys for so many clients."),
+        typer.Option(parser=positive("--clients"), metavar="N", help="With --init: the number of clients."),
     ] = None,
     host: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="With --init: a name or address that clients know this machine by.",
-            show_default="localhost and 127.0.0.1, always",
+            help="With --init: a name or address by which clients reach this machine.",
+            show_default="localhost and 127.0.0.1 are always included",
         ),
     ] = None,
     json: Json = False,
@@ -215,9 +213,9 @@ def serve(
 ) -> None:
     """Coordinate a real federation over the network; clients take part with **tinyproto join**.
 
-    It runs on Flower, which wants an environment of its own (docs/federation.md says how), under TLS, for clients
-    whose key is registered. The network reaches what clients need and nothing else. Rounds go on when clients vanish,
-    and wait when too few are there. The run folder **runs/NAME** is like that of **tinyproto run**.
+    It runs on Flower, which needs an environment of its own (see docs/federation.md), and accepts clients with a
+    registered key over TLS. Only the services that clients need are open to the network. Rounds continue when clients
+    disappear, and wait when too few are connected. The run folder **runs/NAME** is like that of **tinyproto run**.
 
     Examples:
 
@@ -225,14 +223,13 @@ def serve(
     - tinyproto serve federation.yaml --listen 0.0.0.0:8443
     - tinyproto serve runs/federation --resume
     """
-    from tinyproto.cli.terminal import Output
     from tinyproto.federation.flower import require_flower
 
     require_flower()
     output = Output(json=json, quiet=quiet, verbose=verbose)
     if init is None and (clients is not None or host):
         raise ConfigError(
-            "--clients and --host belong to --init; a config's federation.clients says how many there are"
+            "--clients and --host need --init; without it, federation.clients in the config is the number of clients"
         )
     if init is not None:
         if config is not None or keys is not None or listen is not None or overwrite or resume:
@@ -240,33 +237,33 @@ def serve(
                 "--init only makes certificates and keys; leave out CONFIG, --keys, --listen, --overwrite and --resume"
             )
         if clients is None:
-            raise ConfigError("--init needs --clients: how many clients get a key")
+            raise ConfigError("--init needs --clients, the number of clients to make keys for")
         from tinyproto.cli.serve import init_keys
 
         init_keys(init, clients, host or [], output)
         return
     if config is None:
-        raise ConfigError("name a CONFIG, such as the built-in federation, or make keys with --init")
+        raise ConfigError("name a CONFIG, such as the built-in config federation, or make keys with --init")
     if overwrite and resume:
-        raise ConfigError("--resume goes on with what is there, --overwrite replaces it; leave out one of them")
+        raise ConfigError("--resume continues a run and --overwrite replaces it; leave out one of them")
     from tinyproto.cli.serve import ServeOptions, serve_config
 
     try:
         serve_config(ServeOptions(config, tuple(overrides or ()), runs, keys, listen, overwrite, resume), output)
     except KeyboardInterrupt:
-        raise Interrupted("--resume goes on after the last round that was concluded") from None
+        raise Interrupted("--resume continues after the last completed round") from None
 
 
 @app.command()
 def join(
-    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the coordinator is.")],
-    client_id: Annotated[int, typer.Option(min=0, metavar="N", help="This client's number.")],
-    model: Annotated[str, typer.Option(metavar="NAME", help="Its network: a registered name, or package.module:name.")],
+    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="The coordinator's address.")],
+    client_id: Annotated[int, typer.Option(min=0, metavar="N", help="The number of this client.")],
+    model: Annotated[str, typer.Option(metavar="NAME", help="The network: a registered name, or package.module:name.")],
     data: Annotated[
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="Its samples: a folder with train/CLASS and test/CLASS, or an .npz file.",
+            help="The samples: a folder with train/CLASS and test/CLASS, or an .npz file.",
             show_default=False,
         ),
     ] = None,
@@ -274,7 +271,7 @@ def join(
         Path | None,
         typer.Option(
             metavar="CONFIG",
-            help="To try things out: its share of the dataset that this config splits.",
+            help="For a trial: use this client's share of the dataset that this config splits.",
             show_default=False,
         ),
     ] = None,
@@ -283,15 +280,17 @@ def join(
         typer.Option(
             parser=positive("--image-size"),
             metavar="N",
-            help="Height and width that images of a folder are brought to.",
-            show_default="as they are",
+            help="Resize the images of a folder to this height and width.",
+            show_default="no resizing",
         ),
     ] = None,
     keys: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Its keys, from the coordinator.", show_default="keys/client-N")
+        Path | None,
+        typer.Option(metavar="DIR", help="The folder with this client's keys.", show_default="keys/client-N"),
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where it keeps its state.", show_default="clients/client-N")
+        Path | None,
+        typer.Option(metavar="DIR", help="The folder for this client's state.", show_default="clients/client-N"),
     ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:N or auto.")] = "cpu",
     give_up: Annotated[
@@ -299,18 +298,18 @@ def join(
         typer.Option(
             parser=positive("--give-up"),
             metavar="MINUTES",
-            help="End when the coordinator is away for so long. A federation that is over looks like one that is away; "
-            "who did its last round waits 10 minutes at most.",
-            show_default="wait for ever",
+            help="Exit after the coordinator has been unreachable for this long. A finished federation looks the same "
+            "as an unreachable one, so after its last round a client waits at most 10 minutes.",
+            show_default="never",
         ),
     ] = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Be a client of a real federation, with its own samples and its own network, until that is over.
+    """Take part in a real federation as a client, with samples and a network of your own, until it ends.
 
-    It may come before the coordinator; Ctrl-C ends it, and the same command goes on from the state in its folder. What
-    is wrong with its samples, its network's name or its device is said before it waits for anybody.
+    The client may start before the coordinator. Ctrl-C ends it; the same command resumes from the state in its folder.
+    Data, model and device are checked before connecting.
 
     Examples:
 
@@ -321,7 +320,6 @@ def join(
 
     require_flower()
     from tinyproto.cli.join import JoinOptions, join_federation
-    from tinyproto.cli.terminal import Output
 
     options = JoinOptions(
         client_id, keys or Path("keys") / f"client-{client_id}", data, share, image_size, model, device,
@@ -330,20 +328,24 @@ def join(
     try:
         join_federation(server, options, Output(json=json, quiet=quiet))
     except KeyboardInterrupt:
-        raise Interrupted(f"client {client_id}: the same command goes on") from None
+        raise Interrupted(f"client {client_id} resumes with the same command") from None
 
 
 @app.command()
 def doctor(json: Json = False) -> None:
-    """Say what this machine offers: versions, devices, threads, extras, and where data is found."""
+    """Show versions, devices, threads, extras, and where data is found."""
     from tinyproto.cli.info import examine
-    from tinyproto.cli.terminal import Output
 
     examine(Output(json=json))
 
 
 def main() -> None:
-    """Entry point: an error a user can cause is one sentence on stderr and exit status 2."""
+    """Run the command."""
+    run_app(app, "tinyproto")
+
+
+def run_app(app: typer.Typer, name: str) -> None:
+    """Run a command line: an error that a user can cause becomes one sentence on stderr and exit status 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a terminal without Unicode shows ? instead of failing
             stream.reconfigure(errors=PLAIN)
@@ -353,15 +355,15 @@ def main() -> None:
         finally:
             sys.stdout.flush()
     except Interrupted as stopped:
-        print(f"tinyproto: interrupted; {stopped}", file=sys.stderr)
+        print(f"{name}: interrupted; {stopped}", file=sys.stderr)
         sys.exit(stopped.status)
     except TinyProtoError as error:
-        print(f"tinyproto: error: {error}", file=sys.stderr)
+        print(f"{name}: error: {error}", file=sys.stderr)
         sys.exit(USER_ERROR)
-    except OSError as error:  # of what verbs read and write they speak themselves
+    except OSError as error:  # verbs report errors of the files they read and write themselves
         if not is_output_broken(error):
             raise
-        print(f"tinyproto: error: cannot write the output: {error.strerror or error}", file=sys.stderr)
+        print(f"{name}: error: cannot write the output: {error.strerror or error}", file=sys.stderr)
         sys.exit(USER_ERROR)
 
 

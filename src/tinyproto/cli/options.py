@@ -12,20 +12,19 @@ from tinyproto.errors import ConfigError
 
 ConfigFile = Annotated[
     Path,
-    typer.Argument(
-        metavar="CONFIG", help="A config file, or the name of a built-in one, such as quickstart.", show_default=False
-    ),
+    typer.Argument(metavar="CONFIG", help="A config file, or a built-in one such as quickstart.", show_default=False),
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Config keys to set, dotted.", show_default=False)
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Config keys to set, such as train.rounds=10.", show_default=False),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON; words go to standard error.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more: a line per round.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON; other output goes to standard error.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print a line per round.")]
 
 
 def positive(option: str, at_most: int = 100_000) -> Callable[[str], int]:
-    """A parser for a whole number from 1 on; what is wrong is said in one sentence, as everywhere else."""
+    """Return a parser for an integer from 1 to `at_most` that raises a ConfigError naming the option."""
 
     def parse(text: str) -> int:
         try:
@@ -33,12 +32,7 @@ def positive(option: str, at_most: int = 100_000) -> Callable[[str], int]:
         except ValueError:
             value = 0
         if not 1 <= value <= at_most:
-            raise ConfigError(f"{option}: a whole number from 1 to {at_most} is needed, not {text!r}")
+            raise ConfigError(f"{option}: expected an integer from 1 to {at_most}, not {text!r}")
         return value
 
     return parse
-
-
-def names(text: str) -> tuple[str, ...]:
-    """A list separated by commas."""
-    return tuple(name.strip() for name in text.split(","))

@@ -1,4 +1,4 @@
-"""`tinyproto run` and `tinyproto resume`: progress while it goes, then the table, the verdict and the report."""
+"""`tinyproto run` and `tinyproto resume`: progress during the run, then the table, the verdict and the report."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tinyproto.cli.terminal import Output
 from tinyproto.config import Config, load_config
 from tinyproto.errors import CellsFailed, Interrupted, RunFolderError
 from tinyproto.experiment import Experiment
-from tinyproto.report.compare import Comparison, compare
+from tinyproto.report.compare import compare
 from tinyproto.report.verdict import verdict
 from tinyproto.report.words import counted
-from tinyproto.tracking.run_folder import RunFolder, how_to_go_on, is_federation
+from tinyproto.tracking.run_folder import RunFolder, how_to_resume, is_federation
 
 
 def run_config(path: Path, overrides: Sequence[str], runs: Path, overwrite: bool, output: Output) -> None:
-    """A config in, a run folder out."""
+    """Run a config into a new run folder."""
     experiment = _experiment(load_config(path, overrides), output)
     folder = runs / experiment.config.model.name
     _watch(
@@ -29,11 +29,11 @@ def run_config(path: Path, overrides: Sequence[str], runs: Path, overwrite: bool
 
 
 def resume_run(folder: Path, output: Output) -> None:
-    """A run folder in, the same run folder out, finished."""
+    """Resume the run in a run folder."""
     RunFolder.open(folder)
     if is_federation(folder):
         raise RunFolderError(
-            f"{folder} holds a federation, whose clients are elsewhere; `{how_to_go_on(folder)}` goes on with it"
+            f"{folder} holds a real federation, which `tinyproto resume` cannot continue; use: {how_to_resume(folder)}"
         )
     experiment = _experiment(load_config(folder / "config.yaml"), output)
     _watch(experiment, folder, output, lambda progress: grid.resume(experiment, folder, observer=progress))
@@ -44,7 +44,7 @@ def _experiment(config: Config, output: Output) -> Experiment:
         return Experiment(config, progress=progress)
 
 
-def _watch(experiment: Experiment, folder: Path, output: Output, play: Callable[[Progress], Path]) -> None:
+def _watch(experiment: Experiment, folder: Path, output: Output, run: Callable[[Progress], Path]) -> None:
     config = experiment.config
     _announce(output, experiment)
     failure: CellsFailed | None = None
@@ -54,7 +54,7 @@ def _watch(experiment: Experiment, folder: Path, output: Output, play: Callable[
         try:
             try:
                 with progress:
-                    play(progress)
+                    run(progress)
             except CellsFailed as failed:
                 failure = failed
             try:
@@ -63,7 +63,7 @@ def _watch(experiment: Experiment, folder: Path, output: Output, play: Callable[
                 if failure is None:
                     raise
         except KeyboardInterrupt:
-            raise Interrupted(f"go on with: tinyproto resume {folder}", stop.status) from None
+            raise Interrupted(f"resume with: tinyproto resume {folder}", stop.status) from None
     if failure is not None:
         raise failure
 
@@ -79,7 +79,7 @@ def _announce(output: Output, experiment: Experiment) -> None:
         f"{experiment.images.name}; preset {model.preset}, device {experiment.device}"
     )
     if model.data.root is not None and model.data.name == "digits":
-        output.say(f"data.root ({model.data.root}) is not read: digits come with scikit-learn")
+        output.say(f"data.root ({model.data.root}) is ignored: scikit-learn brings the digits")
     if output.verbose:
         sizes = experiment.data.train_counts.sum(1)
         at_once = experiment.cells_at_once
@@ -87,25 +87,22 @@ def _announce(output: Output, experiment: Experiment) -> None:
         output.say(
             f"{cells}{counted(experiment.workers, 'worker')} of one thread; "
             f"networks {', '.join(map(str, model.models))}; "
-            f"{int(sizes.min())} to {int(sizes.max())} training samples a client"
+            f"{int(sizes.min())} to {int(sizes.max())} training samples per client"
         )
 
 
 def conclude(output: Output, config: Config, folder: Path, failure: CellsFailed | None = None) -> None:
-    """The table, the verdict, the report, and where everything is; of the cells that are done, if there are any."""
+    """Show the table and the verdict of the completed cells, and write the report; with --json print the result."""
     results = RunFolder(folder).read_results()
     titles = {entry.label: entry.title for entry in config.algorithms}
     evaluate = config.model.evaluate
     comparison = compare(results, titles, evaluate.rule, evaluate.statistic, evaluate.every)
     sentences = verdict(comparison) if results else []
-    report = _show(output, comparison, sentences, folder) if results else None
-    told = {"run": str(folder), "report": report and str(report), "verdict": sentences}
-    output.result({**told, "failed": failure.failed if failure else [], **comparison.plain()})
-
-
-def _show(output: Output, comparison: Comparison, sentences: Sequence[str], folder: Path) -> Path:
-    output.console.print()
-    print_comparison(output.console, comparison, sentences)
-    report = write_report([folder], folder / "report.html")
-    output.say(f"\nWritten to {folder}; look at {report}")
-    return report
+    report = None
+    if results:
+        output.console.print()
+        print_comparison(output.console, comparison, sentences)
+        report = str(write_report([folder], folder / "report.html"))
+        output.say(f"\nResults are in {folder}; open {report}")
+    run = {"run": str(folder), "report": report, "verdict": sentences}
+    output.result({**run, "failed": failure.failed if failure else [], **comparison.plain()})

@@ -13,6 +13,7 @@ from tinyproto.cli.interrupt import StopOnInterrupt
 from tinyproto.cli.run import conclude
 from tinyproto.cli.terminal import Output
 from tinyproto.config import Config, load_config
+from tinyproto.config.load import differences
 from tinyproto.errors import ConfigError, FederationError, Interrupted
 from tinyproto.federation.flower.gate import Gate, OpenGate, listening
 from tinyproto.federation.flower.processes import SuperLink, split_address
@@ -20,9 +21,8 @@ from tinyproto.federation.journal import Follower, Journal
 from tinyproto.federation.keys import ServerKeys, make_keys, writing
 from tinyproto.federation.terms import ServeFile, agree, members, new_token, offered_terms
 from tinyproto.report.words import counted
-from tinyproto.tracking.checkpoints import differences
 from tinyproto.tracking.lock import alone_in
-from tinyproto.tracking.run_folder import SERVE_FILE, NewRun, RunFolder, how_to_go_on, is_federation
+from tinyproto.tracking.run_folder import SERVE_FILE, NewRun, RunFolder, how_to_resume, is_federation
 
 LOOK_SECONDS = 0.3
 LISTEN, KEYS = "127.0.0.1:8443", Path("keys")
@@ -62,13 +62,13 @@ def serve_config(options: ServeOptions, output: Output) -> None:
             listen=listen,
             key_folder=str(keys.folder.absolute()),
         )
-        largest = agree(offered_terms(config, served.federation), config.model.models).expectation.largest_frame
+        largest = agree(offered_terms(config, served.federation), config.model.models).setup.expectation.largest_frame
         opened = stack.enter_context(listening(host, port))  # before anything is replaced
         stop = stack.enter_context(StopOnInterrupt(signal.SIGTERM, signal.SIGHUP))
         new = None if options.resume else stack.enter_context(NewRun(folder, overwrite=options.overwrite))
         if new is not None:
             new.folder.write_config(config.resolved())
-        words = f"resume with: {how_to_go_on(folder)}" if new is None else "nothing has started"
+        words = f"resume with: {how_to_resume(folder)}" if new is None else "nothing has started"
         superlink = _start(stack, folder, served, keys, lambda: _raise_if_stopped(stop, words))
         gate = OpenGate(
             Gate(superlink.address, keys, largest), host, port, keys, opened, Journal(folder / "progress.jsonl").tell
@@ -127,7 +127,7 @@ def _source(options: ServeOptions) -> tuple[Path, Config, ServeFile | None]:
         changes = ", ".join(f"{key}: {then!r} → {now!r}" for key, (then, now) in changed.items())
         raise ConfigError(
             f"the federation in {folder} started with another config ({changes}); resume it with its own: "
-            f"`{how_to_go_on(folder)}`"
+            f"`{how_to_resume(folder)}`"
         )
     return folder, started, before
 
@@ -169,7 +169,7 @@ def _members_keys(keys: ServerKeys, clients: int, output: Output, *, resume: boo
 
 def _watch(folder: Path, superlink: SuperLink, progress: FederationProgress, stop: StopOnInterrupt) -> None:
     """Submit the run and show its events until it is complete; raise if it fails or is interrupted."""
-    resume = f"resume with: {how_to_go_on(folder)}"
+    resume = f"resume with: {how_to_resume(folder)}"
     events = Follower(folder / "progress.jsonl")
     run = superlink.submit(folder)
     try:

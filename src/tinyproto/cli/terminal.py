@@ -1,9 +1,13 @@
-"""Where output goes: words for people, JSON for programs."""
+"""Output of the command: words for people, JSON for programs, and terminals that cannot show every character."""
 
 from __future__ import annotations
 
+import codecs
+import errno
 import json
-from collections.abc import Iterable, Mapping
+import os
+import sys
+from collections.abc import Iterable
 from typing import Any
 
 from rich import box
@@ -15,14 +19,51 @@ from tinyproto.errors import ConfigError
 
 PLAIN_WIDTH = 120
 
+PLAIN = "tinyproto-plain"
+"""Name of the error handler that replaces characters an encoding lacks by similar ones, or by ?."""
+
+_SIMILAR = {
+    "−": "-",
+    "–": "-",
+    "…": ".",
+    "•": "*",
+    "×": "x",
+    "Δ": "d",
+    "→": ">",
+    "“": '"',
+    "”": '"',
+    "’": "'",
+    "\u00a0": " ",
+}
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def _replace(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(_SIMILAR.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error(PLAIN, _replace)
+
+
+def is_output_broken(error: OSError) -> bool:
+    """Return True if standard output takes nothing more, and redirect it so that later writes do not fail again."""
+    if error.filename is not None or error.errno not in _FULL:
+        return False
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+    return True
+
 
 def plain_table() -> Table:
-    """The kind of table that every verb prints: a line under the header, a caption below."""
+    """Return an empty table in the style of every verb: a line under the header, a caption below."""
     return Table(box=box.SIMPLE_HEAD, caption_justify="left", padding=(0, 1, 0, 0))
 
 
 def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
-    """Names in bold and what there is to say of each; nothing in either is markup."""
+    """Return a table of names in bold and their values, without markup."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
@@ -31,22 +72,12 @@ def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
     return table
 
 
-def machine_facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What a measurement was made on, from its environment."""
-    versions = ", ".join(f"{name} {environment['packages'][name]}" for name in ("torch", "numpy"))
-    package = f"tinyproto {environment['tinyproto']} ({environment['commit'] or 'no checkout'})"
-    return [
-        ("machine", f"{environment['cpu']}, {environment['cpu_count']} cores, {environment['platform']}"),
-        ("versions", f"{package}, Python {environment['python']}, {versions}"),
-    ]
-
-
 class Output:
-    """What a verb says. With `json`, words go to standard error, so that standard output is one JSON value."""
+    """The output of a verb. With `json`, words go to standard error, so that standard output is one JSON value."""
 
     def __init__(self, *, json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
         if quiet and verbose:
-            raise ConfigError("--quiet and --verbose exclude each other")
+            raise ConfigError("--quiet and --verbose exclude each other; leave out one of them")
         self.verbose = verbose
         self.wants_json = json
         self.console = Console(highlight=False, stderr=json, quiet=quiet)
@@ -55,14 +86,14 @@ class Output:
 
     @property
     def has_bars(self) -> bool:
-        """Whether progress can be shown as bars that move."""
+        """Return True if progress can be shown as moving bars."""
         return self.console.is_terminal and not self.console.quiet
 
     def say(self, words: str) -> None:
-        """One line, however long; nothing in it is markup."""
+        """Print one line of any length, without markup."""
         self.console.print(words, soft_wrap=True, markup=False)
 
     def result(self, value: Any, indent: int | None = 1) -> None:
-        """What was asked for with `--json`; nothing without."""
+        """Print the result if `--json` asks for it."""
         if self.wants_json:
             print(json.dumps(value, indent=indent, ensure_ascii=False))

@@ -1,4 +1,4 @@
-"""Configs: YAML to checked settings, with presets for every open reading of the paper."""
+"""Configs: checked settings from YAML, with presets for the open points of the paper."""
 
 from __future__ import annotations
 

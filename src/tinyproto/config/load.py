@@ -1,4 +1,4 @@
-"""From YAML and `key=value` overrides to a Config: preset first, then the file, then the overrides."""
+"""Load a Config from YAML and `key=value` overrides: preset first, then the file, then the overrides."""
 
 from __future__ import annotations
 
@@ -16,45 +16,43 @@ from pydantic_core import ErrorDetails
 import tinyproto
 from tinyproto.config.algorithms import AlgorithmEntry, resolve_algorithms
 from tinyproto.config.presets import PRESETS
-from tinyproto.config.schema import ConfigModel, FederationSection, RobustSection, WireSection
+from tinyproto.config.schema import ConfigModel, Section, schema_fields
 from tinyproto.data.images import Images
-from tinyproto.data.partition_kinds import OWN_KEYS
-from tinyproto.data.sources import check_name
+from tinyproto.data.partition import KEYS_OF_KIND
+from tinyproto.data.sources import find_source
 from tinyproto.errors import ConfigError
 from tinyproto.imports import nearest_name, unknown
+
+BUILT_IN = ("quickstart", "federation")
+"""Configs that come with the package: configs/NAME.yaml in a checkout, beside this code in a wheel."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """A checked config, its algorithms resolved to hyper-parameters."""
+    """A checked config with the hyper-parameters of its algorithms."""
 
     model: ConfigModel
     algorithms: tuple[AlgorithmEntry, ...]
 
     def resolved(self) -> dict[str, Any]:
-        """Everything written out, presets and defaults included: loading it again gives the same config."""
-        values = self.model.model_dump()
-        values["algorithms"] = [entry.resolved() for entry in self.algorithms]
-        return values
+        """Return all values, presets and defaults included; loading them again gives the same config."""
+        return {**self.model.model_dump(), "algorithms": [entry.resolved() for entry in self.algorithms]}
 
 
 def completed(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """A resolved config of any release: what came later has the values that it was run with."""
-    return {
-        "wire": WireSection().model_dump(),
-        "federation": FederationSection().model_dump(),
-        "robust": RobustSection().model_dump(),
-        "keep_models": False,
-        **resolved,
-        "train": {"max_left_out": 0.5, "dropout": 0.0, "late": 0.0, **resolved.get("train", {})},
-        "data": {"first_classes": None, **resolved.get("data", {})},
-        "prototypes": {"byte_budget": None, **resolved.get("prototypes", {})},
-        "algorithms": [completed_entry(entry) for entry in resolved.get("algorithms", [])],
-    }
+    """Return a resolved config of an earlier version with the defaults of keys that were added later."""
+    filled = dict(resolved)
+    for name, field in ConfigModel.model_fields.items():
+        if isinstance(field.default, Section):
+            filled[name] = {**field.default.model_dump(), **resolved.get(name, {})}
+        elif not field.is_required():
+            filled.setdefault(name, field.default)
+    filled["algorithms"] = [completed_entry(entry) for entry in resolved.get("algorithms", [])]
+    return filled
 
 
 def completed_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of one algorithm."""
+    """Return an algorithm of an earlier version with the defaults of keys that were added later."""
     later: dict[str, Any] = {}
     if "cps_dim" in entry:
         later["byte_budget"] = None
@@ -63,21 +61,15 @@ def completed_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {**later, **entry}
 
 
-SMALLEST = "the smallest has two lines, `models: [small_cnn_a]` and `algorithms: [local, tinyproto_ft]`"
-"""For who has no config yet; docs/configuration.md says the same."""
-
-
-BUILT_IN = ("quickstart", "federation")
-"""Configs that come with the package: configs/NAME.yaml of a checkout, and in a wheel beside this code."""
-
-
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a config file, or the built-in config of that name, and apply `dotted.key=value` overrides."""
+    """Load a config file, or the built-in config of that name, and apply `dotted.key=value` overrides."""
     try:
         text = _file(path).read_text(encoding="utf-8")
     except FileNotFoundError:
-        remedy = f"name a built-in one ({', '.join(BUILT_IN)}) or write it: {SMALLEST}"
-        raise ConfigError(f"no config file at {path}; {remedy}") from None
+        raise ConfigError(
+            f"no config file at {path}; use a built-in config ({', '.join(BUILT_IN)}) or write one. The smallest has "
+            "two lines: `models: [small_cnn_a]` and `algorithms: [local, tinyproto_ft]`"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the config file {path}: {error}") from error
     values = _yaml(text, str(path))
@@ -87,7 +79,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def _file(path: Path) -> Path:
-    """Return the file of a built-in config if the path is just its name and no file is there; else the path."""
+    """Return the file of a built-in config if the path is just its name and no such file exists; else the path."""
     if str(path) not in BUILT_IN or path.is_file():
         return path
     package = Path(tinyproto.__file__).parent
@@ -96,16 +88,16 @@ def _file(path: Path) -> Path:
 
 
 def overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Config values with `dotted.key=value` overrides applied to a copy of them."""
+    """Return a copy of the values with `dotted.key=value` overrides applied."""
     changed = copy.deepcopy(dict(values))
     for override in overrides:
         _apply(changed, override)
-    _forget_another_kind(changed, {override.partition("=")[0].strip() for override in overrides})
+    _drop_other_kind(changed, {override.partition("=")[0].strip() for override in overrides})
     return changed
 
 
 def parse_config(values: Mapping[str, Any], source: str = "the config", images: Images | None = None) -> Config:
-    """Check a config given as plain values; with `images` it is for Python, where data and networks are objects."""
+    """Check a config given as plain values; with `images`, data and networks may be Python objects."""
     preset_name = values.get("preset", "sound")
     if not isinstance(preset_name, str) or preset_name not in PRESETS:
         raise ConfigError(f"{source}: {unknown('preset', preset_name, PRESETS)}")
@@ -119,19 +111,16 @@ def parse_config(values: Mapping[str, Any], source: str = "the config", images: 
         model = ConfigModel.model_validate(merged)
     except ValidationError as error:
         raise ConfigError(f"{source}: {_sentence(error)}") from None
-    if images is None:
-        check_name(model.data.name)
-    else:
+    if images is not None:
         model = model.model_copy(update={"data": model.data.model_copy(update={"name": images.name})})
-    for entry in model.models:
-        if images is None and not isinstance(entry, str):
-            raise ConfigError(f"{source}: models: {entry!r} is not a name or a dotted path package.module:factory")
+    else:
+        find_source(model.data.name)
+        for entry in model.models:
+            if not isinstance(entry, str):
+                raise ConfigError(f"{source}: models: {entry!r} is not a name or a dotted path package.module:factory")
     dim, cps_dim = model.prototypes.dim, model.prototypes.cps_dim
     if cps_dim is not None and cps_dim > dim:
-        raise ConfigError(
-            f"{source}: prototypes.cps_dim ({cps_dim}) is greater than prototypes.dim ({dim}); "
-            "a class cannot own more dimensions than there are"
-        )
+        raise ConfigError(f"{source}: prototypes.cps_dim ({cps_dim}) is greater than prototypes.dim ({dim})")
     return Config(model, resolve_algorithms(model, preset, source))
 
 
@@ -146,32 +135,55 @@ def _yaml(text: str, source: str) -> Any:
 
 
 def _apply(values: dict[str, Any], override: str) -> None:
-    """Set one dotted key; whether the key exists is for the schema to say."""
+    """Set one dotted key; the schema checks later that it exists."""
     key, separator, text = override.partition("=")
     if not separator or not key.strip():
-        raise ConfigError(f"override {override!r} is not of the form key=value, such as train.rounds=10")
+        raise ConfigError(f"override {override!r} has to have the form key=value, such as train.rounds=10")
     *parents, last = key.strip().split(".")
     place = values
     for depth, parent in enumerate(parents):
         if place.get(parent) is None:
             place[parent] = {}
         if not isinstance(place[parent], dict):
-            raise ConfigError(f"override {override!r}: {'.'.join(parents[: depth + 1])} has no keys of its own")
+            raise ConfigError(f"override {override!r}: {'.'.join(parents[: depth + 1])} has no keys")
         place = place[parent]
     place[last] = _yaml(text, f"override {override!r}")
 
 
-def _forget_another_kind(values: dict[str, Any], overridden: Collection[str]) -> None:
-    """Where an override chooses another kind of partition, what the file says for its own kind no longer counts."""
+def _drop_other_kind(values: dict[str, Any], overridden: Collection[str]) -> None:
+    """Remove the file's keys of another partition kind if an override changes the kind."""
     section = values.get("partition")
     if "partition.kind" not in overridden or not isinstance(section, dict):
         return
     kind = section.get("kind")
-    if isinstance(kind, str) and kind in OWN_KEYS:
-        own = {key for keys in OWN_KEYS.values() for key in keys}
-        for key in own & section.keys():
-            if OWN_KEYS[kind].get(key) is None and f"partition.{key}" not in overridden:
+    if isinstance(kind, str) and kind in KEYS_OF_KIND:
+        for key in {key for keys in KEYS_OF_KIND.values() for key in keys} & section.keys():
+            if KEYS_OF_KIND[kind].get(key) is None and f"partition.{key}" not in overridden:
                 del section[key]
+
+
+def _sentence(error: ValidationError) -> str:
+    """Describe the first error with its key and, for an unknown key, the nearest valid one."""
+    errors = error.errors()
+    first = next((found for found in errors if found["type"] == "extra_forbidden"), errors[0])
+    place = [str(part) for part in first["loc"]]
+    several = [found for found in errors if found["loc"][:-1] == first["loc"][:-1] and _is_branch(found["loc"])]
+    if several:
+        words = " or ".join(_reason(found).removeprefix("input should be ") for found in several)
+        return f"{'.'.join(place[:-1])}: input should be {words}, not {first['input']!r}"
+    key = ".".join(place)
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {key!r}{_nearest_key(place)}"
+    if first["type"] == "missing":
+        return f"the key {key!r} is missing"
+    if first["type"] == "value_error":
+        return f"{key}: {first['ctx']['error']}"
+    return f"{key}: {_reason(first)}, not {first['input']!r}"
+
+
+def _is_branch(place: Sequence[str | int]) -> bool:
+    """Return True if the place names a branch of a union, such as literal['auto'], which pydantic adds to the key."""
+    return re.fullmatch(r"literal\[.*\]|constrained-\w+|int|float|str", str(place[-1])) is not None
 
 
 _PLAIN_WORDS = {
@@ -181,64 +193,29 @@ _PLAIN_WORDS = {
 }
 
 
-def _sentence(error: ValidationError) -> str:
-    """The first thing that is wrong, in words, with the key and, for an unknown key, the nearest valid one."""
-    errors = error.errors()
-    first = next((found for found in errors if found["type"] == "extra_forbidden"), errors[0])
-    place = [str(part) for part in first["loc"]]
-    several = [found for found in errors if found["loc"][:-1] == first["loc"][:-1] and _is_branch(found["loc"])]
-    if several:
-        words = " or ".join(_said(found).removeprefix("input should be ") for found in several)
-        return f"{'.'.join(place[:-1])}: input should be {words}, not {first['input']!r}"
-    key = ".".join(place)
-    if first["type"] == "extra_forbidden":
-        return f"unknown key {key!r}{_nearest_key(place)}"
-    if first["type"] == "missing":
-        return f"the key {key!r} is missing"
-    if first["type"] == "value_error":
-        return f"{key}: {first['ctx']['error']}"
-    return f"{key}: {_said(first)}, not {first['input']!r}"
-
-
-def _is_branch(place: Sequence[str | int]) -> bool:
-    """Where a key takes this or that, pydantic puts which of them behind the key, such as literal['auto']."""
-    return re.fullmatch(r"literal\[.*\]|constrained-\w+|int|float|str", str(place[-1])) is not None
-
-
-def _said(error: ErrorDetails) -> str:
-    """What is wrong with a value, in the words that follow its key."""
-    plain = _PLAIN_WORDS.get(error["type"])
-    return f"{error['msg'][0].lower()}{error['msg'][1:]}" if plain is None else plain
+def _reason(error: ErrorDetails) -> str:
+    return _PLAIN_WORDS.get(error["type"], f"{error['msg'][0].lower()}{error['msg'][1:]}")
 
 
 def _nearest_key(place: Sequence[str]) -> str:
-    section: type[BaseModel] = ConfigModel
+    """Suggest a key of the same section, or the same name in another section."""
+    section: Any = ConfigModel
     for name in place[:-1]:
-        annotation = section.model_fields[name].annotation
-        assert isinstance(annotation, type)
-        assert issubclass(annotation, BaseModel)
-        section = annotation
+        section = section.model_fields[name].annotation
+    assert issubclass(section, BaseModel)
     here = nearest_name(place[-1], section.model_fields, cutoff=0.8)
-    elsewhere = [] if here else [name for name in _dotted_keys() if name.rpartition(".")[2] == place[-1]]
+    elsewhere = [] if here else [name for name, _ in schema_fields() if name.rpartition(".")[2] == place[-1]]
     if elsewhere:
         return f", did you mean {elsewhere[0]!r}?"
+    prefix = ".".join([*place[:-1], ""])
     nearest = here or nearest_name(place[-1], section.model_fields)
-    known = [".".join([*place[:-1], name]) for name in section.model_fields]
     if not nearest:
-        return f"; known here: {', '.join(known)}"
-    return nearest.replace("'", f"'{'.'.join([*place[:-1], ''])}", 1)
-
-
-def _dotted_keys() -> Iterator[str]:
-    """Every key of the schema in full."""
-    for name, field in ConfigModel.model_fields.items():
-        yield name
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from (f"{name}.{inner}" for inner in field.annotation.model_fields)
+        return f"; known here: {', '.join(f'{prefix}{name}' for name in section.model_fields)}"
+    return nearest.replace("'", f"'{prefix}", 1)
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader without two surprises of YAML 1.1 and with a check for repeated keys."""
+    """PyYAML's safe loader, which also refuses repeated keys, reads 1e3 as a number and does not read dates."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
@@ -262,5 +239,24 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str) -> Any:
-    """Plain values; raises yaml.YAMLError where the text is not YAML."""
+    """Return the plain values of a YAML text; raise yaml.YAMLError if it is invalid."""
     return yaml.load(text, _Loader)
+
+
+def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the dotted keys in which configs differ, with the value in each; None if one has no such key."""
+    flats = [dict(_flat(config)) for config in configs]
+    columns = {key: [values.get(key) for values in flats] for values in flats for key in values}
+    return {key: values for key, values in columns.items() if any(value != values[0] for value in values)}
+
+
+def _flat(values: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every single value with its dotted key."""
+    if isinstance(values, Mapping) and values:
+        for key, value in values.items():
+            yield from _flat(value, f"{place}.{key}" if place else str(key))
+    elif isinstance(values, list) and values:
+        for index, value in enumerate(values):
+            yield from _flat(value, f"{place}[{index}]")
+    else:
+        yield place, values

@@ -1,7 +1,7 @@
-"""The three named readings of the paper: each preset sets every open point, an explicit key wins over it.
+"""The presets: three readings of the paper, each with a value for all its open points; explicit keys override them.
 
-`sound` is what an expert would do, `reference` the nearest to what produced the paper's tables, `paper` the text as
-printed. `docs/algorithms.md` lists the points one by one.
+`sound` is an expert's choice, `reference` is closest to the runs behind the paper's tables, and `paper` is the printed
+text. `docs/algorithms.md` lists the points one by one.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Preset:
-    """Config values by section, and hyper-parameters for every algorithm that has a field of that name."""
+    """Config values by section, and hyper-parameters for the algorithms that have them."""
 
     sections: Mapping[str, Values]
     hyper: Values
-    global_scale: Mapping[str, Mapping[str, float]] | None  # algorithm → dataset → μ; None leaves it to be derived
+    global_scale: Mapping[str, Mapping[str, float]] | None  # algorithm → dataset → μ; None: derive it
 
 
 PUBLISHED_FP_SCALE = {"cifar10": 1.5e-4, "cifar100": 1.5e-3, "tiny_imagenet": 1.5e-3}
@@ -39,7 +39,7 @@ PUBLISHED_DISTILLATION: Values = {
     "detach_targets": False,
     "matrices": "kernels",
 }
-"""Of FML and FedKD, whose two networks learn from each other."""
+"""Hyper-parameters of FML and FedKD, whose two networks learn from each other."""
 
 PRESETS: Mapping[str, Preset] = {
     "sound": Preset(

@@ -1,1 +1,1 @@
-"""Pure tensor functions: one per equation of the paper, free of files, clocks, logs and global randomness."""
+"""Pure tensor functions, one per equation of the paper, without files, clocks, logs or global randomness."""

@@ -1,17 +1,28 @@
-"""Prototypes: class means of penultimate features, and inference by the nearest of them."""
+"""Prototypes: class means of penultimate features, and the equations of prototype-based federated learning.
+
+Local prototypes are eq. (3), the pull of training towards global prototypes eq. (6), their mean eq. (9), and inference
+by the nearest of them eq. (12). `Message` is what they travel in.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+Distance = Literal["mse", "l2"]
+
+TINY = 1e-12
+"""Below this a squared distance counts as zero, so that the square root keeps a finite gradient."""
+
 
 class Prototypes(NamedTuple):
-    """One row per class; a class that is not present has a zero row, which no function here ever reads.
+    """One row per class; a class that is not present has a zero row, which no function here reads.
 
     `width` is d for prototypes in full and s (the CPS dimension) for compressed ones.
     """
@@ -21,27 +32,27 @@ class Prototypes(NamedTuple):
 
     @classmethod
     def absent(cls, num_classes: int, width: int, device: torch.device | str = "cpu") -> Prototypes:
-        """No class present: what a client holds before the server has sent anything."""
+        """Return rows of which none is present: what a client holds before the server has sent anything."""
         return cls(
             torch.zeros(num_classes, width, device=device), torch.zeros(num_classes, dtype=torch.bool).to(device)
         )
 
     @property
     def num_classes(self) -> int:
-        """K."""
+        """Return K."""
         return self.values.shape[0]
 
     @property
     def width(self) -> int:
-        """Values per class."""
+        """Return the number of values per class."""
         return self.values.shape[1]
 
     def to(self, device: torch.device | str) -> Prototypes:
-        """The same prototypes on another device."""
+        """Return the same prototypes on another device."""
         return Prototypes(self.values.to(device), self.present.to(device))
 
     def packed(self) -> PackedRows:
-        """The rows present, as they travel."""
+        """Return the rows present, as they travel."""
         present = self.present.cpu()
         return PackedRows(self.num_classes, present.numpy().nonzero()[0], self.values.cpu()[present].numpy())
 
@@ -55,33 +66,75 @@ class PackedRows(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """How many numbers travel."""
+        """Return how many numbers travel."""
         return self.values.size
 
     def present(self) -> Tensor:
-        """(K,) bool: which classes have a row."""
+        """Return which classes have a row, (K,) bool."""
         present = torch.zeros(self.num_classes, dtype=torch.bool)
         present.numpy()[self.classes] = True
         return present
 
     def unpacked(self) -> Prototypes:
-        """The same rows among zeros, in memory of their own."""
+        """Return the same rows among zeros, in memory of their own."""
         values = torch.zeros(self.num_classes, self.values.shape[1])
         values.numpy()[self.classes] = self.values
         return Prototypes(values, self.present())
 
 
+@dataclass(frozen=True)
+class Message:
+    """What travels between a client and the server, before it becomes bytes: rows, named tensors and metrics."""
+
+    rows: Prototypes | None = None  # (K, w); only the rows present travel
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)  # heads, auxiliary networks, factors
+    metrics: Mapping[str, float] = field(default_factory=dict)  # never counted as payload
+
+    @property
+    def parameters(self) -> int:
+        """Return how many numbers travel as payload: what the paper counts."""
+        rows = 0 if self.rows is None else int(self.rows.present.sum()) * self.rows.width
+        return rows + sum(tensor.numel() for tensor in self.tensors.values())
+
+    def of_classes(self, classes: Tensor) -> Message:
+        """Return the message with only the rows of these classes (K,), or without rows if none of them is present."""
+        if self.rows is None:
+            return self
+        present = self.rows.present & classes
+        return replace(self, rows=self.rows._replace(present=present) if bool(present.any()) else None)
+
+    def with_metrics(self, metrics: Mapping[str, float]) -> Message:
+        """Return the message with more metrics."""
+        return replace(self, metrics={**self.metrics, **metrics})
+
+
+class AtMost(NamedTuple):
+    """A size that varies from message to message, up to a limit."""
+
+    limit: int
+
+
+Shape = tuple[int | AtMost, ...]
+"""The shape of a tensor that travels."""
+
+
 class ClassSums(NamedTuple):
-    """Per-class sums and counts, from which means follow; sums of parts add up to the sums of the whole."""
+    """Sums and counts by class, from which means follow."""
 
     sums: Tensor  # (K, w)
     counts: Tensor  # (K,) int64
 
     def means(self) -> Prototypes:
-        """Sum over count for every class that was counted at least once."""
+        """Return sum over count for each class that was counted at least once."""
         present = self.counts > 0
         means = self.sums / self.counts.clamp_min(1).unsqueeze(1).to(self.sums.dtype)
         return Prototypes(torch.where(present.unsqueeze(1), means, torch.zeros_like(means)), present)
+
+    def add(self, upload: Prototypes) -> None:
+        """Add one client's rows to float64 sums in place; its absent classes add exactly nothing."""
+        present = upload.present.cpu()
+        self.sums[present] += upload.values.cpu()[present].double()
+        self.counts.add_(present)
 
 
 def class_sums(features: Tensor, labels: Tensor, num_classes: int) -> ClassSums:
@@ -92,19 +145,77 @@ def class_sums(features: Tensor, labels: Tensor, num_classes: int) -> ClassSums:
 
 
 def class_means(features: Tensor, labels: Tensor, num_classes: int) -> Prototypes:
-    """Local prototypes c̄ᴸ_ij, eq. (3): the mean feature of every class among the samples given."""
+    """Return local prototypes c̄ᴸ_ij, eq. (3): the mean feature of each class among the samples given."""
     return class_sums(features, labels, num_classes).means()
 
 
+def sum_over_holders(uploads: Sequence[Prototypes]) -> ClassSums:
+    """Return Σ over N_j, the clients that hold class j, of their rows, in float64; the counts are |N_j|."""
+    if not uploads:
+        raise ValueError("nothing to aggregate")
+    num_classes, width = uploads[0].values.shape
+    total = ClassSums(torch.zeros(num_classes, width, dtype=torch.float64), torch.zeros(num_classes, dtype=torch.int64))
+    for upload in uploads:
+        total.add(upload)
+    return total
+
+
+def simple_mean(total: ClassSums) -> Prototypes:
+    """Return global prototypes c̄ᴳ_j, eq. (9): every holder of a class weighs the same."""
+    means = total.means()
+    return Prototypes(means.values.float(), means.present)
+
+
+def stack_rows(uploads: Iterable[Prototypes]) -> tuple[Tensor, Tensor]:
+    """Return all rows present, client after client, with their classes: values (N, w) and labels (N,)."""
+    uploads = list(uploads)
+    values = torch.cat([upload.values[upload.present] for upload in uploads])
+    labels = torch.cat([upload.present.nonzero().squeeze(1) for upload in uploads])
+    return values, labels
+
+
+def safe_norm(difference: Tensor) -> Tensor:
+    """Return the L2 norm over the last axis, with gradient zero (not NaN) at zero."""
+    return difference.square().sum(-1).clamp_min(TINY).sqrt()
+
+
+def mse_regulariser(features: Tensor, labels: Tensor, prototypes: Prototypes) -> Tensor:
+    """Return R of eq. (6) as the published runs compute it: the squared error of each sample to its class's prototype.
+
+    The mean is over all B·d entries; a sample whose class has no prototype contributes zero to the sum.
+    """
+    wanted = prototypes.present[labels].unsqueeze(1)
+    difference = torch.where(wanted, features - prototypes.values[labels], torch.zeros_like(features))
+    return difference.square().mean()
+
+
+def l2_regulariser(features: Tensor, labels: Tensor, prototypes: Prototypes) -> Tensor:
+    """Return R of eq. (6) and (11) as printed: Σ_j ρ(c̄ᴸ_j, c̄ᴳ_j), Euclidean.
+
+    c̄ᴸ_j is the mean of class j in the batch.
+    """
+    batch = class_sums(features, labels, prototypes.num_classes)
+    means = batch.sums / batch.counts.clamp_min(1).unsqueeze(1).to(features.dtype)
+    wanted = prototypes.present & (batch.counts > 0)
+    difference = torch.where(wanted.unsqueeze(1), means - prototypes.values, torch.zeros_like(means))
+    return torch.where(wanted, safe_norm(difference), torch.zeros_like(difference[:, 0])).sum()
+
+
+REGULARISERS: dict[Distance, Callable[[Tensor, Tensor, Prototypes], Tensor]] = {
+    "mse": mse_regulariser,
+    "l2": l2_regulariser,
+}
+
+
 def nearest(features: Tensor, prototypes: Prototypes) -> Tensor:
-    """Inference, eq. (12): the class whose prototype is nearest in L2, over the classes present, of which there is one.
+    """Return the class of the nearest prototype in L2, eq. (12), for each feature; at least one class is present.
 
     The paper prints this with local prototypes; its tables need the global ones, so the caller chooses.
-    ‖f − c‖² differs from ‖c‖² − 2 f·c by a term that is equal for all classes, so that is what is compared. Both sides
-    are taken relative to the median prototype: an offset they share would cancel only up to rounding, and a mean would
+    ‖f − c‖² differs from ‖c‖² − 2 f·c by a term that is equal for all classes, so the latter is compared. Both sides
+    are relative to the median prototype: an offset they share would cancel only up to rounding, and a mean would
     follow a single prototype that is far away. Where prototypes form groups far from each other, compared with their
-    spread, float32 still cannot tell a group's members apart. About 1.4 times the time of the form without a centre
-    (3000 × 500 features, 100 classes, one core), where float64 takes 2.8 and differences 22.
+    spread, float32 still cannot tell a group's members apart. It takes about 1.4 times as long as without a centre
+    (3000 × 500 features, 100 classes, one core); float64 takes 2.8 times and differences 22 times as long.
     """
     classes = prototypes.present.nonzero().squeeze(1)  # (n,); absent rows take no part, not even in the median
     values = prototypes.values[classes]

@@ -1,6 +1,6 @@
-"""Robust statistics of uploads: what some hostile clients may send, held against what the others sent.
+"""Robust statistics of uploads: compare what each client sent with what the others sent.
 
-Every function takes rows `values` (M, K, w) of M clients with `present` (M, K), which clients hold which class, and
+Each function takes rows `values` (M, K, w) of M clients with `present` (M, K), which clients hold which class, and
 ignores rows that are not present. A network is one row of one class.
 """
 
@@ -13,7 +13,7 @@ _TINY = 1e-30
 
 
 def unscaled(values: Tensor, present: Tensor, counts: Tensor) -> Tensor:
-    """Remove from count-scaled rows n_ij·c_ij what n_ij explains: keep directions, give a client's rows one length.
+    """Remove n_ij from count-scaled rows n_ij·c_ij: keep directions, and give all rows of a client one length.
 
     That length is Σ_j ‖n_ij c_ij‖ / n_i, the client's mean ‖c_ij‖ over its `counts` n_i (M,), so no n_ij is needed.
     """
@@ -23,20 +23,20 @@ def unscaled(values: Tensor, present: Tensor, counts: Tensor) -> Tensor:
 
 
 def row_lengths(values: Tensor, present: Tensor) -> Tensor:
-    """Return ‖row‖ (M, K); zero where no row is present."""
+    """Return ‖row‖ (M, K); zero if no row is present."""
     lengths: Tensor = torch.linalg.vector_norm(values, dim=2)
     return lengths * present
 
 
 def coordinate_median(values: Tensor, present: Tensor) -> Tensor:
-    """Return the median over a class's holders, coordinate by coordinate, (K, w); zero where there are none."""
-    return _over_holders(values, present).nanquantile(0.5, dim=0).nan_to_num()
+    """Return the median over a class's holders, coordinate by coordinate, (K, w); zero if there are none."""
+    return values.masked_fill(~present.unsqueeze(2), torch.nan).nanquantile(0.5, dim=0).nan_to_num()
 
 
 def trimmed_mean(values: Tensor, present: Tensor, share: float) -> Tensor:
     """Return the mean over a class's holders, coordinate by coordinate, without the largest and smallest `share`.
 
-    At least one of each is left out where three or more hold the class, and never all of them.
+    At least one of each is left out if three or more clients hold the class, and never all of them.
     """
     holders = present.sum(0)  # (K,)
     cut = (share * holders).long().clamp_min(1)
@@ -49,10 +49,10 @@ def trimmed_mean(values: Tensor, present: Tensor, share: float) -> Tensor:
 
 
 def trusted(values: Tensor, present: Tensor, tolerance: float) -> Tensor:
-    """Return which rows (M, K) to trust, by what a class's other holders sent.
+    """Return which rows (M, K) to trust, compared with what a class's other holders sent.
 
-    A client with most of its rows far off, each counted by how many hold the class, is distrusted whole: its rows of
-    classes that few others hold would pass otherwise. The others are then judged again without it.
+    If most rows of a client are far off, each weighed by the holders of its class, none of its rows is trusted:
+    those of classes with few holders would pass otherwise. The other clients are then judged again without it.
     """
     near = near_centre(values, present, tolerance)
     holders = present.sum(0) * (present.sum(0) >= 3)  # (K,): how many votes a class is worth
@@ -65,10 +65,10 @@ def near_centre(values: Tensor, present: Tensor, tolerance: float) -> Tensor:
     """Return which rows (M, K) lie within `tolerance` typical distances of their class's centre, and on its side.
 
     The centre is the coordinate-wise median over a class's holders. The typical distance is the median over the class,
-    or over all rows where that is larger. Rows no farther off than the centre is long are near in any case: where most
-    clients have converged, the typical distance says nothing of the others. A row is on the other side if it points
-    away from the mean direction of the class's rows. Where fewer than three hold a class there is no majority to ask:
-    there a row is only held to `tolerance` times the median length of all rows.
+    or over all rows if that is larger. Rows no farther off than the centre is long always count as near: once most
+    clients have converged, the typical distance says nothing about the others. A row is on the other side if it points
+    away from the mean direction of the class's rows. With fewer than three holders there is no majority; then a row
+    may be at most `tolerance` times as long as the median row.
     """
     if not bool(present.any()):
         return present
@@ -91,12 +91,10 @@ def near_centre(values: Tensor, present: Tensor, tolerance: float) -> Tensor:
 def krum_order(values: Tensor, present: Tensor, hostile: int) -> Tensor:
     """Return the clients (M,) from the most to the least central by Krum's score, with up to `hostile` hostile ones.
 
-    Two clients are as far apart as their rows of the classes both hold, in the mean; a pair without a common class
-    counts as the median pair. A score is the sum over a client's M − f − 2 nearest.
+    Krum needs 2f + 3 clients or more. The distance of two clients is the mean over the classes that both hold; a pair
+    without a common class counts as the median pair. A score is the sum over a client's M − f − 2 nearest.
     """
     clients = len(values)
-    if clients < 2 * hostile + 3:
-        raise ValueError(f"Krum needs at least 2·{hostile} + 3 uploads, not {clients}")
     squared = torch.full((clients, clients), torch.nan, dtype=values.dtype)
     for one in range(clients):
         common = present[one] & present  # (M, K)
@@ -107,7 +105,3 @@ def krum_order(values: Tensor, present: Tensor, hostile: int) -> Tensor:
     squared.fill_diagonal_(torch.inf)
     scores = squared.sort(1).values[:, : clients - hostile - 2].sum(1)
     return scores.argsort(stable=True)
-
-
-def _over_holders(values: Tensor, present: Tensor) -> Tensor:
-    return values.masked_fill(~present.unsqueeze(2), torch.nan)

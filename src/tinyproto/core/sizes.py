@@ -1,4 +1,4 @@
-"""Amounts of bytes as people write them."""
+"""Amounts of bytes as text."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _UNITS = {
 
 
 def bytes_of(text: str) -> int:
-    """`2GB`, `500 MB`, `1.5GiB` in bytes."""
+    """Return the bytes that a text such as `2GB`, `500 MB` or `1.5GiB` says."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)", text.strip())
     units = {name.lower(): factor for name, factor in _UNITS.items()}
     if found is None or found[2].lower() not in units or float(found[1]) == 0:
-        raise ConfigError(f"{text!r} is no amount of bytes; it is a number above 0 with a unit, such as 500MB or 2kB")
+        raise ConfigError(f"{text!r} is no amount of bytes; write a number above 0 with a unit, such as 500MB or 2kB")
     return max(1, int(float(found[1]) * units[found[2].lower()]))

@@ -1,4 +1,7 @@
-"""Named random streams: every draw is a function of (seed, role, client, round, purpose) and of nothing else."""
+"""What makes a run repeat to the bit: named random streams, and one thread where sums are taken.
+
+Every draw is a function of (seed, role, client, round, purpose) and of nothing else.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,23 @@ from dataclasses import dataclass
 import torch
 
 SERVER = -1
-"""The server's place where a stream asks for a client."""
+"""The client id that stands for the server."""
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The random streams of one run."""
+
+    seed: int
+
+    def derive(self, purpose: str, *, client: int = SERVER, round_number: int = 0) -> int:
+        """Return the 63-bit seed of one stream, equal on every machine and release."""
+        name = f"{self.seed}/{'server' if client == SERVER else 'client'}/{client}/{round_number}/{purpose}"
+        return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
+
+    def generator(self, purpose: str, *, client: int = SERVER, round_number: int = 0) -> torch.Generator:
+        """Return a CPU generator at the start of the stream."""
+        return torch.Generator().manual_seed(self.derive(purpose, client=client, round_number=round_number))
 
 
 @contextmanager
@@ -33,17 +52,15 @@ def global_randomness(seed: int) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True)
-class Streams:
-    """The random streams of one run."""
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread inside the block: sums split over threads depend on the number of threads.
 
-    seed: int
-
-    def derive(self, purpose: str, *, client: int = SERVER, round_number: int = 0) -> int:
-        """The 63-bit seed of one stream, equal on every machine and release."""
-        name = f"{self.seed}/{'server' if client == SERVER else 'client'}/{client}/{round_number}/{purpose}"
-        return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
-
-    def generator(self, purpose: str, *, client: int = SERVER, round_number: int = 0) -> torch.Generator:
-        """A CPU generator at the start of the stream."""
-        return torch.Generator().manual_seed(self.derive(purpose, client=client, round_number=round_number))
+    One thread is also faster for a few samples, where threads spend their time waiting for each other.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

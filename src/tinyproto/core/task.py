@@ -1,4 +1,4 @@
-"""Task and Trainer: what is to be optimised, kept apart from how it is executed.
+"""Task and Trainer: what to optimise, separate from how it is executed.
 
 An algorithm describes one client's epochs (or the server's fit) as a Task; a trainer runs tasks. Algorithms never
 mention devices, graphs or stacks, and trainers never mention algorithms.
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from tinyproto.core.prototypes import ClassSums
 
 State = dict[str, Tensor]
-"""Explicit state: checkpointable, comparable."""
+"""State as named tensors, which can be saved and compared."""
 
 
 class Batch(NamedTuple):
-    """What a loss sees of the data."""
+    """The samples of one step."""
 
     inputs: Tensor  # (B, ...) float
     labels: Tensor  # (B,) int64
@@ -28,7 +28,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class TensorData:
-    """Samples in memory as they are stored (uint8 for images), brought to floats batch by batch.
+    """Samples in memory as they are stored (uint8 for images), converted to floats batch by batch.
 
     The pool may be shared: sample i is then `pool[rows[i]]`, and a client costs its indices, not its pixels.
     """
@@ -37,31 +37,31 @@ class TensorData:
     labels: Tensor  # (N,) int64, of the samples
     scale: float = 1.0
     shift: float = 0.0
-    rows: Tensor | None = None  # (N,) int64, where in the pool the samples are; None: the samples are the pool
+    rows: Tensor | None = None  # (N,) int64, indices into the pool; None: the samples are the pool
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
     def inputs(self) -> Tensor:
-        """The samples as stored, (N, ...); a copy where the pool is shared."""
+        """Return the samples as stored, (N, ...); a copy if the pool is shared."""
         return self._stored(slice(None))
 
     def batch(self, indices: Tensor | slice) -> Batch:
-        """The samples at `indices`, as floats: stored · scale + shift."""
+        """Return the samples at `indices` as floats: stored · scale + shift."""
         inputs = self._stored(indices).float()
         if (self.scale, self.shift) != (1.0, 0.0):
             inputs = inputs * self.scale + self.shift
         return Batch(inputs, self.labels[indices])
 
     def subset(self, indices: Tensor) -> TensorData:
-        """Only the samples at `indices`."""
+        """Return only the samples at `indices`."""
         indices = indices.to(self.labels.device)
         rows = indices if self.rows is None else self.rows[indices]
         return TensorData(self.pool, self.labels[indices], self.scale, self.shift, rows)
 
     def to(self, device: torch.device | str) -> TensorData:
-        """The same samples on another device, the whole pool with them: move a shared pool before it is shared out."""
+        """Return the same samples, with the whole pool, on another device; move a shared pool before sharing it."""
         rows = None if self.rows is None else self.rows.to(device)
         return TensorData(self.pool.to(device), self.labels.to(device), self.scale, self.shift, rows)
 
@@ -71,19 +71,19 @@ class TensorData:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Which samples make up which batch, drawn on the host before anything runs."""
+    """The samples of each batch, drawn on the host before anything runs."""
 
     order: Tensor  # (epochs, samples per epoch) int64
     sizes: tuple[int, ...]  # of the batches of one epoch
 
     @property
     def epochs(self) -> int:
-        """How often the samples are gone through."""
+        """Return the number of passes over the samples."""
         return self.order.shape[0]
 
 
 class Step(NamedTuple):
-    """What a loss returns for one batch."""
+    """The result of a loss for one batch."""
 
     loss: Tensor  # one scalar; mutual losses are summed
     parts: Tensor  # (P,) logged terms, in the order of Task.part_names
@@ -91,7 +91,7 @@ class Step(NamedTuple):
 
 
 class ParamGroup(NamedTuple):
-    """How one module of a task is optimised by plain SGD."""
+    """One module of a task and the plain SGD that optimises it."""
 
     module: str
     learning_rate: float
@@ -105,10 +105,10 @@ Loss = Callable[[nn.ModuleDict, Batch, Mapping[str, Tensor]], Step]
 class Task:
     """One client's epochs, or the server's fit of trainable prototypes.
 
-    Tasks with equal keys may share a CUDA graph or a stack, so `loss` has to be a function of its three arguments
-    alone: everything that differs between clients or rounds is in `modules`, `data` or `context`. Modules and context
-    have the same shapes wherever the key is the same; the number of samples and of batches may differ. The loss never
-    branches on values and never synchronises with the host.
+    Tasks with equal keys may share a CUDA graph or a stack, so `loss` must be a function of its three arguments only:
+    everything that differs between clients or rounds is in `modules`, `data` or `context`. Modules and context have
+    the same shapes for equal keys; the number of samples and of batches may differ. The loss never branches on values
+    and never synchronises with the host.
     """
 
     name: str  # for messages: "client 3"
@@ -126,45 +126,45 @@ class Task:
 
 @dataclass(frozen=True)
 class FitResult:
-    """What a fit leaves behind besides the changed modules."""
+    """The result of a fit, besides the changed modules."""
 
     parts: Tensor  # (epochs, P) sample-weighted means, float64 on the host
     part_names: tuple[str, ...]
     steps: int
     observed: ClassSums | None  # of the last epoch
-    steps_paid: int = 0  # computed for it, taken or in vain, where a trainer runs clients of unequal size together
+    steps_paid: int = 0  # steps computed, unused ones included, if a trainer runs clients of unequal size together
 
     @property
     def steps_computed(self) -> int:
-        """Those taken, and where a trainer says so, those in vain."""
+        """Return the steps computed, unused ones included if the trainer counts them."""
         return max(self.steps, self.steps_paid)
 
     def last_epoch(self) -> dict[str, float]:
-        """The logged terms of the last epoch by name, in the float32 they were computed in and travel as."""
+        """Return the logged terms of the last epoch by name, as the float32 in which they were computed and travel."""
         return dict(zip(self.part_names, self.parts[-1].float().tolist(), strict=True)) if self.steps else {}
 
 
 class FeatureModel(Protocol):
-    """What a trainer needs of a network to extract features."""
+    """The part of a network that a trainer needs to extract features."""
 
     @property
     def extractor(self) -> nn.Module:
-        """Inputs to (N, d) features."""
+        """Return the module that maps inputs to (N, d) features."""
         ...
 
 
 class Trainer(Protocol):
-    """How tasks are executed: eager is the reference, every other has to match it."""
+    """Executes tasks; the eager trainer is the reference that each other trainer has to match."""
 
     device: torch.device
-    notes: list[str]  # what a user should know of how they are executed, taken out once told
+    notes: list[str]  # messages for the user about the execution, removed once shown
 
     def fit(self, tasks: Sequence[Task]) -> list[FitResult]:
-        """Optimise the modules of every task in place."""
+        """Optimise the modules of each task in place."""
         ...
 
     def features(self, models: Sequence[FeatureModel], data: Sequence[TensorData]) -> list[Tensor]:
-        """Eval-mode features (N_i, d) of every model on its data."""
+        """Return eval-mode features (N_i, d) of each model on its data."""
         ...
 
 
@@ -172,11 +172,11 @@ LastBatch = Literal["join", "keep", "drop"]
 
 
 def batch_sizes(samples: int, batch_size: int, last: LastBatch) -> tuple[int, ...]:
-    """Sizes of one epoch's batches.
+    """Return the sizes of one epoch's batches.
 
-    `join`: the rest is a batch of its own where it is at least half of one, else it joins the batch before it: one step
-    on the batch statistics of three samples can blow a deep network up. `keep`: the rest is a batch of its own. `drop`:
-    the rest is left out, unless it is all there is.
+    `join`: the rest is a batch of its own if it is at least half of one, else it joins the batch before it: one step on
+    the batch statistics of three samples can make a deep network diverge. `keep`: the rest is a batch of its own.
+    `drop`: the rest is left out, unless there is no full batch.
     """
     full, rest = divmod(samples, batch_size)
     sizes = [batch_size] * full
@@ -195,7 +195,7 @@ def batch_sizes(samples: int, batch_size: int, last: LastBatch) -> tuple[int, ..
 def batch_plan(
     samples: int, batch_size: int, epochs: int, *, last: LastBatch, shuffle: torch.Generator | None
 ) -> BatchPlan:
-    """The batches of all epochs: a new permutation each with `shuffle`, else the stored order every time."""
+    """Return the batches of all epochs: with `shuffle` a new permutation each, else always the stored order."""
     sizes = batch_sizes(samples, batch_size, last)
     used = sum(sizes)
     orders = [

@@ -1,71 +1,104 @@
-"""Image files to one pool of uint8 pixels, decoded once: a later load finds them in the cache."""
+"""Image files to one pool of uint8 pixels, decoded once and then kept in a cache on disk.
+
+The cache is an .npy file beside the images, and a JSON note that says which images it was made from. A stale, truncated
+or damaged cache is written again. The file is mapped, not read, so that all processes on the machine share its pages.
+"""
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import json
+import math
 import os
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from tinyproto.data import pixel_cache
-from tinyproto.data.images import SharedPixels
-from tinyproto.data.pixel_cache import Stale, Wanted
-from tinyproto.data.sources.base import Progress
+from tinyproto.data.images import Images, SharedPixels
+from tinyproto.data.sources.base import MINUS_ONE_TO_ONE, LabelledNames, Progress
 from tinyproto.errors import DataError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+CACHE_FORMAT = 1
+CACHE_FOLDER = ".tinyproto-cache"
 CHUNK = 256
 MOST_THREADS = 8
 GREY = ("1", "L")
 NOT_8_BIT = ("I", "F")
-"""Modes of images with more than 8 bits per channel, or how their names begin."""
+"""First letters of the modes of images with more than 8 bits per channel."""
+
+_CHECKSUM_PIECE = 1 << 24
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """The images of a dataset in order, and how they become pixels."""
+    """The image files of a dataset in order, with their labels and the form to decode them to."""
 
-    name: str  # of the dataset
+    source: str  # name of the dataset in a config
+    name: str  # name of the dataset in results
     folder: Path
     paths: Sequence[str]  # below the folder
-    colours: Literal["RGB", "auto"]  # auto: grey if all of them are
-    size: int | None  # height and width to bring them to; None: they have to be of one size
+    labels: Sequence[int]
+    classes: Sequence[str]
+    first_classes: int | None  # None: all classes of the folder
+    colours: Literal["RGB", "auto"]  # auto: grey if all images are
+    size: int | None  # height and width to resize to; None: all images have to have the same size
     remedy: str  # for an image that cannot be decoded
-    first_classes: int | None = None  # where they are of a part of the folder's classes
 
     def path(self, index: int) -> Path:
-        """Of one image."""
+        """Return the path of one image."""
         return self.folder / self.paths[index]
 
+    def load(self, cache: Path | None, progress: Progress) -> Images:
+        """Return the images, from the cache if it is valid; a network sees −1 to 1."""
+        shared = _pixels(self, cache, progress)
+        labels = torch.tensor(self.labels)
+        return Images(self.name, shared.tensor, labels, len(self.classes), shared=shared, **MINUS_ONE_TO_ONE)
 
-def decoded(files: ImageFiles, cache: Path | None, progress: Progress) -> SharedPixels:
-    """All pixels, (N, C, H, W)."""
-    size = "as_stored" if files.size is None else str(files.size)
-    part = "" if files.first_classes is None else f"-first_{files.first_classes}_classes"
-    wanted = Wanted(files.folder, f"{files.name}-{size}{part}", _digest(files))
-    why = ""
-    try:
-        found = pixel_cache.read(wanted, cache)
-        if found is not None:
-            return found
-    except Stale as stale:
-        why = f" again: the cache is {stale}"
+    def without_pixels(self) -> LabelledNames:
+        """Return the labels; nothing is decoded."""
+        return LabelledNames(self.name, np.array(self.labels), len(self.classes))
+
+
+def _pixels(files: ImageFiles, cache: Path | None, progress: Progress) -> SharedPixels:
+    """Return all pixels, (N, C, H, W)."""
+    notes, digest, why = _notes(files, cache), _digest(files), ""
+    for note in notes:
+        if note.exists():
+            try:
+                return _read_cache(note, digest)
+            except _Stale as stale:
+                why = f" again: the cache is {stale}"
+                break
     form = _form(files)
-    what = f"decoding {len(files.paths)} images of {files.name}{why}"
     shape = (len(files.paths), *form.shape)
-    return pixel_cache.write(wanted, cache, shape, lambda target: _decode_all(files, form, target, what, progress))
+    what = f"decoding {len(files.paths)} images of {files.source}{why}"
+    problem: OSError | None = None
+    for note in notes:
+        try:
+            note.parent.mkdir(parents=True, exist_ok=True)
+            return _write_cache(note, digest, shape, files, form, lambda done: progress(what, done, len(files.paths)))
+        except OSError as error:
+            problem = error
+    raise DataError(
+        f"cannot write the {math.prod(shape)} bytes of decoded images of {files.folder}: {problem}; set data.cache to "
+        "a folder with enough space"
+    ) from problem
 
 
 def _digest(files: ImageFiles) -> str:
-    """Of names, sizes and times, so that a changed image is noticed without reading it."""
+    """Hash names, sizes and times, so that a changed image is noticed without reading it."""
     digest = hashlib.sha256(f"{files.colours} {files.size}".encode())
     for index, name in enumerate(files.paths):
         try:
@@ -78,7 +111,7 @@ def _digest(files: ImageFiles) -> str:
 
 @dataclass(frozen=True)
 class _Form:
-    """What every image becomes."""
+    """Colours and size that every image is converted to."""
 
     mode: Literal["L", "RGB"]
     height: int
@@ -90,7 +123,7 @@ class _Form:
 
 
 def _form(files: ImageFiles) -> _Form:
-    """By the first image; grey only if the others are grey too, whose headers are enough to tell."""
+    """Take the size of the first image; grey only if all images are grey, which their headers tell."""
     with _opened(files, 0) as first:
         (width, height), mode = first.size, first.mode
     if files.size is not None:
@@ -104,10 +137,10 @@ def _form(files: ImageFiles) -> _Form:
     return _Form("L" if grey else "RGB", height, width)
 
 
-def _decode_all(files: ImageFiles, form: _Form, target: NDArray[np.uint8], what: str, progress: Progress) -> None:
-    """Several threads at once: decoding lets go of Python's lock."""
+def _decode_all(files: ImageFiles, form: _Form, target: NDArray[np.uint8], progress: Callable[[int], None]) -> None:
+    """Decode with several threads: PIL releases Python's lock."""
     starts = range(0, len(files.paths), CHUNK)
-    progress(what, 0, len(files.paths))
+    progress(0)
     executor = ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1))
 
     def decode_chunk(start: int) -> int:
@@ -118,38 +151,32 @@ def _decode_all(files: ImageFiles, form: _Form, target: NDArray[np.uint8], what:
 
     try:
         for done in executor.map(decode_chunk, starts):
-            progress(what, done, len(files.paths))
+            progress(done)
     finally:
         executor.shutdown(cancel_futures=True)
 
 
 def _decode(files: ImageFiles, index: int, form: _Form) -> NDArray[np.uint8]:
+    import PIL.Image
+
+    path, size = files.path(index), (form.width, form.height)
     with _opened(files, index) as image:
         if image.mode.startswith(NOT_8_BIT):
-            raise DataError(
-                f"{files.path(index)} has more than 8 bits per channel (mode {image.mode}); convert it first"
-            )
-        size = (form.width, form.height)
+            raise DataError(f"{path} has more than 8 bits per channel (mode {image.mode}); convert it first")
         if image.size != size and files.size is None:
+            remedy = "set data.image_size to resize all images" if files.source == "image_folder" else files.remedy
             raise DataError(
-                f"{files.path(index)} has {image.width} × {image.height} pixels, {files.path(0)} has "
-                f"{form.width} × {form.height}; {_size_remedy(files)}"
+                f"{path} has {image.width} × {image.height} pixels, {files.path(0)} has {form.width} × {form.height}; "
+                f"{remedy}"
             )
         try:
-            array = np.asarray(_resized(image if image.mode == form.mode else image.convert(form.mode), size))
+            converted = image if image.mode == form.mode else image.convert(form.mode)
+            if converted.size != size:
+                converted = converted.resize(size, PIL.Image.Resampling.BILINEAR)
+            array = np.asarray(converted)
         except (OSError, ValueError, SyntaxError) as error:
             raise _damaged(files, index, error) from error
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
-
-
-def _size_remedy(files: ImageFiles) -> str:
-    return "set data.image_size to bring all to one size" if files.name == "image_folder" else files.remedy
-
-
-def _resized(image: Image, size: tuple[int, int]) -> Image:
-    import PIL.Image
-
-    return image if image.size == size else image.resize(size, PIL.Image.Resampling.BILINEAR)
 
 
 def _opened(files: ImageFiles, index: int) -> Image:
@@ -164,3 +191,96 @@ def _opened(files: ImageFiles, index: int) -> Image:
 def _damaged(files: ImageFiles, index: int, error: Exception) -> DataError:
     reason = str(error).removesuffix(f" '{files.path(index)}'")
     return DataError(f"{files.path(index)} cannot be decoded ({reason}); {files.remedy}")
+
+
+class _Stale(Exception):  # noqa: N818
+    """The reason that a cache cannot be used, as an adjective."""
+
+
+def _notes(files: ImageFiles, cache: Path | None) -> list[Path]:
+    """Return the paths where the cache's note may be, in the order of preference."""
+    size = "as_stored" if files.size is None else str(files.size)
+    part = "" if files.first_classes is None else f"-first_{files.first_classes}_classes"
+    name = f"{files.source}-{size}{part}.json"
+    resolved = files.folder.resolve()
+    elsewhere = f"{resolved.name}-{hashlib.sha256(str(resolved).encode()).hexdigest()[:12]}-{name}"
+    if cache is not None:
+        return [cache / elsewhere]
+    user_caches = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "tinyproto"
+    return [files.folder / CACHE_FOLDER / name, user_caches / elsewhere]
+
+
+def _read_cache(note: Path, digest: str) -> SharedPixels:
+    try:
+        facts = json.loads(note.read_text())
+        shape = tuple(int(length) for length in facts["shape"])
+        made_of, checksum, version = facts["images"], facts["crc32"], facts["format"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise _Stale("damaged") from None
+    if version != CACHE_FORMAT or made_of != digest:
+        raise _Stale("of other images")
+    try:
+        with note.with_suffix(".npy").open("rb") as file:
+            offset = _read_header(file, shape)
+            if os.fstat(file.fileno()).st_size != offset + math.prod(shape):
+                raise _Stale("truncated")
+            pixels = SharedPixels(os.dup(file.fileno()), shape, offset)
+    except (OSError, ValueError):
+        raise _Stale("damaged") from None
+    if _checksum(pixels.array) != checksum:
+        raise _Stale("damaged")
+    return pixels
+
+
+def _read_header(file: IO[bytes], shape: Sequence[int]) -> int:
+    """Return the offset of the pixels; raise ValueError if the file is not a uint8 array of that shape."""
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError("another version of .npy")
+    found, by_column, dtype = np.lib.format.read_array_header_1_0(file)
+    if (found, by_column, dtype) != (tuple(shape), False, np.dtype(np.uint8)):
+        raise ValueError("another array")
+    return file.tell()
+
+
+def _write_cache(
+    note: Path, digest: str, shape: Sequence[int], files: ImageFiles, form: _Form, progress: Callable[[int], None]
+) -> SharedPixels:
+    """Decode straight into a new cache file, which gets its name once it is complete."""
+    target = note.with_suffix(".npy")
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("w+b") as file:
+            header: dict[str, Any] = {"descr": "|u1", "fortran_order": False, "shape": tuple(shape)}
+            np.lib.format.write_array_header_1_0(file, header)
+            file.flush()
+            offset = file.tell()
+            _allocate(file.fileno(), offset + math.prod(shape))
+            blank = SharedPixels(os.dup(file.fileno()), shape, offset, writable=True)
+            _decode_all(files, form, blank.array, progress)
+            checksum = _checksum(blank.array)
+            os.fsync(file.fileno())
+            pixels = SharedPixels(os.dup(file.fileno()), shape, offset)
+        partial.replace(target)
+        facts = {"format": CACHE_FORMAT, "shape": list(shape), "images": digest, "crc32": checksum}
+        partial.write_text(json.dumps(facts) + "\n")
+        partial.replace(note)
+    finally:
+        partial.unlink(missing_ok=True)
+    return pixels
+
+
+def _allocate(descriptor: int, size: int) -> None:
+    """Reserve disk space now: a disk that fills up under a mapping would kill the process without a message."""
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except (AttributeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno in _DISK_FULL:
+            raise
+        os.ftruncate(descriptor, size)
+
+
+def _checksum(pixels: NDArray[np.uint8]) -> int:
+    flat, value = pixels.reshape(-1), 0
+    for start in range(0, len(flat), _CHECKSUM_PIECE):
+        value = zlib.crc32(flat[start : start + _CHECKSUM_PIECE].data, value)
+    return value

@@ -1,4 +1,4 @@
-"""Images as every source delivers them: uint8 pixels, labels, and how pixels become the floats a network sees."""
+"""Images as every source delivers them (uint8 pixels, labels, scaling to floats), and a federation's share of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,15 +17,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tinyproto.core.task import TensorData
+from tinyproto.data.partition import Share
+
+CountedSamples = Literal["train", "all"]
+"""Samples that n_ij counts: training samples, or training and test samples as in the published runs."""
 
 _AT_ONCE = 1000
-"""Images moved at a time."""
+"""Number of images moved at a time."""
 
 
 class SharedPixels:
-    """uint8 pixels in an open file. Whoever maps it sees the same memory, so workers add nothing to it.
+    """uint8 pixels in an open file; all processes that map it share its memory.
 
-    Where the system allows no such file, they are in this process's memory alone.
+    Without a file (`descriptor` None) the pixels are in the memory of this process.
     """
 
     def __init__(
@@ -34,25 +39,25 @@ class SharedPixels:
         self.shape = tuple(shape)
         self.offset = offset
         size = offset + math.prod(self.shape)
-        # A private mapping shares its pages until one is written to, and nobody can write through it to the file.
+        # A private mapping shares its pages until one is written to, and writes never reach the file.
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_COPY
         memory = mmap.mmap(-1, size) if descriptor is None else mmap.mmap(descriptor, size, access=access)
         self.tensor: Tensor = torch.frombuffer(memory, dtype=torch.uint8, offset=offset).reshape(self.shape)
 
     @classmethod
     def blank(cls, shape: Sequence[int]) -> SharedPixels:
-        """Memory to be filled through `array`; it is in no folder, and gone with the last process that maps it."""
+        """Return pixels to fill through `array`; their file has no name and ends with the last process that maps it."""
         return cls(_nameless_file(math.prod(shape)), shape, writable=True)
 
     @property
     def array(self) -> NDArray[np.uint8]:
-        """The same memory for numpy."""
+        """Return the same memory as a numpy array."""
         return self.tensor.numpy()
 
     def keep(self, places: NDArray[np.int64]) -> None:
-        """Keep the images at these places, which ascend, and give back the memory of the others.
+        """Keep the images at these ascending places and free the memory of the others.
 
-        For memory from `blank`, while nobody else has it.
+        Only for pixels from `blank` that no other process has mapped yet.
         """
         for start in range(0, len(places), _AT_ONCE):
             moved = places[start : start + _AT_ONCE]
@@ -63,7 +68,7 @@ class SharedPixels:
             os.ftruncate(self.descriptor, self.offset + math.prod(self.shape))
 
     def address(self) -> dict[str, Any]:
-        """How a process that inherits the open file finds the pixels."""
+        """Return the constructor's arguments for a process that inherits the open file."""
         return {"descriptor": self.descriptor, "shape": list(self.shape), "offset": self.offset}
 
     def __del__(self) -> None:
@@ -72,7 +77,7 @@ class SharedPixels:
 
 
 def _nameless_file(size: int) -> int | None:
-    """Open, of that size, in memory where there are such files; None where a limit on file sizes is in the way."""
+    """Open a file of that size, in memory where the system can; None if a limit on file sizes forbids it."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("tinyproto")
     else:
@@ -100,23 +105,63 @@ class Images:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """(C, H, W)."""
+        """Return (C, H, W)."""
         return tuple(self.pixels.shape[1:])
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def class_counts(self, indices: Tensor) -> Tensor:
-        """How many of the samples at `indices` each class has, (K,)."""
+        """Count the samples at `indices` by class, (K,)."""
         return torch.bincount(self.labels[indices], minlength=self.num_classes)
 
     def take(self, indices: Tensor) -> TensorData:
-        """The samples at `indices`; their pixels stay where they are."""
+        """Return the samples at `indices` without copying their pixels."""
         indices = indices.to(self.labels.device)
         return TensorData(self.pixels, self.labels[indices], self.scale, self.shift, rows=indices)
 
     def to(self, device: torch.device | str) -> Images:
-        """The same images on another device."""
+        """Return the same images on another device."""
         if self.pixels.device == torch.device(device):
             return self
         return replace(self, pixels=self.pixels.to(device), labels=self.labels.to(device), shared=None)
+
+
+@dataclass(frozen=True)
+class FederatedData:
+    """A dataset and the clients' shares of it: one pool of pixels, and each client's positions in it."""
+
+    images: Images
+    shares: Sequence[Share]
+
+    @property
+    def num_clients(self) -> int:
+        """Return M."""
+        return len(self.shares)
+
+    @cached_property
+    def train_counts(self) -> Tensor:
+        """Count n_ij over training samples, (M, K)."""
+        return torch.stack([self.images.class_counts(torch.from_numpy(share.train)) for share in self.shares])
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """Count n_ij over training and test samples, (M, K), as K_i in the paper's Table 2."""
+        tests = [self.images.class_counts(torch.from_numpy(share.test)) for share in self.shares]
+        return self.train_counts + torch.stack(tests)
+
+    def counted(self, samples: CountedSamples) -> Tensor:
+        """Return the n_ij that scaling uses, (M, K)."""
+        return self.train_counts if samples == "train" else self.counts
+
+    def to(self, device: torch.device | str) -> FederatedData:
+        """Return the same federation with its pixels on another device."""
+        return FederatedData(self.images.to(device), self.shares)
+
+    def train(self, client: int) -> TensorData:
+        """Return the training samples of a client."""
+        return self.images.take(torch.from_numpy(self.shares[client].train))
+
+    def test(self, client: int) -> TensorData:
+        """Return the test samples of a client."""
+        return self.images.take(torch.from_numpy(self.shares[client].test))

@@ -1,80 +1,121 @@
-"""Who holds what: the Dirichlet partition of the published runs, entry for entry, and the train/test split."""
+"""Partitions: which client holds which samples, and which of them it trains and tests on.
+
+The Dirichlet partition and the train/test split draw the same random numbers as the published runs (numpy's legacy
+generator, whose stream is frozen), so `seed=1` gives the paper's partitions entry for entry.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from tinyproto.errors import DataError
+from tinyproto.errors import DataError, one_line
 
 Indices = NDArray[np.int64]
+PartitionKind = Literal["dirichlet", "iid", "pathological", "quantity", "file"]
+
+REQUIRED = object()
+KEYS_OF_KIND: Mapping[str, Mapping[str, Any]] = {
+    "dirichlet": {"num_clients": 20, "alpha": 0.1},
+    "iid": {"num_clients": 20},
+    "pathological": {"num_clients": 20, "classes_per_client": REQUIRED},
+    "quantity": {"num_clients": 20, "alpha": 0.1},
+    "file": {"num_clients": None, "file": REQUIRED},
+}
+"""Config keys that only some kinds read, with the default of each kind."""
 
 MOST_DRAWS = 1000
-"""After so many draws with a client below the minimum, the last one is repaired instead."""
+"""Number of draws that may leave a client below the minimum; the last one is then repaired."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """One client's samples, as positions in the dataset."""
+    """The samples of one client, as positions in the dataset."""
 
     train: Indices
     test: Indices
 
 
-def dirichlet_shares(
-    labels: Indices, num_clients: int, alpha: float, seed: int, train_fraction: float = 0.75, min_samples: int = 1
-) -> list[Share]:
-    """Each class spread over the clients by one Dirichlet(α) draw, then each client's part split into train and test.
+@dataclass(frozen=True)
+class Partition:
+    """A partition as the config describes it; `shares` draws it, or reads it from `file`."""
 
-    The routine and its random numbers are those of the published runs (numpy's legacy generator, whose stream is
-    frozen), so seed 1 gives the paper's partitions.
-    """
-    check_enough(labels, num_clients, min_samples)
-    random = np.random.RandomState(seed)
-    parts = draw_enough(lambda: _draw(labels, num_clients, alpha, random), min_samples)
-    return [split(part, train_fraction, random) for part in parts]
+    kind: PartitionKind = "dirichlet"
+    num_clients: int | None = None  # may be None only for kind "file"
+    alpha: float = 0.1
+    classes_per_client: int = 2
+    file: str = ""
+    seed: int = 1
+    train_fraction: float = 0.75
+    min_samples: int = 1
 
+    def shares(self, labels: Indices) -> list[Share]:
+        """Return the share of each client; raise DataError if the samples do not suffice."""
+        if self.kind == "file":
+            return _shares_from_file(Path(self.file), len(labels), self.num_clients)
+        if self.kind != "pathological" and self.clients * self.min_samples > len(labels):
+            raise DataError(
+                f"{self.clients} clients with at least {self.min_samples} samples each need "
+                f"{self.clients * self.min_samples} samples, the dataset has {len(labels)}; lower "
+                "partition.num_clients or partition.min_samples"
+            )
+        random = RandomState(self.seed)
+        return [_split(part, self.train_fraction, random) for part in _DRAWS[self.kind](self, labels, random)]
 
-def draw_enough(draw: Callable[[], list[Indices]], min_samples: int) -> list[Indices]:
-    """Drawn again until every client has enough; the last of many draws is repaired instead."""
-    for _ in range(MOST_DRAWS):
-        parts = draw()
-        if min(len(part) for part in parts) >= min_samples:
-            return parts
-    repair(parts, min_samples)
-    return parts
-
-
-def draw_shares(num_clients: int, alpha: float, random: np.random.RandomState) -> NDArray[np.float64]:
-    """One Dirichlet(α) draw over the clients; where every share underflows, as a tiny α has it, one client gets all."""
-    shares = random.dirichlet(np.repeat(alpha, num_clients))
-    return shares if np.isfinite(shares).all() else np.eye(num_clients)[random.randint(num_clients)]
-
-
-def check_enough(labels: Indices, num_clients: int, min_samples: int) -> None:
-    """Refuse more clients than the samples can serve."""
-    if num_clients * min_samples > len(labels):
-        raise DataError(
-            f"{num_clients} clients of at least {min_samples} samples need {num_clients * min_samples}, the dataset "
-            f"has {len(labels)}; lower partition.num_clients or partition.min_samples"
-        )
+    @property
+    def clients(self) -> int:
+        """Return M, which every drawn partition has."""
+        assert self.num_clients is not None
+        return self.num_clients
 
 
-def _draw(labels: Indices, num_clients: int, alpha: float, random: np.random.RandomState) -> list[Indices]:
+def holdings(labels: Indices, shares: Sequence[Share], num_classes: int) -> dict[str, Any]:
+    """Return n_ij over training and test samples, one row per client, and the sizes of both parts."""
+    return {
+        "counts": count_matrix(labels, shares, num_classes).tolist(),
+        "train": [len(share.train) for share in shares],
+        "test": [len(share.test) for share in shares],
+    }
+
+
+def count_matrix(labels: Indices, shares: Sequence[Share], num_classes: int) -> NDArray[np.int64]:
+    """Return n_ij over training and test samples, (M, K)."""
+    held = [np.concatenate([share.train, share.test]) for share in shares]
+    return np.stack([np.bincount(labels[part], minlength=num_classes) for part in held])
+
+
+def _split(part: Indices, train_fraction: float, random: RandomState) -> Share:
+    """Put a random ⌊fraction·n⌋ samples into train and the others into test; a single sample goes into train."""
+    order = random.permutation(len(part))
+    train = max(int(train_fraction * len(part)), min(1, len(part)))
+    test = len(part) - train
+    return Share(train=part[order[test:]], test=part[order[:test]])
+
+
+def _dirichlet(asked: Partition, labels: Indices, random: RandomState) -> list[Indices]:
+    """Spread each class over the clients by one Dirichlet(α) draw."""
+    return _draw_enough(lambda: _draw(labels, asked.clients, asked.alpha, random), asked.min_samples)
+
+
+def _draw(labels: Indices, num_clients: int, alpha: float, random: RandomState) -> list[Indices]:
     full = len(labels) / num_clients
     samples, owners = [], []
     sizes = np.zeros(num_clients, dtype=np.int64)
     for label in range(int(labels.max()) + 1):
         members = np.flatnonzero(labels == label)
         random.shuffle(members)
-        shares = draw_shares(num_clients, alpha, random)
+        fractions = _draw_fractions(num_clients, alpha, random)
         # A client that has its fair share gets no more; if no other client was drawn at all, the draw stands.
-        wanted = shares * (sizes < full)
-        shares = wanted / wanted.sum() if wanted.sum() > 0 else shares
-        cuts = (np.cumsum(shares) * len(members)).astype(int)[:-1]
+        wanted = fractions * (sizes < full)
+        fractions = wanted / wanted.sum() if wanted.sum() > 0 else fractions
+        cuts = (np.cumsum(fractions) * len(members)).astype(int)[:-1]
         pieces = np.diff(cuts, prepend=0, append=len(members))
         samples.append(members)
         owners.append(np.repeat(np.arange(num_clients), pieces))
@@ -84,60 +125,48 @@ def _draw(labels: Indices, num_clients: int, alpha: float, random: np.random.Ran
     return np.split(np.concatenate(samples)[order], np.cumsum(sizes)[:-1])
 
 
-def repair(parts: list[Indices], min_samples: int) -> None:
-    """Move samples, the last first, from the largest client to the smallest until each has enough."""
-    while True:
+def _draw_fractions(num_clients: int, alpha: float, random: RandomState) -> NDArray[np.float64]:
+    """Return one Dirichlet(α) draw over the clients; if a tiny α underflows every fraction, one client gets all."""
+    fractions = random.dirichlet(np.repeat(alpha, num_clients))
+    return fractions if np.isfinite(fractions).all() else np.eye(num_clients)[random.randint(num_clients)]
+
+
+def _draw_enough(draw: Callable[[], list[Indices]], min_samples: int) -> list[Indices]:
+    """Draw until each client has enough samples; after MOST_DRAWS repair the last draw."""
+    for _ in range(MOST_DRAWS):
+        parts = draw()
+        if min(len(part) for part in parts) >= min_samples:
+            return parts
+    while True:  # move samples, the last first, from the largest client to the smallest
         sizes = [len(part) for part in parts]
         smallest, largest = int(np.argmin(sizes)), int(np.argmax(sizes))
         missing = min_samples - sizes[smallest]
         if missing <= 0:
-            return
+            return parts
         moved = min(missing, sizes[largest] - min_samples)
         parts[smallest] = np.concatenate([parts[smallest], parts[largest][-moved:]])
         parts[largest] = parts[largest][:-moved]
 
 
-def split(part: Indices, train_fraction: float, random: np.random.RandomState) -> Share:
-    """A random ⌊fraction·n⌋ train, the rest test; a client with a single sample trains on it."""
-    order = random.permutation(len(part))
-    train = max(int(train_fraction * len(part)), min(1, len(part)))
-    test = len(part) - train
-    return Share(train=part[order[test:]], test=part[order[:test]])
+def _iid(asked: Partition, labels: Indices, random: RandomState) -> list[Indices]:
+    """Shuffle all samples and deal them out in equal parts."""
+    return np.array_split(random.permutation(len(labels)), asked.clients)
 
 
-def iid_shares(
-    labels: Indices, num_clients: int, seed: int, train_fraction: float = 0.75, min_samples: int = 1
-) -> list[Share]:
-    """All samples shuffled and dealt out in equal parts."""
-    check_enough(labels, num_clients, min_samples)
-    random = np.random.RandomState(seed)
-    parts = np.array_split(random.permutation(len(labels)), num_clients)
-    return [split(part, train_fraction, random) for part in parts]
-
-
-def quantity_shares(
-    labels: Indices, num_clients: int, alpha: float, seed: int, train_fraction: float = 0.75, min_samples: int = 1
-) -> list[Share]:
-    """Sizes by one Dirichlet(α) draw over the clients, classes at random; drawn again until all have enough."""
-    check_enough(labels, num_clients, min_samples)
-    random = np.random.RandomState(seed)
+def _quantity(asked: Partition, labels: Indices, random: RandomState) -> list[Indices]:
+    """Draw the clients' sizes from Dirichlet(α) and their samples at random."""
 
     def draw() -> list[Indices]:
-        cuts = (np.cumsum(draw_shares(num_clients, alpha, random)) * len(labels)).astype(int)[:-1]
+        cuts = (np.cumsum(_draw_fractions(asked.clients, asked.alpha, random)) * len(labels)).astype(int)[:-1]
         return np.split(random.permutation(len(labels)), cuts)
 
-    return [split(part, train_fraction, random) for part in draw_enough(draw, min_samples)]
+    return _draw_enough(draw, asked.min_samples)
 
 
-def pathological_shares(
-    labels: Indices, num_clients: int, classes_per_client: int, seed: int, train_fraction: float = 0.75,
-    min_samples: int = 1,
-) -> list[Share]:  # fmt: skip
-    """Every client holds exactly k classes; a class is split evenly among its holders."""
-    random = np.random.RandomState(seed)
-    holders = _holders(labels, num_clients, classes_per_client, random)
-    parts: list[list[Indices]] = [[] for _ in range(num_clients)]
-    for label, clients in holders.items():
+def _pathological(asked: Partition, labels: Indices, random: RandomState) -> list[Indices]:
+    """Give each client exactly k classes and split each class evenly among its holders."""
+    parts: list[list[Indices]] = [[] for _ in range(asked.clients)]
+    for label, clients in _holders(labels, asked.clients, asked.classes_per_client, random).items():
         members = random.permutation(np.flatnonzero(labels == label))
         if len(members) < len(clients):
             raise DataError(
@@ -148,24 +177,22 @@ def pathological_shares(
             parts[client].append(piece)
     held = [np.concatenate(pieces) for pieces in parts]
     smallest = min(len(part) for part in held)
-    if smallest < min_samples:
+    if smallest < asked.min_samples:
         raise DataError(
-            f"a client of {classes_per_client} classes gets {smallest} samples, partition.min_samples asks for "
-            f"{min_samples}; lower partition.num_clients or partition.min_samples"
+            f"a client with {asked.classes_per_client} classes gets {smallest} samples, partition.min_samples is "
+            f"{asked.min_samples}; lower partition.num_clients or partition.min_samples"
         )
-    return [split(part, train_fraction, random) for part in held]
+    return held
 
 
-def _holders(
-    labels: Indices, num_clients: int, classes_per_client: int, random: np.random.RandomState
-) -> dict[int, list[int]]:
-    """Which clients hold each class: a client takes those with the fewest holders so far, so that none is left out."""
+def _holders(labels: Indices, num_clients: int, classes_per_client: int, random: RandomState) -> dict[int, list[int]]:
+    """Return the clients that hold each class; each client takes the classes with the fewest holders so far."""
     classes = np.unique(labels)
     if classes_per_client > len(classes):
         raise DataError(f"partition.classes_per_client is {classes_per_client}, the dataset has {len(classes)} classes")
     if num_clients * classes_per_client < len(classes):
         raise DataError(
-            f"{num_clients} clients of {classes_per_client} classes cannot hold {len(classes)} classes between them; "
+            f"{num_clients} clients with {classes_per_client} classes each cannot cover {len(classes)} classes; "
             f"raise partition.classes_per_client to {-(-len(classes) // num_clients)} or more"
         )
     holders: dict[int, list[int]] = {int(label): [] for label in classes}
@@ -174,3 +201,85 @@ def _holders(
         for label in sorted(shuffled, key=lambda label: len(holders[label]))[:classes_per_client]:
             holders[label].append(client)
     return holders
+
+
+_DRAWS: Mapping[str, Callable[[Partition, Indices, RandomState], list[Indices]]] = {
+    "dirichlet": _dirichlet, "iid": _iid, "pathological": _pathological, "quantity": _quantity,
+}  # fmt: skip
+
+
+def _shares_from_file(path: Path, samples: int, num_clients: int | None) -> list[Share]:
+    """Read the share of each client from a JSON or .npz file; samples that the file does not name are not used.
+
+    JSON: `{"clients": [{"train": [0, 5, …], "test": [7, …]}, …]}`. An .npz has arrays `train_0`, `test_0`, `train_1` …
+    """
+    where = f"partition.file: {path}"
+    try:
+        parts = _parts_of_npz(path) if path.suffix == ".npz" else _parts_of_json(path)
+    except FileNotFoundError:
+        raise DataError(f"{where}: no such file") from None
+    except (OSError, ValueError) as error:  # also the errors of json and zipfile
+        raise DataError(f"{where} cannot be read: {one_line(error)}") from error
+    if not parts:
+        raise DataError(f"{where} has no clients")
+    if num_clients is not None and num_clients != len(parts):
+        raise DataError(
+            f"{where} has {len(parts)} clients, partition.num_clients is {num_clients}; remove partition.num_clients"
+        )
+    shares: list[Share] = []
+    owner = np.full(samples, -1)
+    for client, part in enumerate(parts):
+        share = Share(
+            *(_indices(part.get(name, ()), samples, f"{where}: client {client}: {name}") for name in ("train", "test"))
+        )
+        if not len(share.train):
+            raise DataError(f"{where}: client {client}: train is empty; each client needs training samples")
+        held = np.concatenate([share.train, share.test])
+        values, counts = np.unique(held, return_counts=True)
+        if (counts > 1).any():
+            raise DataError(f"{where}: client {client} has sample {values[counts > 1][0]} twice")
+        taken = held[owner[held] >= 0]
+        if len(taken):
+            raise DataError(f"{where}: client {owner[taken[0]]} and client {client} both have sample {taken[0]}")
+        owner[held] = client
+        shares.append(share)
+    return shares
+
+
+def _parts_of_json(path: Path) -> list[Mapping[str, Any]]:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    clients = content.get("clients") if isinstance(content, dict) else None
+    if not isinstance(clients, list) or not all(isinstance(client, dict) for client in clients):
+        raise DataError(f'partition.file: {path}: expected {{"clients": [{{"train": [0, 1], "test": [2]}}, …]}}')
+    return clients
+
+
+def _parts_of_npz(path: Path) -> list[Mapping[str, Any]]:
+    with np.load(path, allow_pickle=False) as arrays:
+        clients = sum(name.startswith("train_") for name in arrays.files)
+        parts: list[dict[str, Any]] = [{} for _ in range(clients)]
+        names = {f"{part}_{client}": (client, part) for part in ("train", "test") for client in range(clients)}
+        for name in arrays.files:
+            if name not in names:
+                raise DataError(
+                    f"partition.file: {path}: unknown array {name!r}; expected train_0 … train_{clients - 1}, test_0 …"
+                )
+            client, part = names[name]
+            parts[client][part] = arrays[name]
+        return list(parts)
+
+
+def _indices(given: Any, samples: int, where: str) -> Indices:
+    try:
+        indices = np.asarray(given)
+    except ValueError:
+        raise DataError(f"{where} has to be a list of integers") from None
+    if indices.size == 0:
+        return np.zeros(0, dtype=np.int64)
+    if indices.ndim != 1 or indices.dtype.kind not in "iu":
+        raise DataError(f"{where} has to be a list of integers")
+    if indices.min() < 0 or indices.max() >= samples:
+        raise DataError(
+            f"{where} has samples {indices.min()} … {indices.max()}, the dataset has samples 0 … {samples - 1}"
+        )
+    return indices.astype(np.int64)

@@ -1,6 +1,6 @@
-"""One round from the server's chair, and the record it leaves; the same for a simulation and a federation.
+"""One round and its record, the same for a simulation and a federation.
 
-Round t first evaluates the model after t − 1 rounds on what the server then sends, as the published runs do, and then
+Round t first evaluates the model after t − 1 rounds with what the server sends, as the published runs do, and then
 trains it. One closing exchange after the last round only evaluates.
 """
 
@@ -12,29 +12,29 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from tinyproto.algorithms.base import Derived, Round
-from tinyproto.core.messages import Message
-from tinyproto.engine.evaluate import RULES
+from tinyproto.core.prototypes import Message
+from tinyproto.engine.checks import SCORES
+from tinyproto.engine.measure import RULES, WAYS, Cost, Direction, Meter, Purpose
 from tinyproto.engine.server import Channel, ServerRuntime
-from tinyproto.wire.meter import WAYS, Cost, Direction, Meter, Purpose
 
 Traffic = dict[Direction, Cost]
 
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """Who does what in one round."""
+    """The clients of one round and what each of them does."""
 
     round: Round
     participants: Sequence[int]
     evaluated: frozenset[int]
     closing: bool = False
-    dropped: frozenset[int] = frozenset()  # participants whose work of this round is lost
-    late: frozenset[int] = frozenset()  # participants that train, and whose uploads miss the deadline
+    dropped: frozenset[int] = frozenset()  # participants that receive the round and never answer
+    late: frozenset[int] = frozenset()  # participants that train, but upload after the deadline
 
 
 @dataclass(frozen=True)
 class ClientRecord:
-    """One client in one round; what it was not asked for is None."""
+    """One client in one round; a value that it was not asked for is None."""
 
     test_samples: int | None
     correct: dict[str, int | None]  # by rule
@@ -44,7 +44,7 @@ class ClientRecord:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What one round showed and cost; free of clocks, so equal runs leave equal records."""
+    """The results and the cost of one round, without times, so that equal runs have equal records."""
 
     round: int
     closing: bool
@@ -55,24 +55,24 @@ class RoundRecord:
     traffic: dict[Purpose, Traffic]
     clients: dict[int, ClientRecord]
     refused: dict[int, str] = field(default_factory=dict)  # why an answer was left out, by client
-    server: dict[str, float] = field(default_factory=dict)  # what the algorithm watches of the state after the round
-    distrusted: dict[int, int] = field(default_factory=dict)  # rows, or networks, that a defence set aside, by client
-    dropped: tuple[int, ...] = ()  # were sent the round and never answered
-    late: tuple[int, ...] = ()  # trained, and were not aggregated
+    server: dict[str, float] = field(default_factory=dict)  # `Algorithm.watched` after the round
+    distrusted: dict[int, int] = field(default_factory=dict)  # rows, or networks, that a defence left out, by client
+    dropped: tuple[int, ...] = ()  # received the round and never answered
+    late: tuple[int, ...] = ()  # trained, but were not aggregated
 
     @property
     def evaluated(self) -> bool:
-        """Whether anyone was evaluated."""
+        """Return True if any client was evaluated."""
         return self.accuracy["head"] is not None
 
 
 def play_round(
     server: ServerRuntime, channel: Channel, plan: RoundPlan, meter: Meter, *, tolerant: bool = False
 ) -> RoundRecord:
-    """Send, receive, aggregate.
+    """Run one round: send the state, receive the answers, aggregate the uploads; return the record.
 
-    A refused frame raises before any state has changed; a tolerant round leaves that client out and says so in its
-    record. An upload that would make the state one that clients refuse is left out, too.
+    An invalid answer raises a WireError before any state has changed; with `tolerant` that client is left out and
+    recorded as refused. So is a client whose upload would make the next state one that clients refuse.
     """
     answers = server.ask(
         channel, plan.round, plan.participants, plan.evaluated, plan.closing, meter, plan.dropped, plan.late
@@ -106,19 +106,19 @@ def play_round(
 
 
 def first_derived(server: ServerRuntime, record: RoundRecord, first: int) -> Derived:
-    """What the algorithm chose by itself, told of the first round that is played now; nothing of the others."""
+    """Return the hyper-parameters that the algorithm derived if this is the first round of this process, else none."""
     return server.derived(record.participants) if record.round == first and record.participants else {}
 
 
 def last_derived(server: ServerRuntime, records: Sequence[RoundRecord]) -> Derived:
-    """What the algorithm chose by itself, as of the last of these rounds that anyone trained in."""
+    """Return the hyper-parameters that the algorithm derived in the last of these rounds with participants."""
     return server.derived(next((record.participants for record in reversed(records) if record.participants), ()))
 
 
 def _scores(rule: str, replies: Mapping[int, Message]) -> list[tuple[int, int]]:
-    """(correct, samples) of the clients that have test samples; none where the rule applies to nobody yet.
+    """Return (correct, samples) of the clients that have test samples; none if the rule applies to no client yet.
 
-    A client that the rule does not apply to has no answer, which counts as wrong: all rules speak of the same clients.
+    A client that the rule does not apply to counts as wrong, so that all rules cover the same clients.
     """
     name = f"correct_{rule}"
     scored = [message.metrics for message in replies.values() if message.metrics.get("test_samples")]
@@ -128,14 +128,15 @@ def _scores(rule: str, replies: Mapping[int, Message]) -> list[tuple[int, int]]:
 
 
 def _accuracy(rule: str, replies: Mapping[int, Message], size_ratio: float | None) -> float | None:
-    """Σ correct / Σ test samples; a client counts for at most `size_ratio` times as many as the median client."""
+    """Return Σ correct / Σ test samples; a client counts for at most `size_ratio` times the median client's samples."""
     scores = _scores(rule, replies)
     if not scores:
         return None
     most = math.inf if size_ratio is None else size_ratio * median(samples for _, samples in scores)
     believed = [min(samples, most) for _, samples in scores]
     correct = [
-        own if size == samples else own / samples * size for (own, samples), size in zip(scores, believed, strict=True)
+        right if size == samples else right / samples * size
+        for (right, samples), size in zip(scores, believed, strict=True)
     ]
     return sum(correct) / sum(believed)
 
@@ -146,15 +147,12 @@ def _client_mean(rule: str, replies: Mapping[int, Message]) -> float | None:
 
 
 def _mean_loss(trained: Mapping[int, Message], weights: Mapping[int, int]) -> dict[str, float]:
-    names = [name for message in trained.values() for name in message.metrics if name not in _SCORES]
+    names = [name for message in trained.values() for name in message.metrics if name not in SCORES]
     total = max(sum(weights.values()), 1)
     return {
         name: sum(message.metrics.get(name, 0.0) * weights[client] for client, message in trained.items()) / total
         for name in dict.fromkeys(names)
     }
-
-
-_SCORES = {"test_samples", *(f"correct_{rule}" for rule in RULES)}
 
 
 def _traffic(meter: Meter) -> dict[Purpose, Traffic]:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
-from tinyproto.engine.intake import inspect_answer
+from tinyproto.engine.checks import inspect_answer
+from tinyproto.engine.measure import WAYS, Direction
 from tinyproto.engine.server import Reply
 from tinyproto.errors import TinyProtoError, WireError
 from tinyproto.federation.journal import Journal
@@ -21,7 +22,6 @@ from tinyproto.federation.refusals import NOTICE, WORDS, Values, notice, words
 from tinyproto.federation.roster import Clock, Roster
 from tinyproto.federation.terms import Terms
 from tinyproto.wire.frame import Kind, unpack
-from tinyproto.wire.meter import WAYS, Direction
 from tinyproto.wire.validate import Expectation
 
 UNREADABLE = "its reply cannot be read"

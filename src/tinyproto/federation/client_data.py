@@ -15,8 +15,7 @@ import torch
 from pydantic import Field, model_validator
 
 from tinyproto.config.schema import DataSection, PartitionSection, Positive, Section
-from tinyproto.data.federation import FederatedData
-from tinyproto.data.images import Images
+from tinyproto.data.images import FederatedData, Images
 from tinyproto.data.partition import Share
 from tinyproto.data.sources import SOURCES, Request, arrays, image_folder
 from tinyproto.data.sources.base import Progress, silent

@@ -6,47 +6,29 @@ checkpoint/) and `progress.jsonl`, which lists every event as it happens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tinyproto.algorithms.base import Round
-from tinyproto.algorithms.defence import Defence
-from tinyproto.config.load import completed, parse_config
-from tinyproto.core.streams import Streams
-from tinyproto.core.threads import one_thread
-from tinyproto.engine.round import first_derived, last_derived, play_round
-from tinyproto.engine.server import ServerRuntime
-from tinyproto.engine.stopwatch import Stopwatch
+from tinyproto.algorithms.defence import Defence, DefenceName
+from tinyproto.builder import build_defence, resolve_device, summarise_cell
+from tinyproto.config.load import parse_config
+from tinyproto.core.streams import one_thread
+from tinyproto.engine.measure import Meter, Stopwatch
+from tinyproto.engine.participation import participant_count, plan_round
+from tinyproto.engine.round import play_round
 from tinyproto.engine.training import make_trainer
 from tinyproto.errors import RunFolderError
-from tinyproto.experiment import check_defence, resolve_device
 from tinyproto.federation.channel import BelowQuorum, FederationChannel, Pace, Transport
 from tinyproto.federation.journal import Journal
 from tinyproto.federation.terms import ServeFile, agree, offered_terms
-from tinyproto.simulation.loop import PlayedRound
-from tinyproto.simulation.memory import PeakMemory
-from tinyproto.simulation.participation import participant_count, plan_round
-from tinyproto.storage.checkpoint import load_newest, restore, set_aside
-from tinyproto.storage.client_files import Stored
-from tinyproto.tracking.checkpoints import Checkpoints, check_same_config
+from tinyproto.memory import PeakMemory
 from tinyproto.tracking.environment import environment
+from tinyproto.tracking.recorder import CellRecorder, newest_checkpoint
 from tinyproto.tracking.run_folder import SERVE_FILE, RunFolder
-from tinyproto.tracking.summary import summarise
-from tinyproto.wire.meter import Meter
-
-
-class RemoteClients:
-    """The store of client states for a checkpoint: empty, since each client keeps its own."""
-
-    def save(self) -> Mapping[int, Stored]:
-        """Return nothing to save."""
-        return {}
-
-    def restore(self, stored: Mapping[int, Stored]) -> None:
-        """Do nothing."""
+from tinyproto.tracking.summary import RoundResult
 
 
 class Coordinator:
@@ -64,78 +46,59 @@ class Coordinator:
         self.agreement = agree(self.terms, model.models)
         self.device = resolve_device(model.train.device)
         self.peak_memory = PeakMemory(torch.device(self.device))
-        self.streams = Streams(self.terms.seed)
         self.stopwatch = Stopwatch(pace.clock)
-        self.server = ServerRuntime(
-            self.agreement.algorithm, make_trainer("eager", torch.device(self.device), model.train.precision),
-            self.streams, self.agreement.expectation, self.stopwatch, self._defence(),
-        )  # fmt: skip
-        self.host = RemoteClients()
+        setup = self.agreement.setup
+        trainer = make_trainer("eager", torch.device(self.device), model.train.precision)
+        self.server = setup.server(trainer, self.stopwatch, self._defence())
         self.channel = FederationChannel(
-            transport, self.terms, self.agreement.expectation, self.journal, quorum=model.federation.quorum,
+            transport, self.terms, setup.expectation, self.journal, quorum=model.federation.quorum,
             deadline=model.federation.deadline, keys=served.public_keys(), pace=pace,
         )  # fmt: skip
-        self.identity = {
-            "algorithm": self.agreement.algorithm.name,
-            "label": self.config.algorithms[0].label,
-            "seed": self.terms.seed,
-        }
 
     def _defence(self) -> Defence:
         """Return the defence against clients that are not ours; `auto` guards every algorithm that can be guarded."""
-        algorithm, robust = self.agreement.algorithm, self.config.model.robust
-        defence = robust.settings(otherwise="none" if algorithm.tensor_parts else "guard")
-        participants = participant_count(self.terms.clients, self.config.model.train.participation)
-        check_defence(self.config.algorithms[0], algorithm, defence, participants)
-        return defence
+        model, algorithm = self.config.model, self.agreement.setup.algorithm
+        participants = participant_count(self.terms.clients, model.train.participation)
+        otherwise: DefenceName = "none" if algorithm.tensor_parts else "guard"
+        return build_defence(self.agreement.cell, algorithm, model.robust, otherwise, participants)
 
     def run(self) -> None:
         """Run the remaining rounds and the closing exchange, and write the summary."""
         if self.folder.read_results():
             self.journal.tell("finished", rounds=self.terms.train.rounds)
             return
-        checkpoints = Checkpoints(self.folder, self._begun_with, every_seconds=0.0)
-        played = self._begin()
+        recorder = self._begin()
         total = self.terms.train.rounds
-        self.journal.tell("started", algorithm=self.identity["label"], clients=self.terms.clients, rounds=total,
-                          done=len(played))  # fmt: skip
+        self.journal.tell("started", algorithm=self.agreement.cell.entry.label, clients=self.terms.clients,
+                          rounds=total, done=len(recorder.rounds))  # fmt: skip
         hellos = Meter()
         self._gather(hellos, everyone=True)
-        first = len(played) + 1
-        for number in range(first, total + 2):
+        for number in range(len(recorder.rounds) + 1, total + 2):
             round_ = self._play(Round(number, total), hellos)
             hellos = Meter()
-            played.append(round_.for_summary())
-            self.folder.append_round(self.identity, round_)
+            derived = recorder.append(round_)
             if not round_.record.closing:
-                checkpoints.save(0, number + 1, self)
+                recorder.checkpoint()
             self._conclude(round_)
-            if derived := first_derived(self.server, round_.record, first):
+            if derived:
                 self.journal.tell("derived", round=number, values=dict(derived))
-        self._finish(played)
+        recorder.finish(self._summary(recorder.rounds))
+        self.journal.tell("finished", rounds=total)
 
-    def _begin(self) -> list[PlayedRound]:
-        """Restore state and files from the newest intact checkpoint; return the rounds completed until then."""
+    def _begin(self) -> CellRecorder:
+        """Restore state and files from the newest intact checkpoint."""
         folder = self.folder
-        checkpoint = load_newest(folder.checkpoints, folder.clients, remedy="start another federation")
+        checkpoint = newest_checkpoint(folder, remedy="start another federation")
         if checkpoint is not None and not self.resume:
             raise RunFolderError(f"{folder.path} holds a federation that is under way; --resume continues it")
-        if checkpoint is not None:
-            check_same_config(completed(checkpoint.position.config), completed(self._begun_with))
-            with folder.writing("checkpoint"):
-                for words in set_aside(checkpoint):
-                    self.journal.tell("damaged", reason=words, round=checkpoint.position.next_round)
+        next_round = 1 if checkpoint is None else checkpoint.position.next_round
+        recorder = CellRecorder(folder, self._begun_with, self.agreement.cell.identity, self.server)
+        recorder.resume(checkpoint, lambda words: self.journal.tell("damaged", reason=words, round=next_round))
         if not folder.size("config.yaml"):
             folder.write_config(self.config.resolved())
         if not folder.size("environment.json"):
             folder.write_json("environment.json", {**environment(self.device, workers=0), "trainer": "eager"})
-        for name in ("rounds.jsonl", "timings.jsonl"):
-            length = 0 if checkpoint is None else getattr(checkpoint.position, f"{name.partition('.')[0]}_bytes")
-            folder.cut(name, length)
-        if checkpoint is None:
-            return []
-        restore(self, checkpoint)
-        return [round_.for_summary() for round_ in folder.read_rounds(self.identity)]
+        return recorder
 
     @property
     def _begun_with(self) -> dict[str, Any]:
@@ -179,15 +142,16 @@ class Coordinator:
                     self.channel.roster.stalled(node)
                     self.channel.roster.refuse(node, client, str(error))
 
-    def _play(self, round_: Round, hellos: Meter) -> PlayedRound:
+    def _play(self, round_: Round, hellos: Meter) -> RoundResult:
         """Run one round; below the quorum, ask again the clients that are present then."""
         start = self.stopwatch.now()
         model = self.config.model
         while True:
             present = self._gather(hellos, everyone=False)
             plan = plan_round(
-                present, round_, model.train.participation, model.evaluate.every, model.evaluate.clients, self.streams
-            )
+                present, round_, model.train.participation, model.evaluate.every, model.evaluate.clients,
+                self.server.streams,
+            )  # fmt: skip
             self.journal.tell("round", round=round_.number, of=round_.total, closing=plan.closing or None,
                               participants=list(plan.participants), evaluated=sorted(plan.evaluated))  # fmt: skip
             self.channel.participants = len(plan.participants)
@@ -199,9 +163,9 @@ class Coordinator:
             except BelowQuorum as error:
                 self.journal.tell("again", round=round_.number, reason=str(error))
         seconds = {"total": self.stopwatch.now() - start, **self.stopwatch.take()}
-        return PlayedRound(record, seconds, sockets=self.channel.sockets.take())
+        return RoundResult(record, seconds, sockets=self.channel.sockets.take())
 
-    def _conclude(self, played: PlayedRound) -> None:
+    def _conclude(self, played: RoundResult) -> None:
         record = played.record
         self.journal.tell(
             "concluded", round=record.round, closing=record.closing or None, participants=list(record.participants),
@@ -210,22 +174,12 @@ class Coordinator:
             distrusted={str(client): rows for client, rows in record.distrusted.items()} or None,
         )  # fmt: skip
 
-    def _finish(self, played: list[PlayedRound]) -> None:
-        model = self.config.model
-        identity = {
-            **self.identity,
-            "dataset": model.data.dataset,
-            "rounds": self.terms.train.rounds,
-            "num_clients": self.terms.clients,
-            "preset": model.preset,
-        }
-        derived = last_derived(self.server, [round_.record for round_ in played])
-        self.folder.write_results([summarise(played, identity, self._formula(), self.peak_memory.read(), derived)])
-        self.journal.tell("finished", rounds=self.terms.train.rounds)
-
-    def _formula(self) -> int | None:
-        """Return the paper's Table 2 parameters, if every client has sent its K_i over training and test samples."""
+    def _summary(self, rounds: list[RoundResult]) -> dict[str, Any]:
+        """Return the entry of summary.json; K_i is known if every client counts training and test samples."""
         infos = self.server.infos.values()
-        if self.terms.prototypes.counted_samples != "all" or len(infos) < self.terms.clients:
-            return None
-        return self.agreement.algorithm.table2_parameters([info.counted_classes for info in infos])
+        known = self.terms.prototypes.counted_samples == "all" and len(infos) >= self.terms.clients
+        return summarise_cell(
+            self.agreement.cell, self.config.model, self.server, rounds, dataset=self.config.model.data.dataset,
+            num_clients=self.terms.clients, peak_memory=self.peak_memory.read(),
+            classes_held=[info.counted_classes for info in infos] if known else None,
+        )  # fmt: skip

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tinyproto.tracking.run_folder import append_whole
+from tinyproto.tracking.run_folder import append_atomic
 
 
 class Journal:
@@ -39,7 +39,7 @@ class Journal:
             if end:
                 file.seek(end - 1)
                 line = line if file.read(1) == b"\n" else b"\n" + line
-            append_whole(file, line)
+            append_atomic(file, line)
 
 
 class Follower:

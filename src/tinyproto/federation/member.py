@@ -21,23 +21,21 @@ from pydantic import Field
 from torch import Tensor
 
 from tinyproto.algorithms.base import Client, ClientInfo
+from tinyproto.builder import resolve_device
 from tinyproto.config.schema import Section
-from tinyproto.core.streams import Streams
-from tinyproto.core.threads import one_thread
-from tinyproto.data.federation import FederatedData
-from tinyproto.engine.client import ClientRuntime
-from tinyproto.engine.stopwatch import Stopwatch
+from tinyproto.core.streams import one_thread
+from tinyproto.data.images import FederatedData
+from tinyproto.engine.measure import Stopwatch
 from tinyproto.engine.training import make_trainer
 from tinyproto.errors import DamagedError, ModelError, TinyProtoError, WireError, one_line
-from tinyproto.experiment import resolve_device
 from tinyproto.federation.client_data import ClientDataSection, client_data
 from tinyproto.federation.journal import Journal
 from tinyproto.federation.refusals import NOTICE, Refusal, Values, printable, read_notice
 from tinyproto.federation.terms import Agreement, accepted_terms, read_section
 from tinyproto.models import build_model, rehearse_training
-from tinyproto.simulation.clients import new_client, parts_of, put_back
-from tinyproto.storage.tensor_files import disk_words, load_sealed, own, save_sealed, sealed_facts
-from tinyproto.tracking.run_folder import write_whole
+from tinyproto.storage.client_files import parts_of, put_back
+from tinyproto.storage.tensor_files import disk_words, host_copy, load_sealed, save_sealed, sealed_facts
+from tinyproto.tracking.run_folder import write_atomic
 from tinyproto.wire.frame import Kind, unpack
 from tinyproto.wire.validate import open_frame
 
@@ -129,7 +127,7 @@ class Member:
         terms = agreement.terms
         if self.client >= terms.clients:
             raise Refusal("member", f"the federation has clients 0 … {terms.clients - 1}, this is {self.client}")
-        shape = agreement.federation.shape
+        shape = agreement.setup.spec.shape
         try:
             with one_thread():
                 rehearse_training(build_model(self.join.model, shape, seed=0), self.join.model, shape)
@@ -167,14 +165,11 @@ class Member:
         files.check_model(self.join.model)
         saved = files.load()
         if saved is not None and asked.kind in ORDER and saved.includes(asked.round_number, asked.kind):
-            open_frame(frame, agreement.expectation, self.client, round_number=None, kinds=tuple(ORDER))
+            open_frame(frame, agreement.setup.expectation, self.client, round_number=None, kinds=tuple(ORDER))
             if asked.kind is not Kind.HELLO:
                 return saved.reply(asked.round_number, asked.kind)
         clients = OneClient(self, agreement, client_data(self.join.data, self.client, agreement.terms), saved)
-        runtime = ClientRuntime(
-            clients, agreement.algorithm, make_trainer("eager", self.device), agreement.training, clients.streams,
-            agreement.expectation, Stopwatch(lambda: 0.0),
-        )  # fmt: skip
+        runtime = agreement.setup.clients(clients, make_trainer("eager", self.device), Stopwatch(lambda: 0.0))
         reply = runtime.handle({self.client: frame})[self.client]
         if asked.kind is not Kind.HELLO:
             files.save(clients[self.client], self.join.model, asked.round_number, asked.kind, reply, saved)
@@ -206,21 +201,14 @@ class OneClient:
         return ClientInfo(client, len(self.data.shares[0].train), int(counts.sum()), int((counts > 0).sum()))
 
     @property
-    def streams(self) -> Streams:
-        """Return the random streams of the federation's seed."""
-        return Streams(self.agreement.terms.seed)
-
-    @property
     def _counts(self) -> Tensor:
         return self.data.counted(self.agreement.terms.prototypes.counted_samples)[0]
 
     @cached_property
     def _client(self) -> Client:
         placed, model = self.data.to(self.member.device), self.member.join.model
-        client = new_client(
-            self.member.client, model, model, self.agreement.federation.shape, (placed.train(0), placed.test(0)),
-            self._counts, self.agreement.algorithm.client, self.streams,
-        )  # fmt: skip
+        samples = (placed.train(0), placed.test(0))
+        client = self.agreement.setup.new_client(self.member.client, model, model, samples, self._counts)
         if self.saved is not None:
             try:
                 put_back(client, self.saved.parts)
@@ -286,7 +274,7 @@ class MemberFiles:
     def write_terms(self, text: str) -> None:
         """Store the accepted terms."""
         try:
-            write_whole(self.terms, text)
+            write_atomic(self.terms, text)
         except OSError as error:
             raise _no_space(self.terms, error) from error
 
@@ -335,7 +323,7 @@ class MemberFiles:
         replies = {**(before.replies if before is not None else {}), (round_number, kind): reply}
         last_two = sorted({number for number, _ in replies})[-2:]
         parts = parts_of(client)
-        tensors = {f"{part}/{key}": own(value) for part, values in parts.items() for key, value in values.items()}
+        tensors = {f"{part}/{key}": host_copy(value) for part, values in parts.items() for key, value in values.items()}
         for (number, asked), frame in replies.items():
             if number in last_two:
                 name = f"reply/{number}/{asked.name}"

@@ -18,21 +18,18 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, ValidationError
 
 from tinyproto.algorithms.auxiliary import SMALLEST
-from tinyproto.algorithms.base import Algorithm, FederationSpec
+from tinyproto.algorithms.base import FederationSpec
 from tinyproto.algorithms.exchange import smallest
-from tinyproto.config.algorithms import AlgorithmEntry
+from tinyproto.builder import Cell, Setup, build_setup
 from tinyproto.config.load import Config, parse_config
 from tinyproto.config.schema import Positive, PresetName, PrototypesSection, Section, Seed, WireSection
 from tinyproto.core.task import LastBatch
 from tinyproto.data.sources import SOURCES
-from tinyproto.engine.agreement import expected_frames
-from tinyproto.engine.client import LocalTraining
 from tinyproto.errors import ConfigError, TinyProtoError
 from tinyproto.federation.refusals import Refusal
 from tinyproto.models import ModelEntry
-from tinyproto.tracking.run_folder import SERVE_FILE, write_whole
+from tinyproto.tracking.run_folder import SERVE_FILE, write_atomic
 from tinyproto.wire.frame import VERSION
-from tinyproto.wire.validate import Expectation
 
 S = TypeVar("S", bound=Section)
 
@@ -90,54 +87,26 @@ class Agreement:
     """The objects that both sides build from the terms."""
 
     terms: Terms
-    entry: AlgorithmEntry
-    federation: FederationSpec
-    algorithm: Algorithm
-    expectation: Expectation
-    training: LocalTraining
+    cell: Cell
+    setup: Setup
 
 
 def agree(terms: Terms, networks: Sequence[ModelEntry]) -> Agreement:
     """Build algorithm and expectation from the terms and the networks this side knows (a client knows its own)."""
-    train = terms.train
     config = parse_config(
         {
             "preset": terms.preset,
             "models": list(networks),
             "prototypes": terms.prototypes.model_dump(),
-            "train": train.model_dump(),
+            "train": terms.train.model_dump(),
             "wire": terms.wire.model_dump(),
             "algorithms": [terms.algorithm],
             "seeds": [terms.seed],
         },
         source="the terms",
     )
-    (entry,) = config.algorithms
-    federation = FederationSpec(
-        num_classes=terms.num_classes,
-        proto_dim=terms.prototypes.dim,
-        learning_rate=train.learning_rate,
-        input_shape=tuple(terms.input_shape),
-        head_dropout=train.head_dropout,
-        networks=tuple(networks),
-        wire=entry.wire,
-    )
-    algorithm = entry.build(federation)
-    return Agreement(
-        terms,
-        entry,
-        federation,
-        algorithm,
-        expected_frames(algorithm, terms.num_classes, terms.prototypes.dim, entry.wire),
-        LocalTraining(
-            rounds=train.rounds,
-            local_epochs=train.local_epochs,
-            batch_size=train.batch_size,
-            shuffle=train.shuffle,
-            last_batch=train.last_batch,
-            prototype_samples=terms.prototypes.samples,
-        ),
-    )
+    cell = Cell(0, config.algorithms[0], terms.seed)
+    return Agreement(terms, cell, build_setup(config.model, cell, terms.num_classes, tuple(terms.input_shape)))
 
 
 def offered_terms(config: Config, token: str) -> Terms:
@@ -179,7 +148,7 @@ def offered_terms(config: Config, token: str) -> Terms:
         algorithm=algorithm,
         seed=model.seeds[0],
     )
-    return terms.model_copy(update={"digest": agree(terms, model.models).expectation.digest.hex()})
+    return terms.model_copy(update={"digest": agree(terms, model.models).setup.expectation.digest.hex()})
 
 
 def members(config: Config) -> int:
@@ -200,11 +169,11 @@ def accepted_terms(text: str, model: str) -> Agreement:
         found = agree(terms, [model])
     except TinyProtoError as error:
         raise Refusal("terms", f"the coordinator's terms cannot be met: {error}") from error
-    if found.expectation.digest.hex() != terms.digest:
+    if found.setup.expectation.digest.hex() != terms.digest:
         raise Refusal(
             "digest",
             f"the coordinator's digest of the federation is {terms.digest}, this client's is "
-            f"{found.expectation.digest.hex()}; install the same release on both ends, and where parameters are "
+            f"{found.setup.expectation.digest.hex()}; install the same release on both ends, and where parameters are "
             f"averaged use the coordinator's network instead of {model!r}",
         )
     return found
@@ -281,7 +250,7 @@ class ServeFile(Section):
 
     def write(self, folder: Path) -> None:
         """Write it into a run folder, atomically."""
-        write_whole(folder / SERVE_FILE, self.model_dump_json(indent=1, exclude_none=True))
+        write_atomic(folder / SERVE_FILE, self.model_dump_json(indent=1, exclude_none=True))
 
     def public_keys(self) -> dict[int, bytes]:
         """Return the public keys by client id."""

@@ -1,4 +1,4 @@
-"""How many cells at once the memory takes: measured on the first of them, not guessed."""
+"""The number of cells that fit into memory at once: measured on the first of them, not guessed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from tinyproto.simulation.memory import container_limit, status_bytes
+from tinyproto.memory import container_limit, status_bytes
 
 CONTEXT = 600 * 2**20
 """Device memory of a process besides its tensors: CUDA's context, kernels, libraries."""
@@ -16,21 +16,21 @@ SAFETY = 1.2
 """Another algorithm may take more than those measured so far."""
 
 UNSEEN = 2.0
-"""A cell of another kind, such as with larger images, is taken for so many of the largest seen, until it is seen."""
+"""A cell of a new kind, such as with larger images, counts as so many of the largest measured, until it is measured."""
 
-SHOWN_BY_ROUND = 2
+MEASURED_FROM_ROUND = 2
 """The round after which a cell has taken about all it will: prototypes have arrived, graphs are captured."""
 
 
 class Footprint(NamedTuple):
-    """A cell's memory, seen from its process."""
+    """A cell's memory, measured in its process."""
 
-    takes: int  # bytes at its peak; what it shares with other processes is not counted
-    room: float  # bytes there are for it and its like
+    takes: int  # bytes at its peak, without what it shares with other processes
+    available: float  # bytes for it and other cells together
 
 
 def footprint(device: torch.device) -> Footprint | None:
-    """Of this process so far; None where the system does not say."""
+    """Measure this process so far; return None if the system does not say."""
     if device.type == "cuda":
         free, _total = torch.cuda.mem_get_info(device)
         takes = torch.cuda.max_memory_reserved(device) + CONTEXT
@@ -42,34 +42,34 @@ def footprint(device: torch.device) -> Footprint | None:
     return Footprint(max(now, peak - files - shared), min(available + now, container_limit()))
 
 
-class Room:
-    """How many may run at once: one until the first has shown what it takes, then as many as fit.
+class Capacity:
+    """The number of cells that may run at once: one until the first is measured, then as many as fit.
 
-    Where cells are of several kinds, those of a kind that was not seen yet come one at a time.
+    If there are several kinds of cells, those of a kind that was not measured yet start one at a time.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._takes: dict[str, int | None] = {}  # by kind, the latest seen last; None where the system does not say
-        self._room: float | None = None
+        self._takes: dict[str, int | None] = {}  # by kind, the latest measured last; None if the system does not say
+        self._available: float | None = None
 
     def measured(self, found: Footprint | None, kind: str = "") -> bool:
-        """Take note of what a cell took; whether this was the first of its kind that did."""
+        """Note what a cell took; return True if it was the first of its kind."""
         first, before = kind not in self._takes, self._takes.get(kind)
         self._takes[kind] = before if found is None else max(found.takes, before or 0)
-        if found is not None and self._room is None:
-            self._room = found.room
+        if found is not None and self._available is None:
+            self._available = found.available
         return first
 
     def has_place(self, kind: str, running: Sequence[str]) -> bool:
-        """Whether a cell of a kind may start beside cells of these kinds; alone, it always may."""
+        """Return True if a cell of a kind may start beside cells of these kinds; alone, it always may."""
         if not running:
             return True
         if len(running) >= self.limit or any(other not in self._takes for other in running):
             return False
-        if self._room is None:
+        if self._available is None:
             return True
-        return SAFETY * sum(map(self._estimate, [*running, kind])) <= self._room
+        return SAFETY * sum(map(self._estimate, [*running, kind])) <= self._available
 
     def _estimate(self, kind: str) -> float:
         takes = self._takes.get(kind)
@@ -77,20 +77,20 @@ class Room:
 
     @property
     def at_once(self) -> int:
-        """Of the kind seen last; never less than one."""
+        """Cells of the kind measured last that fit at once; never less than one."""
         if not self._takes:
             return 1
-        if self._room is None:
+        if self._available is None:
             return self.limit
-        return max(1, min(self.limit, int(self._room / (SAFETY * self._estimate(list(self._takes)[-1])))))
+        return max(1, min(self.limit, int(self._available / (SAFETY * self._estimate(list(self._takes)[-1])))))
 
     def words(self) -> str:
-        """The estimate for the kind seen last, for people."""
+        """Return a sentence with the estimate for the kind measured last."""
         many = "1 runs at a time" if self.at_once == 1 else f"{self.at_once} run at once"
-        if self._room is None:
-            return f"how much memory a cell takes is not known here, so {many}"
+        if self._available is None:
+            return f"the memory of a cell cannot be measured here, so {many}"
         kind = list(self._takes)[-1]
         return (
             f"{f'{kind}: ' if kind else ''}a cell took {self._estimate(kind) / 2**30:.1f} GiB of "
-            f"{self._room / 2**30:.1f} GiB in its first rounds; with a margin of {SAFETY - 1:.0%}, {many}"
+            f"{self._available / 2**30:.1f} GiB in its first rounds; with a margin of {SAFETY - 1:.0%}, {many}"
         )

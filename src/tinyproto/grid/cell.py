@@ -1,4 +1,4 @@
-"""One cell of the grid into a folder of its own, from where it stands to its end; in whichever process."""
+"""One cell of the grid into a folder of its own, from its newest checkpoint to its end."""
 
 from __future__ import annotations
 
@@ -10,106 +10,109 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tinyproto.config.load import completed
-from tinyproto.engine.round import first_derived
-from tinyproto.experiment import Cell, Experiment
-from tinyproto.grid.observer import Observer
-from tinyproto.simulation.clients import grouped
-from tinyproto.simulation.loop import PlayedRound, Simulation
-from tinyproto.simulation.loopback import ClientHost
-from tinyproto.storage.checkpoint import Position, load_newest, restore, set_aside
-from tinyproto.tracking.checkpoints import Checkpoints, check_same_config
+from tinyproto.algorithms.base import Derived
+from tinyproto.builder import Cell
+from tinyproto.experiment import Experiment
+from tinyproto.simulation.loop import ClientHost, Simulation
+from tinyproto.storage.checkpoint import sweep
+from tinyproto.storage.client_files import grouped
 from tinyproto.tracking.environment import environment
 from tinyproto.tracking.kept_models import KeptModels
+from tinyproto.tracking.recorder import CellRecorder, newest_checkpoint
 from tinyproto.tracking.run_folder import RunFolder
+from tinyproto.tracking.summary import RoundResult
 
 MOST_PROTOTYPES = 100
-"""prototypes.safetensors, which is for figures, has the local prototypes of so many clients, the first ones."""
+"""The number of clients whose local prototypes prototypes.safetensors holds for figures: the first ones."""
 
 Host = Callable[[Cell, Path], ClientHost]
-"""Where the clients of a cell live; those that do not fit into memory, in a folder."""
+"""Makes the clients of a cell; those that do not fit into memory go to the folder."""
+
+
+class Observer:
+    """Is told how a run proceeds, and may ask it to stop; several cells may run at once. This one does nothing."""
+
+    def opens(self, left: int) -> None:
+        """Note that the run starts or resumes with so many cells to run."""
+
+    def told(self, words: str) -> None:
+        """Note a sentence about the run."""
+
+    def started(self, cell: Cell, done: int) -> None:
+        """Note that a cell starts, or resumes after so many rounds."""
+
+    def played(self, cell: Cell, played: RoundResult) -> None:
+        """Note that a round of a cell is completed."""
+
+    def derived(self, cell: Cell, values: Derived, round_number: int) -> None:
+        """Note what the algorithm derived in the first round run now; later rounds may derive other values."""
+
+    def finished(self, cell: Cell, result: dict[str, Any]) -> None:
+        """Note that a cell is completed."""
+
+    def failed(self, cell: Cell, reason: str) -> None:
+        """Note that a cell failed; the others continue."""
+
+    def skipped(self, cell: Cell, reason: str) -> None:
+        """Note that a cell is not run here, because another process runs it or has run it."""
+
+    def stop_wanted(self) -> bool:
+        """Return True to stop after the rounds in progress."""
+        return False
 
 
 def describe(experiment: Experiment, folder: RunFolder, at_once: int) -> None:
-    """What it runs on, with at most so many cells at once, where a run killed at its start has not said so yet."""
+    """Write environment.json, unless an earlier start of the run did; `at_once` is the most cells at once."""
     if not folder.size("environment.json"):
         facts = environment(experiment.device, experiment.workers, at_once)
         folder.write_json("environment.json", {**facts, **experiment.execution()})
 
 
-def play_cell(experiment: Experiment, cell: Cell, folder: RunFolder, observer: Observer, host: Host) -> dict[str, Any]:
-    """Play on from the folder's newest checkpoint, or from the start; summary.json comes last and says it is done.
+def run_cell(experiment: Experiment, cell: Cell, folder: RunFolder, observer: Observer, host: Host) -> dict[str, Any]:
+    """Run a cell from the folder's newest checkpoint, or from the start; return its entry of summary.json.
 
-    Raises KeyboardInterrupt, after a checkpoint, where the observer wants a stop.
+    Raise KeyboardInterrupt, after a checkpoint, if the observer wants a stop.
     """
-    config = experiment.config
     folder.make()
-    checkpoints = Checkpoints(folder, config.resolved(), config.model.checkpoint.every_seconds)
-    checkpoints.sweep()
+    sweep(folder.checkpoints, folder.clients)  # what a killed process left behind
     try:
-        return _play(experiment, cell, folder, observer, host(cell, folder.clients), checkpoints)
+        return _run(experiment, cell, folder, observer, experiment.simulation(cell, host(cell, folder.clients)))
     finally:
-        with suppress(OSError):  # it would hide what went wrong; the next start sweeps again
-            checkpoints.sweep()
+        with suppress(OSError):  # it would hide the first error; the next start sweeps again
+            sweep(folder.checkpoints, folder.clients)
 
 
-def _play(
-    experiment: Experiment, cell: Cell, folder: RunFolder, observer: Observer, host: ClientHost,
-    checkpoints: Checkpoints,
-) -> dict[str, Any]:  # fmt: skip
-    config, identity = experiment.config, experiment.identity(cell)
-    simulation = experiment.simulation(cell, host)
-    played = _go_back_to_checkpoint(
-        simulation, folder, config.resolved(), identity, lambda words: observer.told(f"{cell.title}: {words}")
-    )
-    observer.started(cell, len(played))
-    first = len(played) + 1
-    for round_ in simulation.rounds(first):
-        folder.append_round(identity, round_)
-        played.append(round_.for_summary())
-        if derived := first_derived(simulation.server, round_.record, first):
-            observer.derived(cell, derived, first)
-        observer.played(cell, round_)
-        if not round_.record.closing:
-            _mark(checkpoints, round_.record.round + 1, simulation, stop=observer.stop_wanted())
+def _run(
+    experiment: Experiment, cell: Cell, folder: RunFolder, observer: Observer, simulation: Simulation
+) -> dict[str, Any]:
+    config = experiment.config
+    recorder = CellRecorder(
+        folder, config.resolved(), cell.identity, simulation.server, simulation.host,
+        config.model.checkpoint.every_seconds,
+    )  # fmt: skip
+    recorder.resume(newest_checkpoint(folder), lambda words: observer.told(f"{cell.title}: {words}"))
+    observer.started(cell, len(recorder.rounds))
+    for result in simulation.rounds(first=len(recorder.rounds) + 1):
+        derived = recorder.append(result)
+        if derived:
+            observer.derived(cell, derived, result.record.round)
+        observer.played(cell, result)
+        if not result.record.closing:
+            stop = observer.stop_wanted()
+            recorder.checkpoint(now=stop)
+            if stop:
+                raise KeyboardInterrupt
     folder.write_prototypes(dict(named_prototypes(f"{cell.entry.label}/{cell.seed}", simulation)))
-    result = experiment.summarise(cell, simulation, played)
+    summary = experiment.summarise(cell, simulation, recorder.rounds)
     _keep_models(experiment, cell, folder, simulation)
-    folder.write_results([result])
-    return result
-
-
-def _go_back_to_checkpoint(
-    simulation: Simulation, folder: RunFolder, config: dict[str, Any], identity: dict[str, Any],
-    tell: Callable[[str], None],
-) -> list[PlayedRound]:  # fmt: skip
-    """Put simulation and files where the newest intact checkpoint was taken; return the rounds played until then."""
-    checkpoint = load_newest(folder.checkpoints, folder.clients)
-    position = Position.beginning(config) if checkpoint is None else checkpoint.position
-    check_same_config(completed(position.config), completed(config))
-    with folder.writing("checkpoint"):
-        for words in [] if checkpoint is None else set_aside(checkpoint):
-            tell(words)
-    folder.cut("rounds.jsonl", position.rounds_bytes)
-    folder.cut("timings.jsonl", position.timings_bytes)
-    if checkpoint is None:
-        return []
-    restore(simulation, checkpoint)
-    return [round_.for_summary() for round_ in folder.read_rounds(identity)]
-
-
-def _mark(checkpoints: Checkpoints, next_round: int, simulation: Simulation, *, stop: bool) -> None:
-    """A checkpoint where one is due; where a stop is wanted, a checkpoint and the stop."""
-    if stop or checkpoints.due():
-        checkpoints.save(0, next_round, simulation)
-    if stop:
-        raise KeyboardInterrupt
+    recorder.finish(summary)
+    return summary
 
 
 def _keep_models(experiment: Experiment, cell: Cell, folder: RunFolder, simulation: Simulation) -> None:
-    """Every client's network as it ended, where that is asked for; one at a time, since not all may fit into memory."""
+    """Write every client's network if the config asks for it; one at a time, since not all may fit into memory."""
     kept = KeptModels(folder)
-    kept.remove()  # what a killed process had begun
+    kept.remove()  # what a killed process wrote
     if not experiment.config.model.keep_models:
         return
     for client in range(simulation.num_clients):
@@ -118,7 +121,7 @@ def _keep_models(experiment: Experiment, cell: Cell, folder: RunFolder, simulati
 
 
 def named_prototypes(prefix: str, simulation: Simulation) -> Iterator[tuple[str, Tensor]]:
-    """The first clients' local prototypes, and the global ones where the method has any, as tensors to save."""
+    """Yield the first clients' local prototypes, and the global ones if the method has any, as tensors to save."""
     clients = range(min(simulation.num_clients, MOST_PROTOTYPES))
     groups = grouped(simulation.host.snapshot(clients, ("local", "received")))
     locals_ = [groups[client, "local"] for client in clients]

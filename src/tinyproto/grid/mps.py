@@ -1,7 +1,7 @@
-"""CUDA MPS, with which kernels of several processes run on one GPU side by side rather than in time slices.
+"""CUDA MPS, which lets kernels of several processes run on one GPU side by side instead of in time slices.
 
-A run has a daemon of its own, found through folders of its own. A shell that waits for the end of this process, however
-that comes, stops the daemon and removes the folders.
+A run has a daemon and folders of its own. A shell waits for the end of this process, however that comes, then stops the
+daemon and removes the folders.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 START_SECONDS = 10.0
 PROBE = "import sys, torch; torch.ones(8, device=sys.argv[1]).sum().item()"
 PROBE_SECONDS = 90.0
-"""Importing torch takes long where files are far away."""
+"""Importing torch takes long from a slow file system."""
 
 STOP_SECONDS = 15.0
 _GUARD = f'cat >/dev/null; echo "quit -t 5" | {CONTROL} >/dev/null 2>&1; rm -rf "${PIPES}"'
 
 
 class Sharing(NamedTuple):
-    """How processes share a GPU: what to put into their environment, and the sentence that says it."""
+    """The way processes share a GPU: variables for their environment, and a sentence about it."""
 
     variables: Mapping[str, str]
     words: str
 
 
 class MpsError(Exception):
-    """Why there is no MPS."""
+    """The reason why MPS cannot be used."""
 
 
 @contextmanager
 def shared_gpu(device: str) -> Iterator[Sharing]:
-    """A private MPS daemon while open, where there is MPS and it works; else time slices, and why."""
+    """Run a private MPS daemon while open; if MPS does not work, fall back to time slices and say why."""
     if PIPES in os.environ:
         yield Sharing({}, f"cells share the GPU through the CUDA MPS daemon that {PIPES} names")
         return
@@ -62,17 +62,17 @@ class MpsDaemon:
     """The daemon of one run."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="tinyproto-mps-")  # short: sockets' paths have to be
+        self._folder = tempfile.mkdtemp(prefix="tinyproto-mps-")  # sockets need short paths
         self.variables = {PIPES: self._folder, LOGS: self._folder}
-        # The daemon numbers the devices that it is shown anew; it has to see them all, so that our numbers stay right.
+        # The daemon renumbers the devices that it sees; it has to see them all, so that our numbers stay right.
         others = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
         self._environment = {**others, **self.variables}
         self._guard: subprocess.Popen[bytes] | None = None
 
     def start(self, device: str) -> None:
-        """Have the daemon and its server run, and see a process of ours reach the device through them."""
+        """Start the daemon and its server, and check that a process reaches the device through them."""
         if shutil.which(CONTROL) is None:
-            raise MpsError(f"is not installed: there is no {CONTROL}")
+            raise MpsError(f"is not installed ({CONTROL} is missing)")
         self._guard = subprocess.Popen(
             ["sh", "-c", _GUARD],
             stdin=subprocess.PIPE,
@@ -109,7 +109,7 @@ class MpsDaemon:
         return said
 
     def stop(self) -> None:
-        """Have the daemon gone; what hangs is left behind."""
+        """Stop the daemon; kill the shell if it hangs."""
         if self._guard is not None:
             assert self._guard.stdin is not None
             self._guard.stdin.close()

@@ -1,4 +1,4 @@
-"""A cell's process, `python -m tinyproto.grid.process`: rebuilds the experiment, plays one cell, tells how it goes.
+"""A cell's process, `python -m tinyproto.grid.process`: rebuilds the experiment, runs one cell, reports progress.
 
 Asked to stop (SIGTERM), it finishes its round and leaves a checkpoint.
 """
@@ -11,94 +11,88 @@ from typing import IO, Any
 import torch
 
 from tinyproto.algorithms.base import Derived
+from tinyproto.builder import Cell
 from tinyproto.config import parse_config
 from tinyproto.errors import ConfigError
-from tinyproto.experiment import Cell, Experiment
-from tinyproto.grid.capacity import SHOWN_BY_ROUND, footprint
-from tinyproto.grid.cell import describe, play_cell
-from tinyproto.grid.observer import Silent
-from tinyproto.simulation.loop import PlayedRound
+from tinyproto.experiment import Experiment
+from tinyproto.grid.capacity import MEASURED_FROM_ROUND, footprint
+from tinyproto.grid.cell import Observer, describe, run_cell
 from tinyproto.tracking.run_folder import RunFolder, record_values
-from tinyproto.workers.child import failure, open_service
-from tinyproto.workers.pipe import Parcel, handed_over, receive, send
+from tinyproto.tracking.summary import RoundResult
+from tinyproto.workers.child import Parcel, failure, open_service, receive, received_dataset, send
 
 
 def main() -> None:
-    """Play the cell that is asked for."""
-    teller = Teller()
-    requests, teller.answers = open_service(teller.stop)
+    """Run the cell that is asked for."""
+    reporter = Reporter()
+    requests, reporter.answers = open_service(reporter.stop)
     request = receive(requests)
     if request is None:
         return
     try:
-        _play(request, teller)
+        _run(request, reporter)
     except KeyboardInterrupt:
-        teller.tell({"event": "stopped"})
-    except BrokenPipeError:  # nobody is there to be told
+        reporter.send("stopped")
+    except BrokenPipeError:  # the parent is gone
         return
     except Exception as error:
-        teller.tell({"event": "failed", **failure(error)})
+        reporter.send("failed", **failure(error))
 
 
-def _play(request: Parcel, teller: Teller) -> None:
-    experiment = Experiment(parse_config(request.head["config"], "config.yaml"), handed_over(request))
+def _run(request: Parcel, reporter: Reporter) -> None:
+    experiment = Experiment(parse_config(request.head["config"], "config.yaml"), received_dataset(request))
     if experiment.device != request.head["device"]:
-        raise ConfigError(f"the run began on {request.head['device']}, but this process finds {experiment.device}")
-    teller.device = torch.device(experiment.device)
+        raise ConfigError(f"the run started on {request.head['device']}, but this process finds {experiment.device}")
+    reporter.device = torch.device(experiment.device)
     cell = experiment.cells[request.head["cell"]]
     folder = RunFolder(Path(request.head["folder"]))
     if (at_once := request.head["described_at_once"]) is not None:
         folder.make()
         folder.write_config(experiment.config.resolved())
         describe(experiment, folder, at_once)
-    if teller.stop_wanted():  # before anything has begun
+    if reporter.stop_wanted():  # before anything has started
         raise KeyboardInterrupt
-    result = play_cell(experiment, cell, folder, teller, experiment.host)
-    teller.finished(cell, result)
+    reporter.send("finished", result=run_cell(experiment, cell, folder, reporter, experiment.loopback))
 
 
-class Teller(Silent):
-    """The observer that passes on to the parent what concerns its cell; what concerns the run the parent knows."""
+class Reporter(Observer):
+    """The observer that reports to the parent process what concerns its cell."""
 
     def __init__(self) -> None:
         self.answers: IO[bytes] | None = None
         self.device = torch.device("cpu")
         self._stop = False
 
-    def tell(self, head: dict[str, Any]) -> None:
-        """One answer."""
+    def send(self, event: str, **facts: Any) -> None:
+        """Send one answer."""
         assert self.answers is not None
-        send(self.answers, Parcel(head))
+        send(self.answers, Parcel({"event": event, **facts}))
 
     def stop(self) -> None:
-        """From now on a stop is wanted."""
+        """Want a stop from now on."""
         self._stop = True
 
+    def stop_wanted(self) -> bool:
+        """Return True once the parent asked for a stop."""
+        return self._stop
+
     def told(self, words: str) -> None:
-        """Pass a sentence on, such as one about a damaged checkpoint."""
-        self.tell({"event": "told", "words": words})
+        """Report a sentence, such as one about a damaged checkpoint."""
+        self.send("told", words=words)
 
     def started(self, cell: Cell, done: int) -> None:  # noqa: ARG002
-        """It begins or goes on."""
-        self.tell({"event": "started", "done": done})
+        """Report that the cell starts or resumes."""
+        self.send("started", done=done)
 
-    def played(self, cell: Cell, played: PlayedRound) -> None:  # noqa: ARG002
-        """A round, and what it took in memory."""
+    def played(self, cell: Cell, played: RoundResult) -> None:  # noqa: ARG002
+        """Report a round and, once it is meaningful, the memory of this process."""
         record = {"record": record_values(played.record), "seconds": played.seconds, "notes": list(played.notes)}
-        shown = played.record.round >= SHOWN_BY_ROUND
-        self.tell({"event": "played", **record, "shown": shown, "memory": footprint(self.device) if shown else None})
+        measured = played.record.round >= MEASURED_FROM_ROUND
+        self.send("played", **record, measured=measured, memory=footprint(self.device) if measured else None)
 
     def derived(self, cell: Cell, values: Derived, round_number: int) -> None:  # noqa: ARG002
-        """What its algorithm chose."""
-        self.tell({"event": "derived", "values": dict(values), "round": round_number})
-
-    def finished(self, cell: Cell, result: dict[str, Any]) -> None:  # noqa: ARG002
-        """It is done."""
-        self.tell({"event": "finished", "result": result})
-
-    def stop_wanted(self) -> bool:
-        """Whether the parent asked for it."""
-        return self._stop
+        """Report what the algorithm derived."""
+        self.send("derived", values=dict(values), round=round_number)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Networks: any `nn.Module` becomes a client's model once it is split into extractor and head."""
+"""Networks: any `nn.Module`, split into an extractor and a head, can be a client's model."""
 
 from __future__ import annotations
 
@@ -11,22 +11,12 @@ from tinyproto.models.build import (
     build_model,
     entry_name,
     find_model,
+    load_torchvision,
     rehearse_training,
 )
 from tinyproto.models.split import Output, SplitModel
-from tinyproto.models.torchvision_weights import load_torchvision
 
 __all__ = [
-    "NETWORKS",
-    "PUBLISHED",
-    "SMALL_CNNS",
-    "ModelEntry",
-    "ModelShape",
-    "Output",
-    "SplitModel",
-    "build_model",
-    "entry_name",
-    "find_model",
-    "load_torchvision",
-    "rehearse_training",
-]
+    "NETWORKS", "PUBLISHED", "SMALL_CNNS", "ModelEntry", "ModelShape", "Output", "SplitModel", "build_model",
+    "entry_name", "find_model", "load_torchvision", "rehearse_training",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""From an entry of `models:` (a registered name, a dotted path, a factory, a module) to a checked SplitModel."""
+"""Build a checked SplitModel from an entry of `models:`: a registered name, a dotted path, a factory or a module."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ModelFactory = Callable[..., nn.Module]
 
 
 def _variant(factory: ModelFactory, words: str, **fixed: object) -> ModelFactory:
-    """A factory with some arguments fixed, and what to say of it."""
+    """Return a factory with some arguments fixed and its own docstring."""
     variant = partial(factory, **fixed)
     variant.__doc__ = words
     return variant
@@ -38,27 +38,27 @@ SMALL_CNNS: Mapping[str, ModelFactory] = {
     "small_cnn_c": small_cnn.small_cnn_c,
     "small_cnn_d": small_cnn.small_cnn_d,
 }
-"""For quick trials on a CPU."""
+"""Networks for quick trials on a CPU."""
 
 PUBLISHED: Mapping[str, ModelFactory] = {
     "resnet8": resnet8,
     "mobilenet_v2": mobilenet_v2,
     "shufflenet_v2": shufflenet_v2,
     "efficientnet_b0": efficientnet_b0,
-    "shufflenet_v2_x0_5": _variant(shufflenet_v2, "ShuffleNetV2 ×0.5 to d features.", stages=X0_5),
+    "shufflenet_v2_x0_5": _variant(shufflenet_v2, "Build ShuffleNetV2 ×0.5 with d features.", stages=X0_5),
 }
-"""As TinyProto's paper has them: the first four in its experiments, in this order, the last one in its Figure 1."""
+"""The networks of TinyProto's paper: the first four in its experiments, in this order, the last in its Figure 1."""
 
 SMALL_IMAGES = "_small_images"
-"""Ends the name of a network that is not the paper's: its stem has stride 1, so that small images keep their detail."""
+"""Suffix of variants that differ from the paper: their stem has stride 1, so that small images keep their detail."""
 
 _STEMS = {"resnet8": "the stem, and no max-pooling", "shufflenet": "the stem's convolution", "": "the stem"}
-"""Where small images are not made smaller, by how a network's name begins."""
+"""The layers that keep the size of small images, by the beginning of a network's name."""
 
 
 def _for_small_images(name: str, factory: ModelFactory) -> ModelFactory:
     stem = next(words for start, words in _STEMS.items() if name.startswith(start))
-    words = f"`{name}` for small images, which is not the paper's: stride 1 in {stem}."
+    words = f"Build `{name}` for small images, which differs from the paper: stride 1 in {stem}."
     return _variant(factory, words, small_images=True)
 
 
@@ -67,7 +67,7 @@ NETWORKS: Mapping[str, ModelFactory] = {
     **PUBLISHED,
     **{f"{name}{SMALL_IMAGES}": _for_small_images(name, factory) for name, factory in PUBLISHED.items()},
 }
-"""All of them."""
+"""All networks that a config can name."""
 
 
 ModelEntry = str | ModelFactory | nn.Module
@@ -75,16 +75,16 @@ ModelEntry = str | ModelFactory | nn.Module
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What a network has to fit: a factory is given those of these four that it has parameters for."""
+    """The sizes that a network has to fit; a factory gets those that it has parameters for."""
 
     input_shape: tuple[int, ...]
     proto_dim: int
     num_classes: int
-    head_dropout: float = 0.0  # for networks whose head may have dropout before it
+    head_dropout: float = 0.0  # for networks with dropout before the head
 
 
 def entry_name(entry: ModelEntry) -> str:
-    """What to call an entry in messages and records."""
+    """Return the name of an entry for messages and records."""
     if isinstance(entry, str):
         return entry
     named = type(entry) if isinstance(entry, nn.Module) else entry
@@ -92,28 +92,25 @@ def entry_name(entry: ModelEntry) -> str:
 
 
 def build_model(entry: ModelEntry, shape: ModelShape, seed: int) -> SplitModel:
-    """A new network for one client, its weights drawn from `seed`, probed with one batch.
+    """Build a network for one client with weights drawn from `seed`, and check it with one batch.
 
-    A factory may return a SplitModel, or a module that ends in `proto_dim` features, which then gets a linear head.
-    A module given as an object is copied with the weights it has.
+    A factory may return a SplitModel, or a module with `proto_dim` features, which then gets a linear head. A module
+    given as an object is copied with its weights.
     """
     name = entry_name(entry)
     found = find_model(entry)
     with global_randomness(seed):
         module = copy.deepcopy(found) if isinstance(found, nn.Module) else _call(found, name, shape)
-        model = (
-            module
-            if isinstance(module, SplitModel)
-            else SplitModel(module, nn.Linear(shape.proto_dim, shape.num_classes))
-        )
+        if not isinstance(module, SplitModel):
+            module = SplitModel(module, nn.Linear(shape.proto_dim, shape.num_classes))
     if isinstance(entry, str) and entry in NETWORKS:
-        model.any_layout = True
-    _probe(model, name, shape)
-    return model
+        module.any_layout = True
+    _probe(module, name, shape)
+    return module
 
 
 def find_model(entry: ModelEntry) -> ModelFactory | nn.Module:
-    """What an entry names: a factory, or a network; nothing is built yet."""
+    """Return the factory or the module that an entry names, without building anything."""
     if not isinstance(entry, str):
         return entry
     if ":" in entry:
@@ -145,7 +142,7 @@ def _call(factory: ModelFactory, name: str, shape: ModelShape) -> nn.Module:
 
 
 def _probe(model: SplitModel, name: str, shape: ModelShape) -> None:
-    """Run one batch of two and compare what comes out with what the federation needs."""
+    """Run one batch of two and compare the shapes of features and logits with those of the federation."""
     was_training = model.training
     model.eval()
     values = torch.zeros(2, *shape.input_shape)
@@ -164,7 +161,7 @@ def _probe(model: SplitModel, name: str, shape: ModelShape) -> None:
         if found != needed:
             raise ModelError(
                 f"model {name} gives {what} of shape {found} for a batch of 2, but {setting} needs {needed}; "
-                "what a plain module gives is taken for features; for one with a head of its own return "
+                "the output of a plain module is its features; for a network that has a head return "
                 "tinyproto.SplitModel(extractor, head)"
             )
         values = outcome
@@ -172,9 +169,38 @@ def _probe(model: SplitModel, name: str, shape: ModelShape) -> None:
 
 
 def rehearse_training(model: SplitModel, name: str, shape: ModelShape) -> None:
-    """One step forward and back in training mode: a network may well work in eval mode only."""
+    """Run one forward and backward step in training mode; raise ModelError if the network works in eval mode only."""
     model.train()
     try:
         model(torch.zeros(2, *shape.input_shape)).logits.sum().backward()
     except Exception as error:
         raise ModelError(f"model {name} cannot be trained on a batch of two: {one_line(error)}") from error
+
+
+CLASSIFIERS = ("classifier.", "fc.")
+
+
+def load_torchvision(model: SplitModel, state_dict: Mapping[str, Tensor]) -> SplitModel:
+    """Load a torchvision network's state_dict into the model's extractor, in place, and return the model.
+
+    torchvision's classifier is ignored: our pooling and head replace it, and the head keeps its weights. The model is
+    `mobilenet_v2`, `shufflenet_v2` (in either width) or `efficientnet_b0`, for small images or not.
+    """
+    given = {name: value for name, value in state_dict.items() if not name.startswith(CLASSIFIERS)}
+    problem = _difference(model.extractor.state_dict(), given)
+    if problem:
+        raise ModelError(f"not torchvision's weights for {type(model.extractor).__name__}: {problem}")
+    model.extractor.load_state_dict(given, strict=False)
+    return model
+
+
+def _difference(ours: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str:
+    """Describe the first tensor that does not fit; old files lack `num_batches_tracked`, which training ignores."""
+    for name, tensor in ours.items():
+        if name not in given:
+            if not name.endswith("num_batches_tracked"):
+                return f"{name!r} is missing"
+        elif given[name].shape != tensor.shape:
+            return f"{name!r} has shape {tuple(given[name].shape)}, not {tuple(tensor.shape)}"
+    foreign = next((name for name in given if name not in ours), None)
+    return "" if foreign is None else f"{foreign!r} is unknown"

@@ -8,27 +8,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tinyproto.models.layers import PoolFeatures
-from tinyproto.models.split import SplitModel
+from tinyproto.models.split import PoolFeatures, SplitModel
 
 
 @dataclass(frozen=True)
 class NetworkSize:
-    """What a network costs to hold and to run."""
+    """The cost of storing and running a network."""
 
     extractor_parameters: int
     head_parameters: int
-    feature_width: int  # C, before pooling to d; d where the network does not pool
-    macs: int  # of convolutions and linear layers, for one image; pooling, normalisation and activations not counted
+    feature_width: int  # C, before pooling to d; d if the network does not pool
+    macs: int  # of convolutions and linear layers, for one image; without pooling, normalisation and activations
 
 
 def count_parameters(module: nn.Module) -> int:
-    """How many numbers are trained."""
+    """Return the number of trained parameters."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def measure(model: SplitModel, input_shape: tuple[int, ...]) -> NetworkSize:
-    """Run one image through a network in eval mode and count; the model stays as it was."""
+    """Run one image through a network in eval mode and count; the model is not changed."""
     tally = _Tally()
     handles = [module.register_forward_hook(tally.watch) for module in model.modules()]
     modes = [(module, module.training) for module in model.modules()]
@@ -50,7 +49,7 @@ def measure(model: SplitModel, input_shape: tuple[int, ...]) -> NetworkSize:
 
 
 class _Tally:
-    """Counts while a batch of one passes."""
+    """Counts of one forward pass with a batch of one."""
 
     def __init__(self) -> None:
         self.macs = 0
@@ -60,5 +59,5 @@ class _Tally:
         if isinstance(module, PoolFeatures):
             self.pooled_from = inputs[0].shape[1]
         elif isinstance(module, nn.Conv2d | nn.Linear) and isinstance(output, Tensor):
-            # Every output is a sum over one filter: one output channel's weights.
+            # Each output is a sum over one filter: the weights of one output channel.
             self.macs += output.numel() * module.weight[0].numel()

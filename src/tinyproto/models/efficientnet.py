@@ -1,8 +1,8 @@
 """EfficientNet-B0: inverted residuals with squeeze-and-excitation and stochastic depth.
 
-M. Tan, Q. V. Le, "EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks", ICML 2019, Table 1, with
-what it takes from J. Hu, L. Shen, G. Sun, "Squeeze-and-Excitation Networks", CVPR 2018, and from G. Huang, Y. Sun,
-Z. Liu, D. Sedra, K. Weinberger, "Deep Networks with Stochastic Depth", ECCV 2016. Parameters are named and shaped as
+M. Tan, Q. V. Le, "EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks", ICML 2019, Table 1, based
+on J. Hu, L. Shen, G. Sun, "Squeeze-and-Excitation Networks", CVPR 2018, and on G. Huang, Y. Sun, Z. Liu, D. Sedra,
+K. Weinberger, "Deep Networks with Stochastic Depth", ECCV 2016. Parameters are named and shaped as
 torchvision's.
 """
 
@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tinyproto.models.layers import (
+from tinyproto.models.split import (
     DropoutLinear,
     PoolFeatures,
+    SplitModel,
     average_map,
     initialise_convolutions,
     normalised_convolution,
 )
-from tinyproto.models.split import SplitModel
 
 STEM, WIDTH, DROPOUT = 32, 1280, 0.2
-MOST_DROPPED = 0.2  # stochastic depth: the chance to skip a block grows with depth from 0 towards this
-SQUEEZE = 4  # squeeze-and-excitation looks at a quarter as many channels as enter the block
+MOST_DROPPED = 0.2  # stochastic depth: the probability to skip a block grows with depth from 0 towards this
+SQUEEZE = 4  # squeeze-and-excitation has a quarter of the block's input channels
 STAGES = (  # expansion, kernel, stride of the first block, channels, blocks
     (1, 3, 1, 16, 1),
     (6, 3, 2, 24, 2),
@@ -40,7 +40,7 @@ def _activated(inputs: int, outputs: int, kernel: int, *, stride: int = 1, group
 
 
 class SqueezeExcitation(nn.Module):
-    """Weigh every channel by a number in (0, 1) that depends on all channels' means."""
+    """Multiply each channel by a weight in (0, 1) that depends on the means of all channels."""
 
     def __init__(self, channels: int, squeezed: int) -> None:
         super().__init__()
@@ -48,33 +48,33 @@ class SqueezeExcitation(nn.Module):
         self.fc2 = nn.Conv2d(squeezed, channels, 1)
 
     def forward(self, values: Tensor) -> Tensor:
-        """(B, C, H, W) to the same."""
+        """Keep the shape (B, C, H, W)."""
         means = values.mean((2, 3), keepdim=True)
         return values * torch.sigmoid(self.fc2(functional.silu(self.fc1(means))))
 
 
 class StochasticDepth(nn.Module):
-    """While training, give zero instead of a whole sample's values by chance, and scale up those that stay."""
+    """While training, zero all values of random samples and scale up the others."""
 
     def __init__(self, dropped: float) -> None:
         super().__init__()
         self.dropped = dropped
 
     def forward(self, values: Tensor) -> Tensor:
-        """(B, C, H, W) to the same."""
+        """Keep the shape (B, C, H, W)."""
         if not self.training or self.dropped == 0.0:
             return values
-        # A draw of its own instead of `bernoulli_`: in place, it could not be vectorised over clients.
+        # `rand` instead of `bernoulli_`, which is in place and so cannot be vectorised over clients.
         kept = torch.rand(values.shape[0], 1, 1, 1, device=values.device) >= self.dropped
         return values * (kept.to(values.dtype) / (1.0 - self.dropped))
 
     def extra_repr(self) -> str:
-        """For `print(model)`."""
+        """Return the arguments that `print(model)` shows."""
         return f"dropped={self.dropped}"
 
 
 class MBConv(nn.Module):
-    """Widen, filter each channel, weigh the channels, narrow; added to its input where the shape stays."""
+    """Widen, filter each channel, weigh the channels, narrow; added to its input if the shape is the same."""
 
     def __init__(self, inputs: int, outputs: int, *, kernel: int, stride: int, expansion: int, dropped: float) -> None:
         super().__init__()
@@ -90,15 +90,15 @@ class MBConv(nn.Module):
         self.stochastic_depth = StochasticDepth(dropped)
 
     def forward(self, values: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, C', H/stride, W/stride)."""
+        """Map (B, C, H, W) to (B, C', H/stride, W/stride)."""
         narrow: Tensor = self.block(values)
         return values + self.stochastic_depth(narrow) if self.residual else narrow
 
 
 class EfficientNetB0(nn.Module):
-    """The trunk and what follows its 1280 averaged features.
+    """The trunk and an ending after its 1280 averaged features.
 
-    Without an `ending` it is torchvision's network over 1 000 classes, whose state_dict it loads.
+    Without an `ending` it is torchvision's network for 1 000 classes and loads its state_dict.
     """
 
     def __init__(self, ending: nn.Module | None = None, *, channels: int = 3, small_images: bool = False) -> None:
@@ -119,7 +119,7 @@ class EfficientNetB0(nn.Module):
         self.classifier = nn.Sequential(nn.Dropout(DROPOUT), nn.Linear(WIDTH, 1000)) if ending is None else ending
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, channels, H, W) to what the ending gives."""
+        """Map (B, channels, H, W) to the output of the ending."""
         return self.classifier(average_map(self.features(images)))  # type: ignore[no-any-return]
 
 
@@ -131,9 +131,9 @@ def efficientnet_b0(
     *,
     small_images: bool = False,
 ) -> SplitModel:
-    """EfficientNet-B0 to d features and a linear head, with dropout before it where the preset says so.
+    """Build EfficientNet-B0 with d features and a linear head, after dropout if the preset asks for it.
 
-    `small_images` is not the paper's: stride 1 in the stem.
+    `small_images` differs from the paper: stride 1 in the stem.
     """
     extractor = EfficientNetB0(PoolFeatures(proto_dim), channels=input_shape[0], small_images=small_images)
     if head_dropout:

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from tinyproto.models.layers import PoolFeatures, average_map, initialise_convolutions, normalised_convolution
-from tinyproto.models.split import SplitModel
+from tinyproto.models.split import (
+    PoolFeatures,
+    SplitModel,
+    average_map,
+    initialise_convolutions,
+    normalised_convolution,
+)
 
 STEM, WIDTH, DROPOUT = 32, 1280, 0.2
 STAGES = (  # expansion t, channels c, blocks n, stride s of the first block
@@ -28,7 +33,7 @@ def _activated(inputs: int, outputs: int, kernel: int, *, stride: int = 1, group
 
 
 class InvertedResidual(nn.Module):
-    """Widen, filter each channel, narrow without activation; added to its input where the shape stays."""
+    """Widen, filter each channel, narrow without activation; added to its input if the shape is the same."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -39,15 +44,15 @@ class InvertedResidual(nn.Module):
         self.conv = nn.Sequential(*widen, filtered, *normalised_convolution(hidden, outputs, 1))
 
     def forward(self, values: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, C', H/stride, W/stride)."""
+        """Map (B, C, H, W) to (B, C', H/stride, W/stride)."""
         narrow: Tensor = self.conv(values)
         return values + narrow if self.residual else narrow
 
 
 class MobileNetV2(nn.Module):
-    """The trunk and what follows its 1280 averaged features.
+    """The trunk and an ending after its 1280 averaged features.
 
-    Without an `ending` it is torchvision's network over 1 000 classes, whose state_dict it loads.
+    Without an `ending` it is torchvision's network for 1 000 classes and loads its state_dict.
     """
 
     def __init__(self, ending: nn.Module | None = None, *, channels: int = 3, small_images: bool = False) -> None:
@@ -64,16 +69,16 @@ class MobileNetV2(nn.Module):
         self.classifier = nn.Sequential(nn.Dropout(DROPOUT), ending)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, channels, H, W) to what the ending gives."""
+        """Map (B, channels, H, W) to the output of the ending."""
         return self.classifier(average_map(self.features(images)))  # type: ignore[no-any-return]
 
 
 def mobilenet_v2(
     input_shape: tuple[int, int, int], proto_dim: int, num_classes: int, *, small_images: bool = False
 ) -> SplitModel:
-    """MobileNetV2 to d features, with its dropout before the pooling, so that in training it falls on the features.
+    """Build MobileNetV2 with d features; its dropout precedes the pooling, so in training it affects the features.
 
-    `small_images` is not the paper's: stride 1 in the stem.
+    `small_images` differs from the paper: stride 1 in the stem.
     """
     extractor = MobileNetV2(PoolFeatures(proto_dim), channels=input_shape[0], small_images=small_images)
     return SplitModel(extractor, nn.Linear(proto_dim, num_classes))

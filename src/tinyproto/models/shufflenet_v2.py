@@ -1,8 +1,8 @@
-"""ShuffleNetV2, widths ×1.0 and ×0.5: half of the channels pass by, the other half is convolved, then both are mixed.
+"""ShuffleNetV2, widths ×1.0 and ×0.5: one half of the channels is convolved, then both halves are mixed.
 
 N. Ma, X. Zhang, H.-T. Zheng, J. Sun, "ShuffleNet V2: Practical Guidelines for Efficient CNN Architecture Design",
-ECCV 2018, Table 5. Parameters are named and shaped as torchvision's, and drawn as PyTorch's layers draw them: the paper
-does not say how.
+ECCV 2018, Table 5. Parameters are named and shaped as torchvision's. Their initial values are PyTorch's: the paper does
+not specify them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from tinyproto.models.layers import PoolFeatures, average_map, normalised_convolution
-from tinyproto.models.split import SplitModel
+from tinyproto.models.split import PoolFeatures, SplitModel, average_map, normalised_convolution
 
 STEM, WIDTH = 24, 1024
 BLOCKS = (4, 8, 4)  # of the three stages
@@ -21,13 +20,13 @@ X1_0, X0_5 = (116, 232, 464), (48, 96, 192)  # their channels
 
 
 def shuffle_channels(values: Tensor) -> Tensor:
-    """Interleave the two halves of the channels, so that the next block's halves hold some of each."""
+    """Interleave the two halves of the channels, so that each half of the next block has channels of both."""
     batch, channels, height, width = values.shape
     return values.reshape(batch, 2, channels // 2, height, width).transpose(1, 2).reshape(values.shape)
 
 
 class ShuffleUnit(nn.Module):
-    """With stride 1 the first half of the channels passes by; with stride 2 each half is made from all of them."""
+    """Stride 1 leaves the first half of the channels as it is; stride 2 makes both halves from all channels."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -48,15 +47,15 @@ class ShuffleUnit(nn.Module):
         )
 
     def forward(self, values: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, C', H/stride, W/stride)."""
+        """Map (B, C, H, W) to (B, C', H/stride, W/stride)."""
         passing, convolved = values.chunk(2, dim=1) if self.splits else (values, values)
         return shuffle_channels(torch.cat((self.branch1(passing), self.branch2(convolved)), dim=1))
 
 
 class ShuffleNetV2(nn.Module):
-    """The trunk and what follows its 1024 averaged features.
+    """The trunk and an ending after its 1024 averaged features.
 
-    Without an `ending` it is torchvision's network over 1 000 classes, whose state_dict it loads.
+    Without an `ending` it is torchvision's network for 1 000 classes and loads its state_dict.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class ShuffleNetV2(nn.Module):
         self.fc = nn.Linear(WIDTH, 1000) if ending is None else ending
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, channels, H, W) to what the ending gives."""
+        """Map (B, channels, H, W) to the output of the ending."""
         values = self.stage4(self.stage3(self.stage2(self.maxpool(self.conv1(images)))))
         return self.fc(average_map(self.conv5(values)))  # type: ignore[no-any-return]
 
@@ -91,9 +90,10 @@ def shufflenet_v2(
     stages: Sequence[int] = X1_0,
     small_images: bool = False,
 ) -> SplitModel:
-    """ShuffleNetV2 ×1.0 to d features.
+    """Build ShuffleNetV2 ×1.0 with d features.
 
-    `stages` are the channels of another width. `small_images` is not the paper's: stride 1 in the stem's convolution.
+    `stages` are the channels of another width. `small_images` differs from the paper: stride 1 in the stem's
+    convolution.
     """
     extractor = ShuffleNetV2(stages, PoolFeatures(proto_dim), channels=input_shape[0], small_images=small_images)
     return SplitModel(extractor, nn.Linear(proto_dim, num_classes))

@@ -1,9 +1,8 @@
 """Four small CNNs of different depth, width and kind, for small images and quick trials on a CPU.
 
-They were chosen by trial on the digits (README says how). Each ends in ReLU(Linear(·, d)), so a feature is never
-negative and a unit can be dead for a class, as in the paper. The vector before that layer is
-normalised per sample: its length then bounds the step that the pull towards a far prototype can cause, and plain SGD
-stays stable while FedTGP's margin drives prototypes apart.
+They were chosen by trial on the digits. Each ends in ReLU(Linear(·, d)), so a feature is never negative and a unit can
+be dead for a class, as in the paper. The vector before that layer is normalised per sample, which bounds the step
+towards a distant prototype, so plain SGD stays stable while FedTGP's margin drives prototypes apart.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from tinyproto.models.split import SplitModel
 
 ImageShape = tuple[int, int, int]
 
-_GRID = 4  # the last feature map is averaged to 4×4 cells
+_GRID = 4  # the last feature map is averaged to 4×4
 
 
 def _convolution(inputs: int, outputs: int, kernel: int, *, batch_norm: bool, separable: bool) -> list[nn.Module]:
@@ -31,7 +30,7 @@ def _small_cnn(
     image: ImageShape, dim: int, num_classes: int, channels: Sequence[int], *, kernel: int = 3,
     batch_norm: bool = False, separable: bool = False,
 ) -> SplitModel:  # fmt: skip
-    """Convolutions, the first followed by 2×2 max-pooling, all but the first separable if asked; then a layer to d."""
+    """Stack convolutions, with 2×2 max-pooling after the first, then a layer to d; `separable` excludes the first."""
     layers: list[nn.Module] = []
     inputs = image[0]
     for depth, outputs in enumerate(channels):
@@ -46,20 +45,20 @@ def _small_cnn(
 
 
 def small_cnn_a(input_shape: ImageShape, proto_dim: int, num_classes: int) -> SplitModel:
-    """Two plain 3×3 convolutions, 16 and 32 channels."""
+    """Build two plain 3×3 convolutions, 16 and 32 channels."""
     return _small_cnn(input_shape, proto_dim, num_classes, (16, 32))
 
 
 def small_cnn_b(input_shape: ImageShape, proto_dim: int, num_classes: int) -> SplitModel:
-    """Three 3×3 convolutions with batch normalisation, 16, 32 and 32 channels."""
+    """Build three 3×3 convolutions with batch normalisation, 16, 32 and 32 channels."""
     return _small_cnn(input_shape, proto_dim, num_classes, (16, 32, 32), batch_norm=True)
 
 
 def small_cnn_c(input_shape: ImageShape, proto_dim: int, num_classes: int) -> SplitModel:
-    """One wide 5×5 convolution, 32 channels."""
+    """Build one wide 5×5 convolution, 32 channels."""
     return _small_cnn(input_shape, proto_dim, num_classes, (32,), kernel=5)
 
 
 def small_cnn_d(input_shape: ImageShape, proto_dim: int, num_classes: int) -> SplitModel:
-    """A 3×3 stem and two depthwise separable convolutions with batch normalisation, 24, 48 and 48 channels."""
+    """Build a 3×3 stem and two depthwise separable convolutions with batch normalisation, 24, 48 and 48 channels."""
     return _small_cnn(input_shape, proto_dim, num_classes, (24, 48, 48), batch_norm=True, separable=True)

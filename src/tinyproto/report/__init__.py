@@ -1,1 +1,1 @@
-"""What a run showed, for people: the table, and the verdict in words."""
+"""The results of runs for people: tables, a verdict in words, figures and the report page."""

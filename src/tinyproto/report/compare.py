@@ -1,4 +1,4 @@
-"""The comparison behind every table and verdict: one row per algorithm, over all its seeds."""
+"""The comparison behind every table and verdict: one row per algorithm, averaged over its seeds."""
 
 from __future__ import annotations
 
@@ -7,25 +7,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tinyproto.engine.evaluate import RULES
+from tinyproto.engine.measure import RULES
+from tinyproto.report.words import number, points, size
 from tinyproto.tracking.summary import MEANT
 
 RULE_NAMES = {"head": "own head", "global": "nearest global prototype", "local": "nearest local prototype"}
 STATISTIC_NAMES = {"best": "best round", "last": "last round", "last10": "mean of the last 10 evaluations"}
+SPREAD_WORDS = "mean ± sample standard deviation (n − 1) over seeds"
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A mean over seeds with the population standard deviation."""
+    """A mean over seeds with the sample standard deviation (n − 1), which a single seed does not have."""
 
     mean: float
-    deviation: float
+    deviation: float | None
     count: int
 
 
 @dataclass(frozen=True)
 class Row:
-    """One algorithm."""
+    """The accuracy and the cost of one algorithm; costs are means over its seeds."""
 
     algorithm: str
     label: str
@@ -37,61 +39,63 @@ class Row:
     wire_bytes: float
     evaluation_bytes: float  # wire bytes of frames sent only to evaluate
     seconds: float
-    socket_bytes: float | None = None  # on the network, where there was one
-    derived: Mapping[str, Sequence[int | float]] = field(default_factory=dict)  # what the method chose, by seed
+    socket_bytes: float | None = None  # on the network; None in a simulation
+    derived: Mapping[str, Sequence[int | float]] = field(default_factory=dict)  # hyper-parameters it chose, by seed
     absences: Mapping[str, float] = field(default_factory=dict)  # dropped, late, empty_rounds: means over seeds
-    left_out: int = 0  # client-rounds whose answer was left out, over all seeds
+    left_out: int = 0  # client-rounds left out, over all seeds
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All algorithms of a run, and which number is the headline."""
+    """All algorithms of a run, with the rule and the statistic that give the headline number."""
 
     rows: Sequence[Row]
-    rule: str  # of prototype methods; the others are read by their head
+    rule: str  # for prototype methods; the others are read by their head
     statistic: str
-    evaluations: int = MEANT  # of trained networks, in the shortest of the runs
+    evaluations: int = MEANT  # after training started, in the shortest of the runs
 
     @property
     def statistic_words(self) -> str:
-        """What the accuracies are taken over: the mean of the last 10 is of fewer where there are fewer."""
+        """Name the statistic; with fewer than 10 evaluations, say how many were averaged."""
         if self.statistic != "last10" or self.evaluations >= MEANT:
             return STATISTIC_NAMES[self.statistic]
         if self.evaluations == 1:
             return "the one evaluation after training"
         return f"mean of the {self.evaluations} evaluations after training"
 
+    @property
+    def has_deviations(self) -> bool:
+        """Return True if any row has more than one seed."""
+        return any(spread and spread.count > 1 for row in self.rows for spread in row.accuracy.values())
+
     def row(self, algorithm: str) -> Row | None:
-        """The first row of an algorithm."""
+        """Return the first row of an algorithm, or None."""
         return next((row for row in self.rows if row.algorithm == algorithm), None)
 
     def headline_rule(self, row: Row) -> str:
-        """The rule a method is read by: methods without global prototypes are read by their head."""
+        """Return the rule a method is read by: its head if it has no global prototypes."""
         return self.rule if row.accuracy["global"] is not None else "head"
 
     def headline(self, row: Row) -> float | None:
-        """The method's number."""
+        """Return the accuracy of a method by its headline rule."""
         found = row.accuracy[self.headline_rule(row)]
         return None if found is None else found.mean
 
     @property
     def baseline(self) -> tuple[str, float] | None:
-        """What not federating reaches: Local's better rule and its accuracy; None where Local was not run."""
+        """Return the better rule of Local and its accuracy; None if Local was not run."""
         local = self.row("local")
-        if local is None:
-            return None
-        known = [(rule, spread.mean) for rule, spread in local.accuracy.items() if spread is not None]
-        return max(known, key=lambda pair: pair[1], default=None)
+        return None if local is None else better_rule(local)
 
     def over_local(self, row: Row, rule: str) -> float | None:
-        """What federating brought by one rule, over what a client reaches alone."""
-        own, baseline = row.accuracy[rule], self.baseline
-        if baseline is None or row.algorithm == "local" or own is None:
+        """Return the accuracy of a row by one rule minus the baseline; None where either is missing."""
+        reached, baseline = row.accuracy[rule], self.baseline
+        if baseline is None or row.algorithm == "local" or reached is None:
             return None
-        return own.mean - baseline[1]
+        return reached.mean - baseline[1]
 
     def plain(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return the comparison as JSON values."""
         baseline = self.baseline
         return {
             "rule": self.rule,
@@ -106,9 +110,9 @@ class Comparison:
 def compare(
     results: Sequence[Mapping[str, Any]], titles: Mapping[str, str], rule: str, statistic: str, every: int = 1
 ) -> Comparison:
-    """Rows in the order in which the algorithms first appear; several seeds become one row.
+    """Build one row per label, in order of first appearance, from results in the form of summary.json.
 
-    `every` so many rounds there was an evaluation, and one after the last.
+    There was an evaluation `every` so many rounds, and one after the last round.
     """
     labels = list(dict.fromkeys(result["label"] for result in results))
     rows = [_row([r for r in results if r["label"] == label], titles, statistic) for label in labels]
@@ -122,6 +126,8 @@ def _row(results: Sequence[Mapping[str, Any]], titles: Mapping[str, str], statis
     def both_ways(key: str) -> float:
         return statistics.fmean(result[key]["up"] + result[key]["down"] for result in results)
 
+    derived = [result.get("derived", {}) for result in results]  # older records have none
+    absences = [result.get("absences", {}) for result in results]
     return Row(
         algorithm=first["algorithm"],
         label=first["label"],
@@ -134,33 +140,66 @@ def _row(results: Sequence[Mapping[str, Any]], titles: Mapping[str, str], statis
         evaluation_bytes=both_ways("evaluation_bytes_per_round"),
         seconds=statistics.fmean(result["seconds_per_round"]["total"] for result in results),
         socket_bytes=both_ways("socket_bytes_per_round") if all(map(on_a_network, results)) else None,
-        derived=_derived(results),
-        absences=_absences(results),
+        derived={name: [one[name] for one in derived if name in one] for name in _keys(derived)},
+        absences={name: statistics.fmean(one.get(name, 0) for one in absences) for name in _keys(absences)},
         left_out=sum(result.get("left_out", 0) for result in results),
     )
 
 
-def _absences(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the mean counts over the seeds; nothing where no client was ever absent."""
-    said = [result.get("absences", {}) for result in results]
-    names = dict.fromkeys(key for one in said for key in one)
-    return {name: statistics.fmean(one.get(name, 0) for one in said) for name in names}
-
-
-def _derived(results: Sequence[Mapping[str, Any]]) -> dict[str, list[int | float]]:
-    """By name, the values of the seeds; older records do not say any."""
-    said = [result.get("derived", {}) for result in results]
-    return {
-        name: [one[name] for one in said if name in one] for name in dict.fromkeys(key for one in said for key in one)
-    }
+def _keys(mappings: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(key for mapping in mappings for key in mapping))
 
 
 def on_a_network(result: Mapping[str, Any]) -> bool:
-    """Whether it is of a real federation, which counts what goes over the network."""
+    """Return True for a result of a real federation, which counts the bytes on its sockets."""
     return result.get("socket_bytes_per_round") is not None
 
 
 def spread(values: Sequence[float | None]) -> Spread | None:
-    """Of the values that are known; None where none is."""
+    """Return the spread of the known values, or None if none is known."""
     known = [value for value in values if value is not None]
-    return Spread(statistics.fmean(known), statistics.pstdev(known), len(known)) if known else None
+    if not known:
+        return None
+    return Spread(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known))
+
+
+def better_rule(row: Row) -> tuple[str, float] | None:
+    """Return the rule with the highest accuracy and that accuracy; None if no rule applies."""
+    known = [(rule, found.mean) for rule, found in row.accuracy.items() if found is not None]
+    return max(known, key=lambda pair: pair[1], default=None)
+
+
+def accuracy_columns(comparison: Comparison) -> list[str]:
+    """Return the names of the accuracy columns: three rules, and points over Local by head and by headline rule."""
+    return [*RULES, *(f"Δ {rule}" for rule in _compared_rules(comparison))]
+
+
+def table_cells(comparison: Comparison, row: Row) -> dict[str, str]:
+    """Return the cells of a row by column name, the same for the terminal and the page."""
+    gains = {f"Δ {rule}": comparison.over_local(row, rule) for rule in _compared_rules(comparison)}
+    cells = {
+        **{rule: share_cell(row.accuracy[rule]) for rule in RULES},
+        **{name: "–" if gain is None else points(gain) for name, gain in gains.items()},
+        "params": number(row.parameters),
+        "formula": "–" if row.formula_parameters is None else number(row.formula_parameters),
+        "payload": size(row.payload_bytes),
+        "wire": size(row.wire_bytes),
+        "evaluation": size(row.evaluation_bytes),
+        "socket": "–" if row.socket_bytes is None else size(row.socket_bytes),
+        "s/round": f"{row.seconds:.3f}",
+    }
+    if all(one.socket_bytes is None for one in comparison.rows):
+        del cells["socket"]
+    return cells
+
+
+def share_cell(found: Spread | None) -> str:
+    """Return a share in %, with its sample deviation if there are several seeds."""
+    if found is None:
+        return "–"
+    text = f"{100 * found.mean:.1f}"
+    return text if found.deviation is None else f"{text} ± {100 * found.deviation:.1f}"
+
+
+def _compared_rules(comparison: Comparison) -> list[str]:
+    return ["head"] if comparison.rule == "head" else ["head", comparison.rule]

@@ -6,30 +6,36 @@ import gzip
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from tinyproto.report.draw.matrix import data_address
-from tinyproto.report.draw.svg import written_attributes
-from tinyproto.report.figures.figure import Figure
+from tinyproto.report.figures import Figure
+from tinyproto.report.heatmap import data_address
+from tinyproto.report.svg import written_attributes
 
-WORTH_PACKING = 20_000  # characters of CSV
+WORTH_PACKING = 20_000
+"""Characters from which a CSV is compressed."""
 
 
 def element(name: str, content: str = "", **attributes: str) -> str:
-    """One element; `content` is HTML already."""
+    """Return one element around HTML."""
     return f"<{name}{written_attributes(attributes)}>{content}</{name}>"
 
 
 def paragraph(words: str, class_: str = "") -> str:
-    """Plain words."""
+    """Return a paragraph of plain words."""
     return element("p", escape(words), **({"class_": class_} if class_ else {}))
 
 
 def bullets(sentences: Iterable[str]) -> str:
-    """A list of plain sentences."""
+    """Return a list of plain sentences."""
     return element("ul", "".join(element("li", escape(sentence)) for sentence in sentences))
 
 
+def folded(summary: str, content: str, class_: str = "") -> str:
+    """Return HTML that the reader can unfold under a plain summary."""
+    return element("details", element("summary", escape(summary)) + content, **({"class_": class_} if class_ else {}))
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], strong: Sequence[int | None] = ()) -> str:
-    """Plain words in cells, the first of a row being its name; `strong` is one column per row to stress."""
+    """Return a table of plain words; the first cell names its row, `strong` gives one column per row to stress."""
     head = "".join(element("th", escape(name), scope="col") for name in header)
     body = ""
     for index, (name, *cells) in enumerate(rows):
@@ -44,12 +50,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], strong: Sequence
 
 
 def figure(drawn: Figure, *, with_data: bool = True) -> str:
-    """The picture, what it shows in words, and its data to take away."""
+    """Return the picture, its description in words, and links to download both picture and data."""
     links = [element("button", "SVG", type="button", class_="link", data_svg=drawn.slug, hidden="")]
     if with_data:
         links.insert(0, _data_link(drawn))
     words = element("span", escape(drawn.title), class_="title") + escape(drawn.caption)
-    described = element("details", element("summary", "In words") + paragraph(drawn.alternative), class_="quiet")
+    described = folded("In words", paragraph(drawn.alternative), "quiet")
     caption = element("figcaption", words + described + element("p", " · ".join(links), class_="quiet downloads"))
     return element("figure", drawn.svg + caption, id=drawn.slug)
 

@@ -1,4 +1,4 @@
-"""Accuracy by network: which of the networks that a federation mixes a method serves, and which not."""
+"""Accuracy by network, for federations whose clients have different networks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tinyproto.report.columns import share_cell
-from tinyproto.report.compare import Spread, on_a_network, spread
+from tinyproto.report.compare import Spread, on_a_network, share_cell, spread
 from tinyproto.report.studies import Cell, Series, Setting
 from tinyproto.report.words import points
 from tinyproto.tracking.summary import read_at
@@ -16,48 +15,42 @@ from tinyproto.tracking.summary import read_at
 
 @dataclass(frozen=True)
 class NetworkRow:
-    """One algorithm, network by network, read by its headline rule where its headline number is read."""
+    """The accuracy of one algorithm for each network, by its headline rule and statistic."""
 
     title: str
     label: str
     rule: str
     accuracy: Mapping[str, Spread | None]  # by network
-    over_local: Mapping[str, float | None]  # over the same network where clients train alone
+    over_local: Mapping[str, float | None]  # over the same network trained by Local
 
     def words(self) -> list[str]:
-        """The name, then a cell for each network."""
-        return [self.title, *(_words(self.accuracy[name], self.over_local[name]) for name in self.accuracy)]
+        """Return the title and a cell for each network."""
+        gains = {name: "" if gain is None else f" ({points(gain)})" for name, gain in self.over_local.items()}
+        return [self.title, *(share_cell(found) + gains[name] for name, found in self.accuracy.items())]
 
     def plain(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return the row as JSON values."""
         accuracy = {name: None if found is None else asdict(found) for name, found in self.accuracy.items()}
         return {"label": self.label, "rule": self.rule, "accuracy": accuracy, "over_local": dict(self.over_local)}
 
 
 def network_rows(setting: Setting) -> list[NetworkRow]:
-    """A row for each algorithm; none where all clients have one network, or each brought its own over a network."""
+    """Return a row per algorithm; none if all clients have one network or the federation is a real one."""
     models = list(map(str, setting.runs[0].config["models"]))
     if len(set(models)) < 2 or any(on_a_network(cell.result) for series in setting.series for cell in series.cells):
         return []
-    statistic = setting.comparison.statistic
-    found = {one.key: _by_network(one, setting.headline_rule(one), statistic, models) for one in setting.series}
-    local = _alone(setting, models)
-    return [
-        NetworkRow(
-            one.name, one.cells[0].result["label"], setting.headline_rule(one), found[one.key],
-            {name: _gain(own, local.get(name), one) for name, own in found[one.key].items()},
-        )
-        for one in setting.series
-    ]  # fmt: skip
-
-
-def _alone(setting: Setting, models: Sequence[str]) -> Mapping[str, Spread | None]:
-    """What Local reaches by its better rule; nothing where it was not run."""
-    local = next((one for one in setting.series if one.algorithm == "local"), None)
-    baseline = setting.comparison.baseline
-    if local is None or baseline is None:
-        return {}
-    return _by_network(local, baseline[0], setting.comparison.statistic, models)
+    statistic, baseline = setting.comparison.statistic, setting.comparison.baseline
+    local: Mapping[str, Spread | None] = {}
+    for series in setting.series:
+        if series.algorithm == "local" and baseline is not None and not local:
+            local = _by_network(series, baseline[0], statistic, models)
+    rows = []
+    for series in setting.series:
+        rule = setting.headline_rule(series)
+        found = _by_network(series, rule, statistic, models)
+        gains = {name: _gain(one, local.get(name), series) for name, one in found.items()}
+        rows.append(NetworkRow(series.name, series.cells[0].result["label"], rule, found, gains))
+    return rows
 
 
 def _by_network(series: Series, rule: str, statistic: str, models: Sequence[str]) -> dict[str, Spread | None]:
@@ -68,26 +61,22 @@ def _by_network(series: Series, rule: str, statistic: str, models: Sequence[str]
 
 
 def _accuracy(cell: Cell, rule: str, statistic: str, models: Sequence[str], name: str) -> float | None:
-    """Correct of all test samples of the clients with this network; client i has network i modulo their number."""
+    """Return the accuracy over the samples of the clients with a network; client i has network i mod their number."""
     curve = [(record["round"] - 1, record["accuracy"][rule]) for record in cell.rounds]
     found = []
     for index in read_at(curve)[statistic]:
-        asked = cell.rounds[index]["clients"]
-        own = [
+        clients = cell.rounds[index]["clients"]
+        counts = [
             (samples, correct)
             for client, samples, correct in zip(
-                asked["id"], asked["test_samples"], asked["correct"][rule], strict=True
+                clients["id"], clients["test_samples"], clients["correct"][rule], strict=True
             )
             if samples and correct is not None and models[client % len(models)] == name
         ]  # fmt: skip
-        if own:
-            found.append(sum(correct for _, correct in own) / sum(samples for samples, _ in own))
+        if counts:
+            found.append(sum(correct for _, correct in counts) / sum(samples for samples, _ in counts))
     return statistics.fmean(found) if found else None
 
 
-def _gain(own: Spread | None, local: Spread | None, series: Series) -> float | None:
-    return None if own is None or local is None or series.algorithm == "local" else own.mean - local.mean
-
-
-def _words(found: Spread | None, gain: float | None) -> str:
-    return share_cell(found) + ("" if gain is None else f" ({points(gain)})")
+def _gain(found: Spread | None, local: Spread | None, series: Series) -> float | None:
+    return None if found is None or local is None or series.algorithm == "local" else found.mean - local.mean

@@ -1,67 +1,71 @@
-"""The report: one HTML file that needs nothing beside it, the verdict first."""
+"""The report page: one self-contained HTML file that begins with the verdict."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from html import escape
 from importlib import resources
+from typing import Any
 
 import yaml
 
 import tinyproto
 from tinyproto.report import html
-from tinyproto.report.columns import accuracy_cells, columns, cost_cells, cost_columns, share_cell
-from tinyproto.report.compare import RULE_NAMES, spread
+from tinyproto.report.compare import RULE_NAMES, SPREAD_WORDS, share_cell, spread, table_cells
+from tinyproto.report.figures import Figure
 from tinyproto.report.figures.clients import accuracy_per_client, who_holds_what
-from tinyproto.report.figures.figure import Figure
+from tinyproto.report.figures.curves import accuracy_over_bytes, accuracy_over_rounds
 from tinyproto.report.figures.prototypes import ANY, DeadUnits, Shown, dead_units, prototype_figures
-from tinyproto.report.figures.rounds import accuracy_over_rounds
-from tinyproto.report.figures.traffic import accuracy_over_bytes
 from tinyproto.report.networks import network_rows
 from tinyproto.report.runs import Run
 from tinyproto.report.studies import Series, Setting, Study, arrange
-from tinyproto.report.words import counted, derived_sentence, left_out_lines
-from tinyproto.tracking.run_folder import how_to_go_on
+from tinyproto.report.verdict import derived_sentence, left_out_lines
+from tinyproto.report.words import counted
+from tinyproto.tracking.run_folder import how_to_resume
 
 MOST_BYTES = 2_900_000
-"""Of the whole page; prototypes that would not fit are left out, and the page says so."""
-
+"""Size of the whole page; heatmaps that do not fit are left out, and the page names them."""
 
 MOST_FIGURES_BYTES, MOST_DATA_BYTES = 2_600_000, 1_700_000
-"""Up to where figures on accuracy are drawn, and up to where they bring their data."""
+"""Page size up to which figures on accuracy are drawn, and up to which they include their data."""
 
 FEW_SETTINGS = 4
-"""So many stand side by side in a table."""
+"""Settings that are shown side by side in a table."""
+
+FEW_RUNS = 6
+"""Runs that are named one by one."""
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A chapter that an extension puts before the studies, with sentences for the terminal and values for --json."""
+
+    html: str
+    figures: Sequence[Figure] = ()
+    verdict: Sequence[str] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Report:
-    """A page, the studies it is about, and the figures on it."""
+    """A page, its studies and its figures."""
 
     html: str
     studies: Sequence[Study]
     figures: Sequence[Figure]
 
 
-@dataclass(frozen=True)
-class Chapter:
-    """HTML and figures that an extension puts before the studies."""
-
-    html: str
-    figures: Sequence[Figure] = ()
-
-
 def make_report(
     runs: Sequence[Run], shown: Shown = ANY, passed_over: Sequence[str] = (), chapter: Chapter | None = None
 ) -> Report:
-    """Show all runs on one page, with a sentence about each that could not be read."""
+    """Show all runs on one page; `passed_over` has a sentence about each run that could not be read."""
     studies = arrange(runs)
     several = len(studies) > 1
     prefixes = [f"study{number}-" if several else "" for number in range(len(studies))]
     figures: list[Figure] = [] if chapter is None else [*chapter.figures]
-    body, end = "".join(_head(runs, studies, passed_over)), "".join(to_repeat(runs))
+    body, end = "".join(_head(runs, studies, passed_over)), "".join(_how_to_reproduce(runs))
     if chapter is not None:
         body += chapter.html
     for study, prefix in zip(studies, prefixes, strict=True):
@@ -72,29 +76,29 @@ def make_report(
     without = body
     for study, prefix in zip(studies, prefixes, strict=True):
         heading = html.element("h2", escape(f"Prototypes: {_title(study)}" if several else "Prototypes"))
-        room = MOST_BYTES - len((body + heading + end).encode())
-        content = _prototypes(study, prefix, shown, figures, room)
+        taken = len((body + heading + end).encode())
+        content = _prototypes(study, prefix, shown, figures, taken)
         body += heading + content if content else ""
     if body == without:
         body += html.element("h2", "Prototypes") + html.paragraph(
-            "There is no prototypes.safetensors beside these runs, so prototypes cannot be drawn.", "quiet"
+            "These runs have no prototypes.safetensors, so no prototypes are drawn.", "quiet"
         )
     return Report(_page(f"tinyproto report: {_named(runs)}", body + end), studies, figures)
 
 
 def figure_style() -> str:
-    """The colours of figures, for a picture on its own."""
+    """Return the stylesheet of figures, for a picture in a file of its own."""
     return _asset("figure.css")
 
 
 def _page(title: str, body: str) -> str:
-    """No script but ours, nothing fetched: the browser is told to refuse both."""
+    """Return the document; its policy tells the browser to fetch nothing."""
     policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         f"<title>{escape(title)}</title><style>{_asset('page.css')}</style>"
-        f'<style id="figure-style">{_asset("figure.css")}</style>'
+        f'<style id="figure-style">{figure_style()}</style>'
     )
     script = f"<script>{_asset('page.js')}</script>"
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{body}{script}</body></html>\n'
@@ -105,11 +109,15 @@ def _asset(name: str) -> str:
 
 
 def _named(runs: Sequence[Run]) -> str:
-    """By name, cells of one experiment by that; many are counted."""
+    """Name few runs, or the experiments that they are cells of; count many."""
     groups = dict.fromkeys(run.group for run in runs)
     if len(groups) > FEW_RUNS:
         return f"{len(runs)} runs" if len(groups) == len(runs) else f"{len(runs)} runs of {len(groups)} experiments"
     return ", ".join(groups) if len(runs) <= FEW_RUNS else f"{', '.join(groups)} ({len(runs)} runs)"
+
+
+def _title(study: Study) -> str:
+    return f"{study.dataset}: {_named(study.runs)}"
 
 
 def _head(runs: Sequence[Run], studies: Sequence[Study], passed_over: Sequence[str]) -> Iterator[str]:
@@ -119,31 +127,34 @@ def _head(runs: Sequence[Run], studies: Sequence[Study], passed_over: Sequence[s
     if len(studies) > 1:
         datasets = ", ".join(dict.fromkeys(study.dataset for study in studies))
         yield html.paragraph(
-            f"These runs are {len(studies)} studies on different samples or clients ({datasets}); accuracies of "
-            "different studies do not speak of the same thing, so each has its own table."
+            f"These runs form {len(studies)} studies on different samples or clients ({datasets}). Accuracies of "
+            "different studies cannot be compared, so each study has its own table."
         )
     for run in runs:
         if run.unfinished:
             yield html.paragraph(
-                f"{run.name} is not finished: {counted(run.unfinished, 'cell')} of its grid "
-                f"{'is' if run.unfinished == 1 else 'are'} not in this report. "
-                f"Interrupted cells resume with: {how_to_go_on(run.folder)}"
+                f"{run.name} is incomplete: {counted(run.unfinished, 'cell')} of its grid "
+                f"{'is' if run.unfinished == 1 else 'are'} missing from this report. "
+                f"Resume interrupted cells with: {how_to_resume(run.folder)}"
             )
 
 
 def _overview(study: Study, prefix: str) -> Iterator[Figure]:
-    """The figures on accuracy, bytes and clients, part by part where there are more curves than colours."""
+    """Yield the figures on accuracy, bytes and clients, in parts if there are more curves than colours."""
     panels = study.panels()
     for number, panel in enumerate(panels):
-        own = list(_accuracy_figures(panel, f"{prefix}part{number}-" if len(panels) > 1 else prefix))
-        yield from own if len(panels) == 1 else (replace(one, title=f"{one.title}: {panel.name}") for one in own)
+        if len(panels) == 1:
+            yield from _accuracy_figures(panel, prefix)
+        else:
+            for figure in _accuracy_figures(panel, f"{prefix}part{number}-"):
+                yield replace(figure, title=f"{figure.title}: {panel.name}")
     held = who_holds_what(study, f"{prefix}holdings")
     if held is not None:
         yield held
 
 
 def _accuracy_figures(study: Study, prefix: str) -> Iterator[Figure]:
-    """The headline rule's curves first."""
+    """Yield the figures with the headline rule's curves first."""
     headline = study.settings[0].comparison.rule
     rules = [headline, *(rule for rule in RULE_NAMES if rule != headline)]
     over_rounds = {rule: accuracy_over_rounds(study, rule, f"{prefix}rounds-{rule}") for rule in rules}
@@ -163,50 +174,19 @@ def _study(study: Study, figures: Sequence[Figure], taken: int, *, titled: bool)
     for setting in study.settings:
         yield from _verdict(setting, titled=several)
     if several:
-        yield html.element("h3", "What differs between the settings")
+        yield html.element("h3", "Differences between the settings")
         yield _differences(study)
     yield html.element("h2", "Numbers")
     for setting in study.settings:
         if several:
             yield html.element("h3", escape(setting.name))
-        yield _table(setting) + _derived(setting) + _left_out(setting) + _by_network(setting)
+        yield _table(setting) + _notes(setting) + _by_network(setting)
     yield html.element("h2", "Figures")
-    yield from _drawn(figures, taken)
+    groups = [(figure.title, "", [figure]) for figure in figures]
+    written, notes = _that_fit(groups, MOST_FIGURES_BYTES - taken, MOST_DATA_BYTES - taken)
+    yield html.element("div", "".join(written), class_="figures") + notes
     if not any(run.federation for run in study.runs):
-        yield html.paragraph("Who holds what was not recorded by this run (no federation.json).", "quiet")
-
-
-def _title(study: Study) -> str:
-    return f"{study.dataset}: {_named(study.runs)}"
-
-
-def _differences(study: Study) -> str:
-    """A row per key beside few settings, a row per setting where they are many."""
-    found = study.differences()
-    names = [setting.name for setting in study.settings]
-    if len(names) <= FEW_SETTINGS:
-        return html.table(["key", *names], [[key, *map(str, values)] for key, values in found.items()])
-    rows = [[name, *(str(values[index]) for values in found.values())] for index, name in enumerate(names)]
-    return html.table(["setting", *found], rows)
-
-
-def _drawn(figures: Sequence[Figure], taken: int) -> Iterator[str]:
-    """As many pictures as have room on a page of which so much is taken, and the data of as many of them."""
-    written: list[str] = []
-    left_out, bare = [], []
-    for figure in figures:
-        whole, picture = (html.figure(figure, with_data=with_data) for with_data in (True, False))
-        if taken + len(whole.encode()) <= MOST_DATA_BYTES:
-            written.append(whole)
-        elif taken + len(picture.encode()) <= MOST_FIGURES_BYTES:
-            written.append(picture)
-            bare.append(figure.title)
-        else:
-            left_out.append(figure.title)
-            continue
-        taken += len(written[-1].encode())
-    yield html.element("div", "".join(written), class_="figures")
-    yield from _shortened(left_out, bare)
+        yield html.paragraph("Who holds what is not drawn: there is no federation.json beside these runs.", "quiet")
 
 
 def _verdict(setting: Setting, *, titled: bool) -> Iterator[str]:
@@ -223,102 +203,87 @@ def _verdict(setting: Setting, *, titled: bool) -> Iterator[str]:
     yield html.element("section", html.bullets(setting.verdict()), class_="verdict", aria_label="Verdict")
 
 
+def _differences(study: Study) -> str:
+    """Return a table with a row per key for few settings, a row per setting for many."""
+    found = study.differences()
+    names = [setting.name for setting in study.settings]
+    if len(names) <= FEW_SETTINGS:
+        return html.table(["key", *names], [[key, *map(str, values)] for key, values in found.items()])
+    rows = [[name, *(str(values[index]) for values in found.values())] for index, name in enumerate(names)]
+    return html.table(["setting", *found], rows)
+
+
 def _table(setting: Setting) -> str:
     comparison = setting.comparison
-    names = columns(comparison)
-    rows, strong = [], []
-    for row in comparison.rows:
-        costs = cost_cells(row)
-        rows.append([row.title, *accuracy_cells(comparison, row), *(costs[name] for name in cost_columns(comparison))])
-        strong.append(1 + list(RULE_NAMES).index(comparison.headline_rule(row)))
-    seeds = max(len(series.cells) for series in setting.series)
+    cells = [table_cells(comparison, row) for row in comparison.rows]
+    rows = [[row.title, *found.values()] for row, found in zip(comparison.rows, cells, strict=True)]
+    strong = [1 + list(RULE_NAMES).index(comparison.headline_rule(row)) for row in comparison.rows]
     caption = (
-        f"Accuracy in %, {comparison.statistic_words}"
-        f"{', mean ± standard deviation over seeds' if seeds > 1 else ''}: by own head, nearest global and nearest "
-        "local prototype; bold is the number a method is read by. Δ: points over what Local reaches alone. Parameters "
-        "and bytes a round are measured, up and down, all clients; “formula” is the paper's Table 2."
-        f"{' “socket” is what went over the network, polling included.' if 'socket' in names else ''}"
+        f"Accuracy in %, {comparison.statistic_words}{f', {SPREAD_WORDS}' if comparison.has_deviations else ''}: by "
+        "own head, nearest global and nearest local prototype. Bold is the number a method is read by. Δ is in points "
+        "over Local by its better rule. Parameters and bytes per round are measured, up and down, for all clients; "
+        "“formula” is the paper's Table 2."
+        f"{' “socket” is the traffic on the network, polling included.' if 'socket' in cells[0] else ''}"
     )
-    return html.table(["algorithm", *names], rows, strong) + html.paragraph(caption, "quiet")
+    return html.table(["algorithm", *cells[0]], rows, strong) + html.paragraph(caption, "quiet")
 
 
-def _derived(setting: Setting) -> str:
-    """Nothing where all hyper-parameters were given."""
-    sentence = derived_sentence(setting.comparison)
-    return html.paragraph(sentence) if sentence else ""
-
-
-def _left_out(setting: Setting) -> str:
-    """Say who was left out when and why; nothing where every answer was taken in."""
+def _notes(setting: Setting) -> str:
+    """Return what methods derived and which clients were left out; empty if there is neither."""
+    derived = derived_sentence(setting.comparison)
     lines = [
         line
         for series in setting.series
         for cell in series.cells
-        for line in left_out_lines(
-            f"{series.name}, seed {cell.result['seed']}",
-            cell.run.rounds[cell.result["label"], cell.result["seed"]],
-        )
+        for line in left_out_lines(f"{series.name}, seed {cell.result['seed']}", cell.rounds)
     ]
-    told = "Clients left out of rounds; each kept the state it had before, by which it was evaluated."
-    return html.paragraph(told) + html.bullets(lines) if lines else ""
+    left_out = "Clients left out of rounds. Each kept its previous state and was evaluated with it."
+    return (html.paragraph(derived) if derived else "") + (
+        html.paragraph(left_out) + html.bullets(lines) if lines else ""
+    )
 
 
 def _by_network(setting: Setting) -> str:
-    """Nothing where all clients have one network."""
+    """Return a table of accuracy by network; empty if all clients have one network."""
     rows = network_rows(setting)
     if not rows:
         return ""
     compared = any(gain is not None for row in rows for gain in row.over_local.values())
-    over = " In parentheses, points over what the same network reaches with Local." if compared else ""
     caption = (
-        "The same by network: correct of the test samples of all clients that have it, in %, where the bold number "
-        f"above is read.{over}"
+        "The same by network: accuracy in % over the test samples of all clients with that network, by the rule and "
+        f"statistic of the bold number above{f', {SPREAD_WORDS}' if setting.comparison.has_deviations else ''}."
+        f"{' In parentheses: points over the same network trained by Local.' if compared else ''}"
     )
     table = html.table(["algorithm", *rows[0].accuracy], [row.words() for row in rows])
     return html.paragraph(caption) + table
 
 
-def _prototypes(study: Study, prefix: str, shown: Shown, figures: list[Figure], room: int) -> str:
-    """Shares of zeros over all seeds, and heatmaps of every method's first; nothing where no run kept prototypes."""
+def _prototypes(study: Study, prefix: str, shown: Shown, figures: list[Figure], taken: int) -> str:
+    """Return the shares of zeros over all seeds and heatmaps of each first seed; empty if no run kept prototypes."""
     dead: list[tuple[Series, list[DeadUnits]]] = []
-    drawn: list[tuple[str, list[Figure]]] = []
+    groups: list[tuple[str, str, list[Figure]]] = []
     for number, (_, series) in enumerate(study.series):
         found = [cell.run.prototypes(cell.result["label"], cell.result["seed"]) for cell in series.cells]
         if found[0] is None:
             continue
         dead.append((series, [dead_units(values) for values in found if values is not None]))
-        own = list(prototype_figures(series, found[0], shown, f"{prefix}prototypes-{number}"))
-        figures += own
-        drawn.append((f"{series.title}, seed {series.seeds[0]}", own))
+        drawn = list(prototype_figures(series, found[0], shown, f"{prefix}prototypes-{number}"))
+        figures += drawn
+        title = f"{series.title}, seed {series.seeds[0]}"
+        groups.append((title, html.element("h3", escape(title)), drawn))
     if not dead:
         return ""
-    heatmaps = _that_fit(drawn, room)
-    left_out = [title for index, (title, _) in enumerate(drawn) if index not in heatmaps]
-    bare = [drawn[index][0] for index, content in heatmaps.items() if "download=" not in content]
-    return "".join((*_explained(dead), *_shortened(left_out, bare), *heatmaps.values()))
+    written, notes = _that_fit(groups, MOST_BYTES - taken, MOST_BYTES - taken)
+    return _dead_units(dead) + notes + "".join(written)
 
 
-def _that_fit(drawn: Sequence[tuple[str, Sequence[Figure]]], room: int) -> dict[int, str]:
-    """As many pictures as there is room for, then the data of as many of them; by place in the sequence."""
-    written: dict[int, str] = {}
-    for with_data in (False, True):
-        for index, (title, own) in enumerate(drawn):
-            pictures = "".join(html.figure(figure, with_data=with_data) for figure in own)
-            content = html.element("h3", escape(title)) + html.element("div", pictures, class_="figures")
-            more = len(content.encode()) - len(written.get(index, "").encode())
-            if more < room and (index in written or not with_data):
-                written[index] = content
-                room -= more
-    return written
-
-
-def _explained(dead: Sequence[tuple[Series, Sequence[DeadUnits]]]) -> Iterator[str]:
-    yield html.paragraph(
+def _dead_units(dead: Sequence[tuple[Series, Sequence[DeadUnits]]]) -> str:
+    explanation = html.paragraph(
         "Each row is a prototype at the end of training, each column a unit. Blue is positive, orange negative, blank "
-        "is zero, grey is a class that a client does not hold (or that nobody has sent). L: a client's own; G: global. "
-        "“Binary” shows where a value is greater than zero. A unit that is zero in a class's prototype is dead for it. "
-        "Which units are dead differs between clients, so an average over clients has few zeros; with CPS a class's "
-        "global prototype holds the units that all have agreed to send for it, and zero elsewhere."
+        "zero; grey is a class that a client does not hold, or that no client has sent. L is a client's local "
+        "prototype, G the global one. “Binary” shows where a value is greater than zero. A unit that is zero in a "
+        "class's prototype is dead for that class. Dead units differ between clients, so an average over clients has "
+        "few zeros. With CPS, a class's global prototype has values only in the units that all clients send for it."
     )
     rows = [
         [
@@ -328,49 +293,63 @@ def _explained(dead: Sequence[tuple[Series, Sequence[DeadUnits]]]) -> Iterator[s
         ]
         for series, units in dead
     ]
-    yield html.table(["dead units, %", "local prototypes", "global prototypes"], rows)
-    yield html.paragraph("Shares of zero entries, over all classes that are there, clients and seeds.", "quiet")
+    deviations = f"; {SPREAD_WORDS}" if any(len(units) > 1 for _, units in dead) else ""
+    return (
+        explanation
+        + html.table(["dead units, %", "local prototypes", "global prototypes"], rows)
+        + html.paragraph(f"Shares of zero entries over all classes and clients with a prototype{deviations}.", "quiet")
+    )
 
 
-def _shortened(left_out: Sequence[str], bare: Sequence[str]) -> Iterator[str]:
-    notes = {"Not drawn": left_out, "Drawn without their data": bare}
-    said = "; ".join(f"{note}: {', '.join(titles)}" for note, titles in notes.items() if titles)
-    if said:
-        yield html.paragraph(
-            f"To keep this page small, not all is on it. {said}. `tinyproto report RUN --figures DIR` writes it all."
-        )
+def _that_fit(groups: Sequence[tuple[str, str, Sequence[Figure]]], pictures: int, data: int) -> tuple[list[str], str]:
+    """Return the HTML of groups of figures that fit, and a note on what does not.
+
+    A group has a title, a heading and figures. All pictures come first, up to `pictures` bytes; then the data of as
+    many groups as fit into `data` bytes.
+    """
+    written: dict[int, str] = {}
+    total = 0
+    complete: set[int] = set()
+    for with_data, most in ((False, pictures), (True, data)):
+        for index, (_, heading, figures) in enumerate(groups):
+            content = "".join(html.figure(figure, with_data=with_data) for figure in figures)
+            if heading:
+                content = heading + html.element("div", content, class_="figures")
+            more = len(content.encode()) - len(written.get(index, "").encode())
+            if total + more < most and (index in written or not with_data):
+                written[index] = content
+                total += more
+                complete |= {index} if with_data else set()
+    left_out = [title for index, (title, *_) in enumerate(groups) if index not in written]
+    bare = [groups[index][0] for index in written if index not in complete]
+    notes = (("Not drawn", left_out), ("Drawn without their data", bare))
+    listed = "; ".join(f"{note}: {', '.join(titles)}" for note, titles in notes if titles)
+    advice = "`tinyproto report RUN --figures DIR` writes all figures and their data."
+    return list(written.values()), html.paragraph(f"This page is limited in size. {listed}. {advice}") if listed else ""
 
 
-FEW_RUNS = 6
-"""So many are spoken of one by one."""
-
-
-def to_repeat(runs: Sequence[Run]) -> Iterator[str]:
-    """Config, versions, hardware and commit of every run, once for those that are alike."""
-    yield html.element("h2", "To repeat it")
+def _how_to_reproduce(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield config, versions, hardware and commit of every run, once for runs that are alike."""
+    yield html.element("h2", "Reproduce")
     for alike in _alike(runs):
         run, environment = alike[0], alike[0].environment
         where = ", ".join(
             str(environment[key]) for key in ("cpu", "device", "platform") if environment.get(key) is not None
         )
         version, commit = environment.get("tinyproto", "?"), environment.get("commit") or "unknown"
-        rest = f" and {len(alike) - 1} more, which differ from it in algorithm and seed" if len(alike) > 1 else ""
+        rest = f" and {len(alike) - 1} more that differ only in algorithm and seed" if len(alike) > 1 else ""
         yield html.paragraph(
             f"{run.name}{rest}: tinyproto {version}, commit {commit}, Python {environment.get('python', '?')}; "
-            f"{where}. "
-            "Save the config below and run: tinyproto run config.yaml"
+            f"{where}. Save the config below as config.yaml and run: tinyproto run config.yaml"
         )
         config = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True)
-        shown = html.element("summary", "Config") + html.element("pre", escape(config))
-        versions = html.element("summary", "Environment") + html.element(
-            "pre", escape(json.dumps(environment, indent=1))
-        )
-        yield html.element("details", shown) + html.element("details", versions)
+        yield html.folded("Config", html.element("pre", escape(config)))
+        yield html.folded("Environment", html.element("pre", escape(json.dumps(environment, indent=1))))
     yield html.paragraph(f"Made by tinyproto {tinyproto.__version__}.", "quiet")
 
 
 def _alike(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs of one group on one machine that differ in algorithms and seeds alone; few stand for themselves."""
+    """Group many runs that differ only in algorithms and seeds and ran on one machine; keep few runs apart."""
     if len(runs) <= FEW_RUNS:
         return [[run] for run in runs]
     groups: dict[str, list[Run]] = {}

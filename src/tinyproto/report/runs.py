@@ -1,4 +1,4 @@
-"""Run folders as a report reads them: what was run, what came out, who held what."""
+"""Run folders as a report reads them: config, results, rounds, prototypes, and the samples each client holds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 from tinyproto.config.load import completed
 from tinyproto.errors import RunFolderError, one_line
-from tinyproto.tracking.run_folder import how_to_go_on, lines_kept, run_folders
+from tinyproto.tracking.run_folder import how_to_resume, lines_kept, run_folders
 
 CONFIG_KEYS = ("name", "models", "partition", "train", "evaluate", "algorithms", "seeds")
 RESULT_KEYS = (
@@ -29,7 +29,7 @@ RECORD_KEYS = ("label", "seed", "round", "accuracy", "traffic", "clients")
 
 @dataclass(frozen=True)
 class PrototypeValues:
-    """A cell's prototypes as it ended; entries of classes that are not `present` mean nothing."""
+    """The prototypes at the end of a cell; entries of classes that are not `present` mean nothing."""
 
     local: Any  # (M, K, d)
     local_present: Any  # (M, K)
@@ -39,7 +39,7 @@ class PrototypeValues:
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder; cells that were not finished are left out."""
+    """One run folder, with its completed cells only."""
 
     folder: Path
     name: str
@@ -51,64 +51,65 @@ class Run:
 
     @property
     def group(self) -> str:
-        """The experiment that a record of one of its cells lies in the folder of; else the run's own name."""
+        """Return the experiment whose folder holds this record of one cell; otherwise the run's name."""
         inside = self.folder.resolve().parent.name
         return inside if inside.partition("@")[0] == self.config["name"] else self.name
 
     @property
     def unfinished(self) -> int:
-        """How many cells of its grid are not there yet."""
+        """Return the number of cells without a result."""
         return len(self.config["algorithms"]) * len(self.config["seeds"]) - len(self.results)
 
     def entry(self, label: str) -> Mapping[str, Any]:
-        """An algorithm of the config, with all its hyper-parameters."""
+        """Return an algorithm of the config with all its hyper-parameters."""
         found: Mapping[str, Any] = next(entry for entry in self.config["algorithms"] if entry["label"] == label)
         return found
 
     def result(self, label: str, seed: int) -> Mapping[str, Any] | None:
-        """What a cell came to; None where it is not among the finished ones."""
+        """Return the result of a cell, or None if it is not completed."""
         return next((one for one in self.results if (one["label"], one["seed"]) == (label, seed)), None)
 
     def prototypes(self, label: str, seed: int) -> PrototypeValues | None:
-        """From prototypes.safetensors; None where the file is not there (most records under results/ leave it out)."""
+        """Read a cell's prototypes from prototypes.safetensors; return None if the folder has none."""
         file = self.folder / "prototypes.safetensors"
         if not file.is_file():
             return None
-        whats = ("local/values", "local/present", "global/values", "global/present", "local/rows")
+        kinds = ("local/values", "local/present", "global/values", "global/present", "local/rows")
         try:
-            with safe_open(file, framework="numpy") as tensors:  # reads this cell's alone
-                names = {what: f"{label}/{seed}/{what}" for what in whats}
+            with safe_open(file, framework="numpy") as tensors:  # reads the tensors of this cell only
+                names = [f"{label}/{seed}/{kind}" for kind in kinds]
                 known = set(tensors.keys())
-                found = [tensors.get_tensor(names[what]) if names[what] in known else None for what in whats]
+                found = [tensors.get_tensor(name) if name in known else None for name in names]
         except (OSError, safetensors.SafetensorError) as error:
-            raise RunFolderError(f"{file} cannot be read: {one_line(error)}") from error
+            raise _unreadable(file, error) from error
         local, local_present, global_, global_present, rows = found
-        if rows is not None and local_present is not None:  # a record keeps those alone that are drawn
+        if rows is not None and local_present is not None:  # a committed record keeps only the rows that are present
             local = np.zeros((*local_present.shape, rows.shape[-1]), rows.dtype)
             local[local_present.astype(bool)] = rows
         if local is None or local_present is None:
             return None
-        return PrototypeValues(local, local_present.astype(bool), global_, _as_bool(global_present))
+        global_present = None if global_present is None else global_present.astype(bool)
+        return PrototypeValues(local, local_present.astype(bool), global_, global_present)
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """The run folders meant: each path itself, or all inside it, however deep."""
+    """Return the run folders named: each path itself, or all run folders inside it at any depth."""
     found: list[Path] = []
     for path in paths:
         inside = sorted(run_folders(path))
         if not inside:
-            raise RunFolderError(f"{path} is not a run folder: there is no config.yaml in it")
+            raise RunFolderError(f"{path} is not a run folder: config.yaml is missing")
         found += inside
     return list({path.resolve(): path for path in found}.values())
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """All of them; where several have one name, each is called by its folder."""
-    return _told_apart([read_run(folder) for folder in folders])
+    """Read all run folders; runs that share a name are named by their folders."""
+    return _with_distinct_names([read_run(folder) for folder in folders])
 
 
 def read_readable_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """Those that can be read, and a sentence about each that cannot; an error where there is nothing to show."""
+    """Read the folders that can be read and return the errors of the others; raise if none can be read."""
     runs: list[Run] = []
     problems: list[RunFolderError] = []
     for folder in folders:
@@ -118,16 +119,16 @@ def read_readable_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
             problems.append(error)
     if problems and not runs:
         raise problems[0]
-    return _told_apart(runs), [str(problem) for problem in problems]
+    return _with_distinct_names(runs), [str(problem) for problem in problems]
 
 
-def _told_apart(runs: Sequence[Run]) -> list[Run]:
+def _with_distinct_names(runs: Sequence[Run]) -> list[Run]:
     count = Counter(run.name for run in runs)
     return [replace(run, name=str(run.folder)) if count[run.name] > 1 else run for run in runs]
 
 
 def read_run(folder: Path) -> Run:
-    """Everything but the prototypes, which are read when they are drawn."""
+    """Read everything but the prototypes, which are read when they are drawn."""
     config = _yaml(folder / "config.yaml")
     results = _results(folder, {entry["label"] for entry in config["algorithms"]})
     federation, environment = folder / "federation.json", folder / "environment.json"
@@ -146,7 +147,7 @@ def _results(folder: Path, labels: set[str]) -> list[dict[str, Any]]:
     file = folder / "summary.json"
     results: list[dict[str, Any]] = _json(file, ["results"])["results"] if file.is_file() else []
     if not results:
-        raise RunFolderError(f"{folder} has no finished cell yet; `{how_to_go_on(folder)}` goes on with it")
+        raise RunFolderError(f"{folder} has no completed cell yet; resume it with: {how_to_resume(folder)}")
     for result in results:
         _check(result, RESULT_KEYS, f"a result in {file}")
         if result["label"] not in labels:
@@ -155,32 +156,30 @@ def _results(folder: Path, labels: set[str]) -> list[dict[str, Any]]:
 
 
 def _rounds(file: Path, cells: set[tuple[str, int]]) -> dict[tuple[str, int], list[dict[str, Any]]]:
-    rounds: dict[tuple[str, int], list[dict[str, Any]]] = {cell: [] for cell in cells}
-    seen: set[tuple[str, int, int]] = set()
+    rounds: dict[tuple[str, int], dict[int, dict[str, Any]]] = {cell: {} for cell in cells}
     for record in _json_lines(file):
         label, seed, number = record["label"], record["seed"], record["round"]
         if (label, seed) not in cells:
             continue
-        if (label, seed, number) in seen:
+        if number in rounds[label, seed]:
             raise RunFolderError(f"{file} has round {number} of {label}, seed {seed}, twice; run it again")
-        seen.add((label, seed, number))
-        rounds[label, seed].append(record)
+        rounds[label, seed][number] = record
     for (label, seed), records in sorted(rounds.items()):
         if not records:
             raise RunFolderError(f"{file} has no round of {label}, seed {seed}, although summary.json has its result")
-    return rounds
+    return {cell: list(records.values()) for cell, records in rounds.items()}
 
 
 def _yaml(file: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RunFolderError(f"{file} cannot be read: {one_line(error)}") from error
+        raise _unreadable(file, error) from error
     labelled = isinstance(values, dict) and all(
         isinstance(entry, dict) and "label" in entry for entry in values.get("algorithms") or [None]
     )
     if not labelled or any(key not in values for key in CONFIG_KEYS):
-        raise RunFolderError(f"{file} is not the resolved config of a run; a report is made of run folders")
+        raise RunFolderError(f"{file} is not the resolved config of a run; name a run folder")
     return completed(values)
 
 
@@ -188,32 +187,34 @@ def _json(file: Path, keys: Sequence[str] = ()) -> dict[str, Any]:
     try:
         value: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise RunFolderError(f"{file} cannot be read: {one_line(error)}") from error
+        raise _unreadable(file, error) from error
     return _check(value, keys, str(file))
 
 
-def _check(value: dict[str, Any], keys: Sequence[str], what: str) -> dict[str, Any]:
-    """What a run writes there has these keys."""
-    missing = [key for key in keys if key not in value] if isinstance(value, dict) else ["{}"]
-    if missing:
-        raise RunFolderError(f"{what} is not what a run writes: there is no {missing[0]} in it")
-    return value
-
-
 def _json_lines(file: Path) -> Iterator[dict[str, Any]]:
-    """Whole lines; the rest of a line that a killed run was writing is passed over."""
+    """Yield the records of complete lines; a last line without an end was cut off when the run was killed."""
     try:
         text = lines_kept(file).decode("utf-8")
     except (OSError, ValueError, EOFError, zlib.error) as error:
-        raise RunFolderError(f"{file} cannot be read: {one_line(error)}") from error
+        raise _unreadable(file, error) from error
     *lines, _rest = text.split("\n")
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
         except ValueError as error:
             raise RunFolderError(f"{file}, line {number}: {one_line(error)}") from error
-        yield _check(record, RECORD_KEYS, f"{file}, line {number},")
+        yield _check(record, RECORD_KEYS, f"{file}, line {number}")
 
 
-def _as_bool(values: Any) -> Any:
-    return None if values is None else values.astype(bool)
+def _check(value: dict[str, Any], keys: Sequence[str], where: str) -> dict[str, Any]:
+    """Return the value if it is an object with these keys; raise otherwise."""
+    if not isinstance(value, dict):
+        raise RunFolderError(f"{where} is invalid: an object is expected")
+    missing = [key for key in keys if key not in value]
+    if missing:
+        raise RunFolderError(f"{where} is invalid: {missing[0]} is missing")
+    return value
+
+
+def _unreadable(file: Path, error: BaseException) -> RunFolderError:
+    return RunFolderError(f"{file} cannot be read: {one_line(error)}")

@@ -1,18 +1,22 @@
-"""The verdict in words, computed from the numbers: what was reached, what it cost, what federating brought."""
+"""The verdict in words, computed from the numbers: the ranking, the cost, the gain from federating."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from tinyproto.report.compare import RULE_NAMES, Comparison, Row
-from tinyproto.report.words import percent, points, size, times
+from tinyproto.report.words import counted, derived_words, percent, points, size, times
 
 BASES = {"tinyproto_fp": "fedproto", "tinyproto_ft": "fedtgp"}
-"""Which method each TinyProto is to be held against."""
+"""The method that each TinyProto is compared with."""
+
+MOST_NAMED = 10
+"""Clients of a cell whose left-out rounds are listed; the others are counted."""
 
 
 def verdict(comparison: Comparison) -> list[str]:
-    """Sentences, the ranking first; flattering or not."""
+    """Return sentences about a comparison, the ranking first."""
     return [
         *_ranking(comparison),
         *_against_bases(comparison),
@@ -23,7 +27,7 @@ def verdict(comparison: Comparison) -> list[str]:
 
 
 def _ranking(comparison: Comparison) -> Iterator[str]:
-    """By the headline rule, then those that have to be read by their head; Local alone is spoken of later."""
+    """Rank by the headline rule, then the methods read by their head; a sentence on Local alone comes later."""
     if not any(spread for row in comparison.rows for spread in row.accuracy.values()):
         yield "No client has test samples, so there is no accuracy to compare."
     ranked = [(accuracy, row) for row in comparison.rows if (accuracy := comparison.headline(row)) is not None]
@@ -40,66 +44,102 @@ def _against_bases(comparison: Comparison) -> Iterator[str]:
         base = comparison.row(BASES.get(row.algorithm, ""))
         if base is None or not row.payload_bytes:
             continue
-        own, other = comparison.headline(row), comparison.headline(base)
-        if own is None or other is None:
+        accuracy, base_accuracy = comparison.headline(row), comparison.headline(base)
+        if accuracy is None or base_accuracy is None:
             continue
         ratio = base.payload_bytes / row.payload_bytes
-        cost = f"{times(ratio)} fewer payload bytes than" if ratio > 1 else "no fewer payload bytes than"
+        cost = f"{times(ratio)} less than" if ratio > 1 else "no less than"
         yield (
-            f"{row.title} sends {size(row.payload_bytes)} a round, {cost} {base.title} ({size(base.payload_bytes)}), "
-            f"{_difference(own - other)} of accuracy."
+            f"{row.title} sends {size(row.payload_bytes)} of payload per round, {cost} {base.title} "
+            f"({size(base.payload_bytes)}), and {_change(accuracy - base_accuracy)}."
         )
 
 
-def _difference(fraction: float) -> str:
+def _change(fraction: float) -> str:
     if points(fraction) == "0.0":
-        return "at no difference"
-    return f"at {'a gain' if fraction > 0 else 'a loss'} of {points(abs(fraction)).lstrip('+')} points"
+        return "reaches the same accuracy"
+    return f"{'gains' if fraction > 0 else 'loses'} {points(abs(fraction)).lstrip('+')} points of accuracy"
 
 
 def _against_local(comparison: Comparison) -> Iterator[str]:
     if comparison.row("local") is None:
-        yield "Local training was not run, so what federating brought is unknown; add `local` to algorithms."
+        yield "Local training was not run, so the gain from federating is unknown; add `local` to algorithms."
         return
     federated = [row for row in comparison.rows if row.algorithm != "local"]
     if comparison.baseline is None or not federated:
         return
     rule, accuracy = comparison.baseline
-    start = f"Local training alone, which sends no parameters, reaches {percent(accuracy)} by {RULE_NAMES[rule]}"
-    gains = [(gain, rule, row) for row in federated for rule, gain in _gains(comparison, row) if _shows(gain)]
+    start = f"Local training alone, which sends no parameters, reaches {percent(accuracy)} by {RULE_NAMES[rule]}."
+    gains = [(gain, rule, row) for row in federated for rule, gain in _visible_gains(comparison, row)]
     if not gains:
-        yield f"{start}: no federated method did better by any rule."
+        yield f"{start} No federated method beats it by any rule."
         return
     gain, rule, row = max(gains, key=lambda found: found[0])
-    beaten = [row.title for row in federated if not any(_shows(value) for _, value in _gains(comparison, row))]
+    beaten = [row.title for row in federated if not _visible_gains(comparison, row)]
     rest = f" {_listed(beaten)} did not beat it by any rule." if beaten else ""
-    most = f"the most that federating added is {points(gain)} points ({row.title}, by {RULE_NAMES[rule]})"
-    yield f"{start}; {most}.{rest}"
+    most = f"The largest gain from federating is {points(gain)} points ({row.title}, by {RULE_NAMES[rule]})."
+    yield f"{start} {most}{rest}"
+
+
+def _visible_gains(comparison: Comparison, row: Row) -> list[tuple[str, float]]:
+    """Return the gains over Local by rule that are positive at the printed precision."""
+    gains = [(rule, comparison.over_local(row, rule)) for rule in RULE_NAMES]
+    return [(rule, gain) for rule, gain in gains if gain is not None and gain > 0 and points(gain) != "0.0"]
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _evaluation_traffic(comparison: Comparison) -> Iterator[str]:
     most = max((row.evaluation_bytes for row in comparison.rows), default=0.0)
     if most:
-        yield f"Frames sent only to evaluate are not in payload and wire; they cost up to {size(most)} more a round."
+        yield f"Payload and wire exclude frames sent only to evaluate, which add up to {size(most)} per round."
 
 
 def _absences(comparison: Comparison) -> Iterator[str]:
-    """Say how many participants were lost; algorithms with the same seeds lose the same ones."""
-    said = [row.absences for row in comparison.rows if row.absences]
-    if said:
-        dropped, late, empty = (max(one[name] for one in said) for name in ("dropped", "late", "empty_rounds"))
+    """Count the participants lost; algorithms with the same seeds lose the same ones."""
+    found = [row.absences for row in comparison.rows if row.absences]
+    if found:
+        dropped, late, empty = (max(one[name] for one in found) for name in ("dropped", "late", "empty_rounds"))
         lost = f", {empty:.3g} rounds without any upload" if empty else ""
         yield f"Simulated absences per algorithm and seed: {dropped:.4g} dropouts, {late:.4g} late uploads{lost}."
 
 
-def _shows(gain: float) -> bool:
-    """Whether a gain is one at the precision that is printed."""
-    return gain > 0 and points(gain) != "0.0"
+def derived_sentence(comparison: Comparison) -> str:
+    """List the hyper-parameters that methods derived; empty if there are none."""
+    listed = [f"{row.title} {derived_words(row.derived)}" for row in comparison.rows if row.derived]
+    return f"Derived: {'; '.join(listed)}." if listed else ""
 
 
-def _gains(comparison: Comparison, row: Row) -> list[tuple[str, float]]:
-    return [(rule, gain) for rule in RULE_NAMES if (gain := comparison.over_local(row, rule)) is not None]
+def left_out_sentence(comparison: Comparison) -> str:
+    """Count the client-rounds that each method left out; empty if there are none."""
+    listed = [f"{row.title} {row.left_out}" for row in comparison.rows if row.left_out]
+    return f"Client-rounds left out: {', '.join(listed)}; summary.json lists the clients." if listed else ""
 
 
-def _listed(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+def left_out_lines(title: str, records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Name each client that was left out of rounds of a cell, with the rounds and the first reason."""
+    rounds: dict[str, list[int]] = {}
+    reasons: dict[str, str] = {}
+    for record in records:
+        for client, reason in record.get("refused", {}).items():
+            rounds.setdefault(client, []).append(record["round"])
+            reasons.setdefault(client, reason)
+    for client in sorted(rounds, key=int)[:MOST_NAMED]:
+        numbers = rounds[client]
+        word = "round" if len(numbers) == 1 else "rounds"
+        yield f"{title}: client {client} in {word} {_ranges(numbers)}: {reasons[client]}"
+    if len(rounds) > MOST_NAMED:
+        yield f"{title}: {counted(len(rounds) - MOST_NAMED, 'client')} more"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Join neighbouring rounds: 3, 5–7."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in ranges)

@@ -1,4 +1,4 @@
-"""The shelf of clients: each is built when first asked for; beyond a budget the longest unused ones go to disk."""
+"""The store of simulated clients: each is built when first needed; beyond a memory budget, some go to disk."""
 
 from __future__ import annotations
 
@@ -9,51 +9,96 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
+from torch import Tensor
+
 from tinyproto.algorithms.base import Client, ClientInfo
-from tinyproto.engine.stopwatch import Stopwatch
+from tinyproto.builder import Setup
+from tinyproto.data.images import CountedSamples, FederatedData
+from tinyproto.engine.measure import Stopwatch
 from tinyproto.errors import ClientStateError, one_line
-from tinyproto.simulation.clients import ClientBuilder, drop_gradients, memory_of, parts_of, put_back
-from tinyproto.storage.client_files import ClientFiles, Stored
+from tinyproto.models import entry_name
+from tinyproto.storage.client_files import ClientFiles, Stored, parts_of, put_back
 from tinyproto.storage.tensor_files import digest
 
 WHILE_TRAINING = 3
-"""Times its own size that a client needs while it trains: gradients, and two copies (`engine/last_good.py`)."""
+"""Memory that a client needs while it trains, in multiples of its size: gradients, and two copies
+(`engine/client.py`)."""
+
+UNBOUNDED = math.inf
+"""The budget without a limit."""
+
+
+@dataclass(frozen=True)
+class ClientBuilder:
+    """Builds any client of a simulation at any time to the same bits."""
+
+    setup: Setup
+    data: FederatedData
+    counted_samples: CountedSamples
+    device: torch.device
+
+    def kind(self, client: int) -> int:
+        """Return the index of its network: client i has network i modulo their number."""
+        return client % len(self.setup.spec.networks)
+
+    def info(self, client: int) -> ClientInfo:
+        """Return what it says of itself, without building its network."""
+        counts = self._counts[client]
+        samples = len(self.data.shares[client].train)
+        return ClientInfo(client, samples, int(counts.sum()), int((counts > 0).sum()))
+
+    def build(self, client: int) -> Client:
+        """Build it as it is before round 1."""
+        kind = self.kind(client)
+        entry = self.setup.spec.networks[kind]
+        architecture = entry if isinstance(entry, str) else (kind, entry_name(entry))
+        samples = (self._placed.train(client), self._placed.test(client))
+        return self.setup.new_client(client, entry, architecture, samples, self._counts[client])
+
+    @cached_property
+    def _counts(self) -> Tensor:
+        return self.data.counted(self.counted_samples)
+
+    @cached_property
+    def _placed(self) -> FederatedData:
+        return self.data.to(self.device)
 
 
 @dataclass
-class ShelfCounts:
-    """What a shelf has done so far."""
+class StoreCounts:
+    """Counts of what a store has done so far."""
 
-    built: int = 0  # clients made from their streams, those read back included
+    built: int = 0  # clients made from their streams, including those read back
     read_back: int = 0
     written: int = 0
 
 
-class ClientShelf(Mapping[int, Client]):
+class ClientStore(Mapping[int, Client]):
     """Clients by id, in memory up to a budget in bytes.
 
-    A client is a function of its stream until something changes it, so only what has changed is ever written, and a
-    client that nobody changed needs no file. Results do not depend on the budget, or on who was asked for when.
+    An unchanged client can be built again from its stream, so only what has changed is ever written. Results do not
+    depend on the budget, nor on the order in which clients are used.
     """
 
     def __init__(
         self, ids: Iterable[int], builder: ClientBuilder, files: ClientFiles, budget: float, stopwatch: Stopwatch
     ) -> None:
-        self.counts = ShelfCounts()
+        self.counts = StoreCounts()
         self.files = files
         self.budget = budget
         self._ids = tuple(sorted(ids))
         self._members = frozenset(self._ids)
         self._builder = builder
         self._stopwatch = stopwatch
-        self._here: OrderedDict[int, Client] = OrderedDict()  # the longest unused first
-        self._unsaved: set[int] = set()  # asked for since they were built, read or written
+        self._here: OrderedDict[int, Client] = OrderedDict()  # least recently used first
+        self._unsaved: set[int] = set()  # used since they were built, read or written
         self._built: dict[int, dict[str, str]] = {}  # digests of the parts as built
         self._stored: dict[int, Stored] = {}
-        self._in_hand: frozenset[int] = frozenset()
+        self._in_use: frozenset[int] = frozenset()  # these stay in memory
         self._weights: dict[int, int] = {}  # bytes by kind
         self._used = 0
-        self._training = 0  # bytes that those in hand may come to need
+        self._training = 0  # bytes that clients in use may need to train
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -69,7 +114,7 @@ class ClientShelf(Mapping[int, Client]):
             raise KeyError(client)
         if client not in self._here:
             with self._stopwatch.phase("clients"):
-                self._make_room(self._weight(client))
+                self._free(self._weight(client))
                 self._here[client] = self._fetch(client)
                 self._used += self._weight(client)
         self._here.move_to_end(client)
@@ -77,80 +122,77 @@ class ClientShelf(Mapping[int, Client]):
         return self._here[client]
 
     def info(self, client: int) -> ClientInfo:
-        """What it says of itself, which takes no network."""
+        """Return what it says of itself, without building its network."""
         return self._builder.info(client)
 
-    def whole_size(self) -> int:
-        """Bytes that all clients would take in memory."""
+    def total_size(self) -> int:
+        """Return the bytes that all clients would take in memory."""
         return sum(map(self._weight, self._ids))
 
     @cached_property
-    def has_room_for_all(self) -> bool:
-        """Whether the budget holds all clients with what each needs to train."""
-        return self.budget == UNBOUNDED or (1 + WHILE_TRAINING) * self.whole_size() <= self.budget
+    def holds_all(self) -> bool:
+        """True if the budget holds all clients with what each needs to train."""
+        return self.budget == UNBOUNDED or (1 + WHILE_TRAINING) * self.total_size() <= self.budget
 
     def portions(self, clients: Iterable[int]) -> Iterator[list[int]]:
-        """These clients in order of id, as many at a time as fit into the budget with all that training takes.
-
-        At least one.
-        """
+        """Yield these clients in order of id, at least one at a time and as many as fit while they train."""
         portion: list[int] = []
-        room: float = self.budget
+        left: float = self.budget
         for client in sorted(clients):
             needed = (1 + WHILE_TRAINING) * self._weight(client)
-            if portion and needed > room:
+            if portion and needed > left:
                 yield portion
-                portion, room = [], self.budget
+                portion, left = [], self.budget
             portion.append(client)
-            room -= needed
+            left -= needed
         if portion:
             yield portion
 
     @contextmanager
     def holding(self, clients: Sequence[int]) -> Iterator[None]:
-        """While open, these clients stay once they are asked for; afterwards their gradients are gone."""
-        self._in_hand = frozenset(clients)
-        self._training = WHILE_TRAINING * sum(map(self._weight, self._in_hand))
+        """Keep these clients in memory while open; drop their gradients afterwards."""
+        self._in_use = frozenset(clients)
+        self._training = WHILE_TRAINING * sum(map(self._weight, self._in_use))
         try:
             yield
         finally:
-            for client in self._in_hand & self._here.keys():
+            for client in self._in_use & self._here.keys():
                 drop_gradients(self._here[client])
-            self._in_hand, self._training = frozenset(), 0
+            self._in_use, self._training = frozenset(), 0
 
     def save(self) -> dict[int, Stored]:
-        """Write what is not written yet; where the parts of every client lie that ever changed, for a checkpoint."""
+        """Write what is not written yet; return the places of all parts that ever changed, for a checkpoint."""
         for client in sorted(self._unsaved):
             self._keep(client)
         self.files.claim()
         return {client: dict(stored) for client, stored in sorted(self._stored.items())}
 
     def restore(self, stored: Mapping[int, Stored]) -> None:
-        """Put all clients where `save` was called; what is told of other clients is passed over."""
+        """Set all clients to the state they had at `save`; ignore entries of clients that are not here."""
         self._here.clear()
         self._unsaved.clear()
         self._used = 0
         self._stored = {client: dict(parts) for client, parts in stored.items() if client in self._members}
 
     def _weight(self, client: int) -> int:
-        """Bytes of a client, the same for all with its network."""
+        """Return the bytes of a client, which are the same for all clients with its network."""
         kind = self._builder.kind(client)
         if kind not in self._weights:
             self._weights[kind] = memory_of(self._builder.build(client))
         return self._weights[kind]
 
-    def _make_room(self, needed: int) -> None:
-        """Send away the longest unused until so many bytes are free, beside what those in hand need to train."""
+    def _free(self, needed: int) -> None:
+        """Move least recently used clients to disk until so many bytes are free beside what training needs."""
         while self._used + self._training + needed > self.budget:
-            longest = next((client for client in self._here if client not in self._in_hand), None)
-            if longest is None:
+            oldest = next((client for client in self._here if client not in self._in_use), None)
+            if oldest is None:
                 return
             try:
-                self._keep(longest)
+                self._keep(oldest)
             except ClientStateError as error:
                 raise ClientStateError(f"{error}, or raise train.client_memory") from error
-            del self._here[longest]
-            self._used -= self._weight(longest)
+            del self._here[oldest]
+            self._used -= self._weight(oldest)
 
     def _fetch(self, client: int) -> Client:
         built = self._builder.build(client)
@@ -169,7 +211,7 @@ class ClientShelf(Mapping[int, Client]):
         return built
 
     def _keep(self, client: int) -> None:
-        """Write those parts of a client that are not what they were built or last written as."""
+        """Write the parts of a client that differ from how they were built or last written."""
         if client not in self._unsaved:
             return
         parts = parts_of(self._here[client])
@@ -185,5 +227,15 @@ class ClientShelf(Mapping[int, Client]):
         self._unsaved.discard(client)
 
 
-UNBOUNDED = math.inf
-"""The budget that is never used up."""
+def memory_of(client: Client) -> int:
+    """Return the bytes of all that changes, including prototypes that are still to arrive."""
+    parts = parts_of(client)
+    values = [value for name in ("model", "modules", "state", "local") for value in parts[name].values()]
+    return sum(value.numel() * value.element_size() for value in (*values, *parts["local"].values()))
+
+
+def drop_gradients(client: Client) -> None:
+    """Free the gradients, which take as much memory as the networks; the next step starts without them."""
+    for module in (client.model, client.modules):
+        for parameter in module.parameters():
+            parameter.grad = None

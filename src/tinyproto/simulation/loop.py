@@ -1,97 +1,103 @@
-"""The simulation: plays the rounds of one cell and yields their records."""
+"""The simulation of one cell: a server here, clients behind a channel, one round after another."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
-from tinyproto.algorithms.base import Algorithm, Round
-from tinyproto.algorithms.defence import Defence
-from tinyproto.core.streams import Streams
-from tinyproto.core.threads import one_thread
-from tinyproto.data.federation import CountedSamples, FederatedData
-from tinyproto.engine.agreement import expected_frames
-from tinyproto.engine.client import ClientRuntime, LocalTraining, Steps
+from tinyproto.algorithms.base import Round
+from tinyproto.builder import Setup
+from tinyproto.config.schema import EvaluateSection, TrainSection
+from tinyproto.core.streams import one_thread
+from tinyproto.core.task import Trainer
+from tinyproto.data.images import CountedSamples, FederatedData
+from tinyproto.engine.client import ClientRuntime, Steps
+from tinyproto.engine.measure import Clock, Meter, Stopwatch
+from tinyproto.engine.participation import Trace, plan_round, with_absences
 from tinyproto.engine.round import RoundPlan, RoundRecord, play_round
-from tinyproto.engine.server import NO_DEFENCE, ServerRuntime
-from tinyproto.engine.stopwatch import Clock, Stopwatch
-from tinyproto.engine.training import Known, Precision, make_trainer
-from tinyproto.errors import LeftOutError
-from tinyproto.models import ModelEntry, ModelShape
-from tinyproto.simulation.client_store import UNBOUNDED, ClientShelf
-from tinyproto.simulation.clients import ClientBuilder
-from tinyproto.simulation.loopback import ClientHost, Loopback
-from tinyproto.simulation.memory import PeakMemory
-from tinyproto.simulation.participation import EvaluatedClients, Trace, plan_round, with_absences
-from tinyproto.storage.client_files import ClientFiles
-from tinyproto.wire.meter import Direction, Meter
-from tinyproto.wire.values import EXACT, WireSettings
+from tinyproto.engine.server import Channel, Reply, ServerRuntime
+from tinyproto.errors import LeftOutError, WireError
+from tinyproto.memory import PeakMemory
+from tinyproto.simulation.client_store import UNBOUNDED, ClientBuilder, ClientStore
+from tinyproto.storage.client_files import ClientFiles, Stored, snapshot_clients
+from tinyproto.tracking.recorder import StoredClients
+from tinyproto.tracking.summary import RoundResult
 
 NAMED = 5
-"""So many clients that were left out are named where a run ends for them."""
+"""The number of left-out clients that an error names."""
 
 
-@dataclass(frozen=True)
-class SimulationSettings:
-    """Everything about a run that is neither data, network nor algorithm."""
+@dataclass
+class HostReport:
+    """A host's account of the work since the last report."""
 
-    training: LocalTraining
-    proto_dim: int
-    head_dropout: float = 0.0
-    participation: float = 1.0
-    dropout: float | Trace = 0.0
-    late: float = 0.0
-    max_left_out: float = 0.5  # share of a round's participants; where more are left out, the run ends
-    evaluate_every: int = 1
-    evaluate_clients: EvaluatedClients = "auto"
-    counted_samples: CountedSamples = "train"
-    trainer: Known = "eager"
-    precision: Precision = "float32"
-    device: str = "cpu"
-    wire: WireSettings = EXACT
-    defence: Defence = NO_DEFENCE
-    client_memory: float = UNBOUNDED  # bytes that clients may take before some of them go to disk
+    seconds: Mapping[str, float]  # per phase on the clients' side
+    notes: Sequence[str] = ()  # what a user should know of how clients are trained
+    steps: Steps | None = None  # of SGD; None if they are not counted
 
 
-@dataclass(frozen=True)
-class PlayedRound:
-    """A round's record, and what the clock said about it."""
+class ClientHost(Channel, StoredClients, Protocol):
+    """A channel to simulated clients, which are in this process or in workers."""
 
-    record: RoundRecord
-    seconds: dict[str, float]  # total, train, prototypes, server, evaluate, clients
-    notes: tuple[str, ...] = ()  # on how it was executed
-    steps: Steps | None = None  # of the clients, where their host knows
-    sockets: Mapping[int, Mapping[Direction, int]] | None = None  # bytes on the network by client, where there is one
+    def snapshot(self, clients: Sequence[int], parts: Collection[str]) -> Mapping[str, Tensor]:
+        """Return copies of some parts of some clients, by name."""
+        ...
 
-    def for_summary(self) -> PlayedRound:
-        """Return what a summary reads of it; without the clients, a run of many rounds keeps far less in memory."""
-        record = replace(self.record, clients={}, loss={}, server={})
-        return PlayedRound(record, self.seconds, sockets=self.sockets)
+    def take_report(self) -> HostReport:
+        """Return what happened since the last call."""
+        ...
 
-
-def make_loopback(
-    data: FederatedData, models: Sequence[ModelEntry], algorithm: Algorithm, settings: SimulationSettings, seed: int,
-    clock: Clock = time.perf_counter, only: Collection[int] | None = None, files: ClientFiles | None = None,
-) -> Loopback:  # fmt: skip
-    """The client side of a simulation in this process: all clients, or `only` some."""
-    device, streams = torch.device(settings.device), Streams(seed)
-    images = data.images
-    shape = ModelShape(images.input_shape, settings.proto_dim, images.num_classes, settings.head_dropout)
-    builder = ClientBuilder(data, models, shape, settings.counted_samples, algorithm.client, streams, device)
-    stopwatch = _stopwatch(clock, device)
-    ids = range(data.num_clients) if only is None else only
-    shelf = ClientShelf(ids, builder, files or ClientFiles(), settings.client_memory, stopwatch)
-    trainer = make_trainer(settings.trainer, device, settings.precision)
-    expectation = expected_frames(algorithm, images.num_classes, settings.proto_dim, settings.wire)
-    return Loopback(ClientRuntime(shelf, algorithm, trainer, settings.training, streams, expectation, stopwatch), shelf)
+    def other_memory(self) -> int:
+        """Return the peak bytes of the other processes that hold clients."""
+        ...
 
 
-def _stopwatch(clock: Clock, device: torch.device) -> Stopwatch:
-    return Stopwatch(clock, partial(torch.cuda.synchronize, device) if device.type == "cuda" else None)
+class Simulation:
+    """One algorithm, one seed, one federation."""
+
+    def __init__(
+        self, server: ServerRuntime, host: ClientHost, num_clients: int, train: TrainSection, evaluate: EvaluateSection,
+        dropout: float | Trace, device: torch.device,
+    ) -> None:  # fmt: skip
+        self.server = server
+        self.host = host
+        self.num_clients = num_clients
+        self.train = train
+        self.evaluate = evaluate
+        self.dropout = dropout
+        self.peak_memory = PeakMemory(device)
+
+    def rounds(self, first: int = 1) -> Iterator[RoundResult]:
+        """Run all rounds from `first` on, then the closing exchange; the hello comes before round 1."""
+        total, stopwatch, meter = self.train.rounds, self.server.stopwatch, Meter()
+        if first == 1:
+            self.server.greet(self.host, range(self.num_clients), meter)
+        for number in range(first, total + 2):
+            start = stopwatch.now()
+            with one_thread():
+                plan = self._plan(Round(number, total))
+                record = play_round(self.server, self.host, plan, meter, tolerant=True)
+            check_left_out(record, plan.participants, self.train.max_left_out)
+            report = self.host.take_report()
+            seconds = {**report.seconds, **stopwatch.take()}
+            yield RoundResult(
+                record, {"total": stopwatch.now() - start, **seconds}, tuple(report.notes), report.steps
+            )  # fmt: skip
+            meter = Meter()
+
+    def _plan(self, round_: Round) -> RoundPlan:
+        streams = self.server.streams
+        plan = plan_round(
+            range(self.num_clients), round_, self.train.participation, self.evaluate.every, self.evaluate.clients,
+            streams,
+        )  # fmt: skip
+        return with_absences(plan, self.dropout, self.train.late, streams)
 
 
 def check_left_out(record: RoundRecord, participants: Sequence[int], most: float) -> None:
@@ -106,46 +112,65 @@ def check_left_out(record: RoundRecord, participants: Sequence[int], most: float
     raise LeftOutError(f"round {record.round} left out {which} clients{allowed}: {record.refused[out[0]]}{also}")
 
 
-class Simulation:
-    """One algorithm, one seed, one federation; the server is here, the clients are wherever their host has them."""
+class Loopback:
+    """Clients in this process; as many as fit into memory are handled together, so that a trainer may stack them."""
 
-    def __init__(
-        self, data: FederatedData, algorithm: Algorithm, settings: SimulationSettings, seed: int, host: ClientHost,
-        clock: Clock = time.perf_counter,
-    ) -> None:  # fmt: skip
-        self.num_clients = data.num_clients
-        self.algorithm = algorithm
-        self.settings = settings
-        self.streams = Streams(seed)
-        self.host = host
-        device = torch.device(settings.device)
-        self.stopwatch = _stopwatch(clock, device)
-        self.peak_memory = PeakMemory(device)
-        expectation = expected_frames(algorithm, data.images.num_classes, settings.proto_dim, settings.wire)
-        trainer = make_trainer(settings.trainer, device, settings.precision)
-        self.server = ServerRuntime(algorithm, trainer, self.streams, expectation, self.stopwatch, settings.defence)
+    def __init__(self, clients: ClientRuntime, store: ClientStore) -> None:
+        self.clients = clients
+        self.store = store
 
-    def rounds(self, first: int = 1) -> Iterator[PlayedRound]:
-        """Play all rounds from `first` on, and the closing exchange; the hello comes before round 1."""
-        total = self.settings.training.rounds
-        meter = Meter()
-        if first == 1:
-            self.server.greet(self.host, range(self.num_clients), meter)
-        for number in range(first, total + 2):
-            start = self.stopwatch.now()
-            with one_thread():
-                plan = self._plan(Round(number, total))
-                record = play_round(self.server, self.host, plan, meter, tolerant=True)
-            check_left_out(record, plan.participants, self.settings.max_left_out)
-            seconds = {**self.host.take_seconds(), **self.stopwatch.take()}
-            total_seconds = {"total": self.stopwatch.now() - start, **seconds}
-            yield PlayedRound(record, total_seconds, tuple(self.host.take_notes()), self.host.take_steps())
-            meter = Meter()
+    def exchange(self, round_number: int, frames: Mapping[int, bytes]) -> Iterable[Reply]:  # noqa: ARG002
+        """Deliver the frames and yield the replies; a client whose training diverged has been restored."""
+        for portion in self.store.portions(frames):
+            left_out: dict[int, WireError] = {}
+            with self.store.holding(portion):
+                replies = self.clients.handle({client: frames[client] for client in portion}, left_out)
+            if not self.store.holds_all:
+                self.clients.last_good.forget()
+            for client, frame in replies.items():
+                yield Reply(client, frame, left_out.get(client))
 
-    def _plan(self, round_: Round) -> RoundPlan:
-        settings = self.settings
-        plan = plan_round(
-            range(self.num_clients), round_, settings.participation, settings.evaluate_every, settings.evaluate_clients,
-            self.streams,
-        )  # fmt: skip
-        return with_absences(plan, settings.dropout, settings.late, self.streams)
+    def save(self) -> Mapping[int, Stored]:
+        """Write all that changed; return the places of the clients that ever changed."""
+        return self.store.save()
+
+    def restore(self, stored: Mapping[int, Stored]) -> None:
+        """Set the clients to the state they had when they were saved."""
+        self.store.restore(stored)
+
+    def snapshot(self, clients: Sequence[int], parts: Collection[str]) -> Mapping[str, Tensor]:
+        """Return copies of some parts of some clients, by name."""
+        return dict(snapshot_clients((self.store[client] for client in clients), parts))
+
+    def take_report(self) -> HostReport:
+        """Return seconds, the trainer's notes, and the steps taken and computed since the last call."""
+        report = HostReport(self.clients.stopwatch.take(), list(self.clients.trainer.notes), self.clients.steps)
+        self.clients.trainer.notes.clear()
+        self.clients.steps = Steps()
+        return report
+
+    def other_memory(self) -> int:
+        """Return 0: all clients are in this process."""
+        return 0
+
+
+def make_loopback(
+    setup: Setup, data: FederatedData, trainer: Trainer, device: torch.device,
+    counted_samples: CountedSamples = "train", only: Collection[int] | None = None,
+    files: ClientFiles | None = None, memory: float = UNBOUNDED,
+    clock: Clock = time.perf_counter,
+) -> Loopback:  # fmt: skip
+    """Build the clients of a simulation in this process: all clients, or `only` some.
+
+    Clients beyond `memory` bytes go to the files.
+    """
+    stopwatch = make_stopwatch(clock, device)
+    ids = range(data.num_clients) if only is None else only
+    builder = ClientBuilder(setup, data, counted_samples, device)
+    store = ClientStore(ids, builder, files or ClientFiles(), memory, stopwatch)
+    return Loopback(setup.clients(store, trainer, stopwatch), store)
+
+
+def make_stopwatch(clock: Clock, device: torch.device) -> Stopwatch:
+    """Return a stopwatch that waits for the device before it reads the clock."""
+    return Stopwatch(clock, partial(torch.cuda.synchronize, device) if device.type == "cuda" else None)

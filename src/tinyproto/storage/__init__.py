@@ -1,1 +1,1 @@
-"""Files that hold state: sealed tensor files, the states of clients, checkpoints."""
+"""State on disk: tensor files that detect damage, the states of clients, and checkpoints made of both."""

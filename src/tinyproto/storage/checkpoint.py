@@ -1,8 +1,8 @@
-"""Checkpoints: where a run stands after a whole round, in one safetensors file that is there whole or not at all.
+"""Checkpoints: the position of a run after a round, in one safetensors file written completely or not at all.
 
-It holds the server's state and says in which files the clients' states lie. Those files are written before it and never
-changed; a client that has not changed since the checkpoint before is not written again. Digests cover all of it: a
-damaged checkpoint, or one that needs a damaged file of a client, is passed over for the one before.
+A checkpoint holds the server's state and names the files with the clients' states. Those files are written before it
+and never changed; a client that has not changed since the previous checkpoint is not written again. Digests cover all
+of it: a damaged checkpoint, or one that needs a damaged client file, is passed over for the previous one.
 """
 
 from __future__ import annotations
@@ -10,70 +10,41 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tinyproto.algorithms.base import ClientInfo
 from tinyproto.engine.server import ServerRuntime
-from tinyproto.errors import CheckpointError, ClientStateError, DamagedError, one_line
+from tinyproto.errors import CheckpointError, ClientStateError, DamagedError
 from tinyproto.storage.client_files import ClientFiles, Stored, stored_from
-from tinyproto.storage.tensor_files import is_sealed, load_sealed, own, save_sealed, sealed_facts
+from tinyproto.storage.tensor_files import host_copy, load_sealed, save_sealed, sealed_facts
 
 SCHEMA_VERSION = 3
-UNSEALED_VERSION = 2
-"""Is read, too: the same without digests, so only damage that leaves no whole file is found in one."""
-
 KEPT = 2
 _SUFFIX = ".safetensors"
 _DAMAGED = ".damaged"
 
 
-class Keeper(Protocol):
-    """Who has the clients, or knows that they keep their own state."""
-
-    def save(self) -> Mapping[int, Stored]:
-        """Have all that changed on disk; where it lies, by client, for those that ever changed."""
-        ...
-
-    def restore(self, stored: Mapping[int, Stored]) -> None:
-        """Put the clients where they were saved."""
-        ...
-
-
-class UnderWay(Protocol):
-    """What a checkpoint is taken of: a simulation, or a federation whose clients are elsewhere."""
-
-    @property
-    def server(self) -> ServerRuntime:
-        """Its state is saved."""
-        ...
-
-    @property
-    def host(self) -> Keeper:
-        """Saves the clients' state."""
-        ...
-
-
 @dataclass(frozen=True)
 class Position:
-    """Where a checkpoint was taken: in a run's grid and its files, or in one cell and its files."""
+    """The place where a checkpoint was taken: in a run's grid and its files, or in one cell and its files."""
 
-    cell: int  # how many cells are done
-    next_round: int  # of the cell under way; 1 where it has not begun
+    cell: int  # how many cells are completed
+    next_round: int  # of the cell in progress; 1 if it has not started
     rounds_bytes: int  # length of rounds.jsonl
     timings_bytes: int
     config: Mapping[str, Any]  # resolved
 
     @classmethod
     def beginning(cls, config: Mapping[str, Any]) -> Position:
-        """Where every run starts, and where one goes back to that was ended before its first checkpoint."""
+        """Return the start of a run, which is also where a run without any checkpoint resumes."""
         return cls(0, 1, 0, 0, config)
 
     @property
     def words(self) -> str:
-        """Say from where a run resumes."""
+        """Return words for the place a run resumes from."""
         return f"after cell {self.cell}" if self.cell else f"from round {self.next_round}"
 
 
@@ -81,38 +52,40 @@ class Damage(NamedTuple):
     """A checkpoint that cannot be resumed from, and why."""
 
     checkpoint: Path
-    reason: str  # names the damaged file, which may be a client's
+    reason: str  # names the damaged file, which may be a client's file
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A position, and the state of the cell under way; no state where it has not begun."""
+    """A position, and the state of the cell in progress; no state if it has not started."""
 
     position: Position
     server: Mapping[str, Tensor]
     infos: Mapping[int, ClientInfo]
-    held: Mapping[int, Sequence[int]]  # classes of a client's last upload, where that matters
+    held: Mapping[int, Sequence[int]]  # classes of a client's last upload, if the server needs them
     clients: Mapping[int, Stored]  # those that ever changed
     passed_over: Sequence[Damage] = ()  # newer ones, the newest first
 
 
-def save(folder: Path, position: Position, simulation: UnderWay | None) -> None:
-    """Write the next checkpoint and drop all but the newest few."""
+def save(
+    folder: Path, position: Position, server: ServerRuntime | None = None, clients: Mapping[int, Stored] | None = None
+) -> None:
+    """Write the next checkpoint and remove all but the newest few; without a server, no cell is in progress.
+
+    Clients that keep their own state have no entry in `clients`.
+    """
     folder.mkdir(exist_ok=True)
     numbers = [int(path.stem) for path in _files(folder)]
     target = folder / f"{max(numbers, default=0) + 1:08}{_SUFFIX}"
-    clients = {} if simulation is None else simulation.host.save()
-    infos = {} if simulation is None else simulation.server.infos
-    held = {} if simulation is None else simulation.server.held
-    server = {} if simulation is None else simulation.server.state
+    infos, held, state = ({}, {}, {}) if server is None else (server.infos, server.held, server.state)
     facts = {
         "schema_version": SCHEMA_VERSION,
         "position": asdict(position),
         "infos": [asdict(info) for info in infos.values()],
         "held": {client: classes.nonzero()[:, 0].tolist() for client, classes in held.items()},
-        "clients": clients,
+        "clients": clients or {},
     }
-    save_sealed(target, {name: own(tensor) for name, tensor in server.items()}, facts)
+    save_sealed(target, {name: host_copy(tensor) for name, tensor in state.items()}, facts)
     keep_newest(folder, KEPT)
 
 
@@ -138,7 +111,7 @@ def _is_intact(path: Path) -> bool:
 def sweep(folder: Path, clients: Path) -> None:
     """Remove client states that no checkpoint needs, and the folder if none is left.
 
-    Nothing is removed while a checkpoint does not tell what it needs; resuming sets such a one aside.
+    Nothing is removed while a checkpoint is damaged; resuming renames it.
     """
     if not clients.is_dir():
         return
@@ -165,13 +138,11 @@ def load_newest(folder: Path, clients: Path, remedy: str = "") -> Checkpoint | N
             return _load(path, clients, damages)
         except (DamagedError, ClientStateError) as error:
             damages.append(Damage(path, str(error)))
-        except (LookupError, TypeError, ValueError) as error:  # of facts without a seal
-            damages.append(Damage(path, f"{path} is damaged ({one_line(error)})"))
     if not damages:
         return None
     remedy = remedy or f"delete {folder} to start again from round 1"
     reasons = list(dict.fromkeys(damage.reason for damage in damages))
-    if len(damages) > 1 and len(reasons) == 1:  # a client's file, which each of them needs
+    if len(damages) > 1 and len(reasons) == 1:  # a client file that each of them needs
         raise CheckpointError(
             f"{reasons[0]}, and every checkpoint in {folder} needs that file, so none is left to resume from; {remedy}"
         )
@@ -185,34 +156,32 @@ def _load(path: Path, clients: Path, passed_over: Sequence[Damage]) -> Checkpoin
     held = {int(client): classes for client, classes in facts.get("held", {}).items()}
     stored = stored_from(facts["clients"])
     files = ClientFiles(clients)
-    for client, parts in stored.items():  # now, while there is one to fall back to
+    for client, parts in stored.items():  # checked now, while there is a previous checkpoint to fall back to
         files.get(client, parts)
     return Checkpoint(Position(**facts["position"]), server, infos, held, stored, tuple(passed_over))
 
 
 def set_aside(checkpoint: Checkpoint) -> list[str]:
-    """Rename the checkpoints that were passed over, so that none counts any more; return a sentence on each."""
+    """Rename the checkpoints that were passed over, so that they no longer count; return a sentence on each."""
     told = []
     for damage in checkpoint.passed_over:
         damage.checkpoint.rename(damage.checkpoint.with_suffix(_DAMAGED))
-        told.append(f"{damage.reason}; resuming {checkpoint.position.words}, with the checkpoint before")
+        told.append(f"{damage.reason}; resuming {checkpoint.position.words}, with the previous checkpoint")
     return told
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    """Return what a checkpoint says beside its tensors."""
+    """Return the facts of a checkpoint; raise CheckpointError if another release wrote it."""
     facts = sealed_facts(path)
     version = facts.get("schema_version")
     if not isinstance(version, int):
         raise DamagedError(f"{path} is damaged, or not a checkpoint of tinyproto (it has no schema version)")
-    if version not in (SCHEMA_VERSION, UNSEALED_VERSION):
+    if version != SCHEMA_VERSION:
         which = "newer" if version > SCHEMA_VERSION else "older"
         raise CheckpointError(
             f"{path} has schema version {version}, this tinyproto knows {SCHEMA_VERSION}; "
             f"resume with the {which} release that wrote it"
         )
-    if version == SCHEMA_VERSION and not is_sealed(facts):
-        raise DamagedError(f"{path} is damaged (it has no digest)")
     return facts
 
 
@@ -220,13 +189,12 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob(f"*{_SUFFIX}") if path.stem.isdecimal())
 
 
-def restore(simulation: UnderWay, checkpoint: Checkpoint) -> None:
-    """Put a new simulation where the checkpointed one was."""
-    simulation.server.state = dict(checkpoint.server)
-    simulation.server.infos = dict(checkpoint.infos)
-    every = torch.arange(simulation.server.expectation.num_classes)
-    simulation.server.held = {
+def restore_server(server: ServerRuntime, checkpoint: Checkpoint) -> None:
+    """Set a new server to the state it had at the checkpoint."""
+    server.state = dict(checkpoint.server)
+    server.infos = dict(checkpoint.infos)
+    every = torch.arange(server.expectation.num_classes)
+    server.held = {
         client: torch.isin(every, torch.tensor(classes, dtype=torch.long))
         for client, classes in checkpoint.held.items()
     }
-    simulation.host.restore(checkpoint.clients)

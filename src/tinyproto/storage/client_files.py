@@ -1,56 +1,108 @@
-"""Clients' states on disk: a file for each time a client was put there, with those of its parts that had changed."""
+"""The state of clients: all of it that changes, as named tensors, and the files that hold it.
+
+A client has one file for each time it was written; the file holds the parts that had changed.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import safetensors
 from torch import Tensor
 
+from tinyproto.algorithms.base import Client
+from tinyproto.core.prototypes import Prototypes
 from tinyproto.errors import ClientStateError, one_line
-from tinyproto.storage.tensor_files import digest, disk_words, own, save_whole
+from tinyproto.storage.tensor_files import digest, disk_words, host_copy, save_tensors
 
 Tensors = Mapping[str, Tensor]
 SUFFIX = ".safetensors"
 
+PARTS = ("model", "modules", "state", "local", "received")
+"""The parts of a client that change from round to round."""
+
+
+def parts_of(client: Client) -> dict[str, Tensors]:
+    """Return all that changes of a client, by part and name."""
+    return {
+        "model": client.model.state_dict(),
+        "modules": client.modules.state_dict(),
+        "state": client.state,
+        "local": client.local._asdict(),
+        "received": {} if client.received is None else client.received._asdict(),
+    }
+
+
+def put_back(client: Client, parts: Mapping[str, Tensors]) -> None:
+    """Set these parts of a client to the values given; leave its other parts as they are."""
+    if "model" in parts:
+        client.model.load_state_dict(dict(parts["model"]))
+    if "modules" in parts:
+        client.modules.load_state_dict(dict(parts["modules"]))
+    if "state" in parts:
+        client.state = {name: tensor.to(client.device) for name, tensor in parts["state"].items()}
+    if "local" in parts:
+        client.local = Prototypes(**parts["local"]).to(client.device)
+    if "received" in parts:
+        received = parts["received"]
+        client.received = Prototypes(**received).to(client.device) if received else None
+
+
+def snapshot_clients(clients: Iterable[Client], parts: Collection[str] = PARTS) -> Iterator[tuple[str, Tensor]]:
+    """Yield `client/ID/PART/NAME` and a copy of the tensor in host memory."""
+    for client in clients:
+        for part, tensors in parts_of(client).items():
+            if part in parts:
+                for name, tensor in tensors.items():
+                    yield f"client/{client.id}/{part}/{name}", host_copy(tensor)
+
+
+def grouped(tensors: Tensors) -> dict[tuple[int, str], dict[str, Tensor]]:
+    """Group tensors named by `snapshot_clients` by client and part."""
+    groups: dict[tuple[int, str], dict[str, Tensor]] = {}
+    for full_name, tensor in tensors.items():
+        _, client, part, name = full_name.split("/", 3)
+        groups.setdefault((int(client), part), {})[name] = tensor
+    return groups
+
 
 class Place(NamedTuple):
-    """Where one part of a client lies, and what it has to be."""
+    """The file that holds one part of a client, and the digest of that part."""
 
     file: str
     digest: str
 
 
 Stored = dict[str, Place]
-"""The parts of one client that differ from how it is built, by name."""
+"""The parts of one client that differ from a newly built one, by name."""
 
 
 def stored_from(values: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[int, Stored]:
-    """Where clients' states lie, from what JSON made of it."""
+    """Return the places of clients' states as they were before JSON turned them into lists."""
     return {int(client): {part: Place(*place) for part, place in parts.items()} for client, parts in values.items()}
 
 
 class ClientFiles:
-    """The files of one simulation's clients in one folder; without one, in a temporary folder that goes with this.
+    """The files of one simulation's clients in one folder, which is temporary if none is given.
 
-    A file's name says what is in it and it is never changed, so what a killed run left behind is never taken for
-    something else.
+    A file is named after its content and never changed, so a file that a killed run left behind cannot be mistaken for
+    another.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
-        self._unclaimed: set[str] = set()  # names that no checkpoint speaks of
+        self._unclaimed: set[str] = set()  # names that no checkpoint refers to
         self.bytes_written = 0
         self.bytes_read = 0
 
     @property
     def folder(self) -> Path:
-        """Made when first needed."""
+        """Return the folder; create it when it is first needed."""
         if self._folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="tinyproto-clients-")
             self._folder = Path(self._temporary.name)
@@ -61,10 +113,10 @@ class ClientFiles:
         """Write these parts of a client as one file."""
         content = hashlib.sha256("".join(f"{part} {digests[part]};" for part in parts).encode()).hexdigest()[:16]
         name = f"{client:06}-{content}{SUFFIX}"
-        tensors = {f"{part}/{key}": own(value) for part, values in parts.items() for key, value in values.items()}
+        tensors = {f"{part}/{key}": host_copy(value) for part, values in parts.items() for key, value in values.items()}
         try:
-            new = not (self.folder / name).exists()  # else a checkpoint may speak of it
-            self.bytes_written += save_whole(self.folder / name, tensors)
+            new = not (self.folder / name).exists()  # else a checkpoint may refer to it
+            self.bytes_written += save_tensors(self.folder / name, tensors)
         except (OSError, safetensors.SafetensorError) as error:
             raise ClientStateError(
                 f"cannot write the state of client {client} to {self._folder}: "
@@ -75,7 +127,7 @@ class ClientFiles:
         return {part: Place(name, digests[part]) for part in parts}
 
     def get(self, client: int, stored: Stored) -> dict[str, dict[str, Tensor]]:
-        """Read a client's parts back, and make sure that they are what was written."""
+        """Read a client's parts back; raise ClientStateError if they are missing or differ from what was written."""
         parts: dict[str, dict[str, Tensor]] = {part: {} for part in stored}
         for name in dict.fromkeys(place.file for place in stored.values()):
             path = self.folder / name
@@ -95,16 +147,17 @@ class ClientFiles:
         for part, place in stored.items():
             if digest(parts[part]) != place.digest:
                 raise ClientStateError(
-                    f"{self.folder / place.file}, the state of client {client}, is damaged: it is not what was written"
+                    f"{self.folder / place.file}, the state of client {client}, is damaged: "
+                    "it differs from what was written"
                 )
         return {part: {key: tensor.clone() for key, tensor in tensors.items()} for part, tensors in parts.items()}
 
     def forget(self, names: Collection[str]) -> None:
-        """Remove files that are out of date, except those that a checkpoint may speak of."""
+        """Remove outdated files, except those that a checkpoint may refer to."""
         for name in self._unclaimed & set(names):
             (self.folder / name).unlink(missing_ok=True)
             self._unclaimed.discard(name)
 
     def claim(self) -> None:
-        """From now on every file there is belongs to a checkpoint, whose owner removes it."""
+        """Leave every existing file to a checkpoint: from now on `forget` does not remove it."""
         self._unclaimed.clear()

@@ -1,7 +1,7 @@
-"""Files of named tensors that are there whole or not at all, and that show when they were damaged since.
+"""Files of named tensors, written completely or not at all, that detect later damage.
 
 A sealed file has facts beside its tensors. The facts name the digest of the tensors, and the file's metadata holds the
-digest of the facts, so a changed bit anywhere is found; facts alone are checked without reading a tensor.
+digest of the facts, so a changed bit anywhere is found. Facts can be checked without reading a tensor.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _TENSORS = "tensors"
 _UNREADABLE = (OSError, safetensors.SafetensorError, ValueError, TypeError, LookupError, RuntimeError)
 
 
-def save_whole(target: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> int:
-    """Write under another name, wait for the disk, then rename; returns the bytes written.
+def save_tensors(target: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> int:
+    """Write under a temporary name, wait for the disk, then rename; return the number of bytes written.
 
-    Where that fails the target is as it was, and what was written of the other is gone.
+    If that fails, the target is unchanged and the temporary file is removed.
     """
     partial = target.with_suffix(".partial")
     try:
@@ -45,24 +45,21 @@ def save_whole(target: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
 
 
 def save_sealed(target: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> int:
-    """Write tensors and facts with their digests, whole or not at all; return the bytes written."""
+    """Write tensors and facts with their digests, completely or not at all; return the number of bytes written."""
     text = json.dumps({**facts, _TENSORS: digest(tensors)})
-    return save_whole(target, tensors, {_FACTS: text, _SEAL: _digest_of(text)})
+    return save_tensors(target, tensors, {_FACTS: text, _SEAL: _digest_of(text)})
 
 
 def load_sealed(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the facts and tensors of a sealed file; raise DamagedError if anything differs from what was written.
-
-    Releases before the seal wrote neither digest. Their files are read, and only what safetensors checks is checked.
-    """
+    """Return the facts and tensors of a sealed file; raise DamagedError if anything differs from what was written."""
     facts = sealed_facts(path)
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except _UNREADABLE as error:
         raise DamagedError(f"{path} is damaged ({one_line(error)})") from error
-    if is_sealed(facts) and digest(tensors) != facts[_TENSORS]:  # before copying, which makes every true byte a 1
-        raise DamagedError(f"{path} is damaged (its tensors are not what was written)")
+    if digest(tensors) != facts[_TENSORS]:  # before copying, which turns every true byte into a 1
+        raise DamagedError(f"{path} is damaged (its tensors differ from what was written)")
     return facts, {name: tensor.clone() for name, tensor in tensors.items()}
 
 
@@ -77,18 +74,15 @@ def sealed_facts(path: Path) -> dict[str, Any]:
         facts: dict[str, Any] = dict(json.loads(text))
     except _UNREADABLE as error:
         raise DamagedError(f"{path} is damaged ({one_line(error)})") from error
-    if (seal is not None or is_sealed(facts)) and seal != _digest_of(text):
-        raise DamagedError(f"{path} is damaged (its facts are not what was written)")
+    if _TENSORS not in facts:
+        raise DamagedError(f"{path} is damaged (it has no digest)")
+    if seal != _digest_of(text):
+        raise DamagedError(f"{path} is damaged (its facts differ from what was written)")
     return facts
 
 
-def is_sealed(facts: Mapping[str, Any]) -> bool:
-    """Tell files with a seal from those of releases that wrote none."""
-    return _TENSORS in facts
-
-
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return a digest of names, types, shapes and values, whatever their order."""
+    """Return a digest of names, types, shapes and values that does not depend on their order."""
     sha = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
@@ -101,7 +95,7 @@ def _digest_of(text: str) -> str:
 
 
 def disk_words(error: Exception) -> str:
-    """What the system said was wrong with the disk, without what the library that wrote puts around it."""
+    """Return the system's description of a disk error, without the words that safetensors puts around it."""
     words = getattr(error, "strerror", None) or str(error)
     quoted = re.search(r'IoError\(Os \{.* message: "(.*)" \}\)$', words)  # safetensors before 0.6
     if quoted:
@@ -109,6 +103,6 @@ def disk_words(error: Exception) -> str:
     return re.sub(r"^Error while serializing: (?:I/O error: )?|\s*\(os error \d+\)$", "", words)
 
 
-def own(tensor: Tensor) -> Tensor:
-    """A copy on the host: safetensors refuses tensors that share memory."""
+def host_copy(tensor: Tensor) -> Tensor:
+    """Return a copy in host memory; safetensors refuses tensors that share memory."""
     return tensor.detach().cpu().contiguous().clone()

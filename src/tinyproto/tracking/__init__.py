@@ -1,1 +1,1 @@
-"""What a run leaves on disk: the run folder, its records, its summary."""
+"""The files of a run: the run folder, its records, its checkpoints, its summary."""

@@ -1,4 +1,4 @@
-"""environment.json: what a run ran on, so that its numbers mean something later."""
+"""environment.json: hardware and versions, without which a run's numbers mean little later."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGES = ("torch", "numpy", "pydantic", "scikit-learn", "safetensors")
 
 
 def package_versions(names: tuple[str, ...] = PACKAGES) -> dict[str, str | None]:
-    """Installed versions by name; None where a package is not there."""
+    """Return installed versions by name; None for a missing package."""
     versions: dict[str, str | None] = {}
     for name in names:
         try:
@@ -27,7 +27,7 @@ def package_versions(names: tuple[str, ...] = PACKAGES) -> dict[str, str | None]
 
 
 def extras() -> dict[str, list[str]]:
-    """Every extra of this package, with the packages of it that are not installed."""
+    """Return every extra of this package, with its packages that are not installed."""
     missing: dict[str, list[str]] = {}
     try:
         requirements = importlib.metadata.requires("tinyproto") or []
@@ -43,7 +43,7 @@ def extras() -> dict[str, list[str]]:
 
 
 def cpu_name() -> str:
-    """The processor as it calls itself."""
+    """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -53,7 +53,7 @@ def cpu_name() -> str:
 
 
 def devices() -> list[str]:
-    """Compute devices that torch sees."""
+    """Return the compute devices that torch finds."""
     import torch
 
     gpus = [f"cuda:{index} {torch.cuda.get_device_name(index)}" for index in range(torch.cuda.device_count())]
@@ -61,7 +61,7 @@ def devices() -> list[str]:
 
 
 def source_commit() -> str | None:
-    """The commit of the package's checkout, with a mark where files differ from it; None outside a checkout."""
+    """Return the commit of the package's checkout, marked if files differ from it; None outside a checkout."""
     package = Path(tinyproto.__file__).parent
 
     def git(*arguments: str) -> str | None:
@@ -84,7 +84,7 @@ def source_commit() -> str | None:
 
 
 def environment(device: str, workers: int, parallel_cells: int = 1) -> dict[str, Any]:
-    """Hardware, versions and commit; `workers` in each of at most so many cells at once."""
+    """Return hardware, versions and commit; `workers` is their number in each cell."""
     return {
         "tinyproto": tinyproto.__version__,
         "commit": source_commit(),

@@ -1,4 +1,4 @@
-"""Trained networks in a run folder, `models/LABEL-SEED/client-N.safetensors`, with what it takes to build them."""
+"""Trained networks in a run folder, `models/LABEL-SEED/client-N.safetensors`, with the facts to build them again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from tinyproto.errors import ModelError, RunFolderError, one_line
 from tinyproto.imports import unknown
 from tinyproto.models import ModelShape, SplitModel, build_model
-from tinyproto.storage.tensor_files import save_whole
+from tinyproto.storage.tensor_files import save_tensors
 from tinyproto.tracking.run_folder import RunFolder, cell_name, is_federation
 
 FOLDER = "models"
@@ -23,26 +23,26 @@ _TAG = "tinyproto"
 
 
 class KeptModels:
-    """The networks of one cell's clients, in the folder that the cell is played into."""
+    """The networks of one cell's clients, in the cell's folder."""
 
     def __init__(self, cell: RunFolder) -> None:
         self._folder = cell.inner(FOLDER)
 
     def remove(self) -> None:
-        """Have none of them there."""
+        """Remove all of them."""
         self._folder.remove()
 
     def write(self, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """One client's state dict, whole or not at all; the facts say whose it is and what network."""
+        """Write one client's state dict, completely or not at all; the facts name client and network."""
         self._folder.make()
         name = _file_name(facts["client"])
         with self._folder.writing(name):
             tag = json.dumps({"schema_version": SCHEMA_VERSION, **facts})
-            save_whole(self._folder.path / name, tensors, {_TAG: tag})
+            save_tensors(self._folder.path / name, tensors, {_TAG: tag})
 
 
 def keep_with_run(cell: RunFolder, run: RunFolder, name: str) -> None:
-    """Move the networks of a cell that is done, if it kept any, to where they stay; doing it again does no harm."""
+    """Move the networks of a completed cell, if it kept any, to the run's folder; no-op if they were moved."""
     kept, target = cell.inner(FOLDER), run.inner(FOLDER, name)
     if not kept.path.is_dir():
         return
@@ -53,7 +53,7 @@ def keep_with_run(cell: RunFolder, run: RunFolder, name: str) -> None:
 
 
 def load_client(run: Path | str, label: str, seed: int, client: int) -> SplitModel:
-    """A client's network as its run ended, on the CPU and in eval mode.
+    """Load a client's network as it was at the end of its run, on the CPU and in eval mode.
 
     Args:
         run: a run folder whose config has `keep_models: true`.
@@ -65,7 +65,7 @@ def load_client(run: Path | str, label: str, seed: int, client: int) -> SplitMod
     folder = RunFolder.open(Path(run))
     file = folder.path / FOLDER / cell_name(label, seed) / _file_name(client)
     facts, tensors = _read(file) if file.is_file() else ({}, {})
-    if (facts.get("label"), facts.get("seed")) != (label, seed):  # the folder of one label may be another's, too
+    if (facts.get("label"), facts.get("seed")) != (label, seed):  # two labels may share a folder
         raise RunFolderError(_why_not(folder, label, seed, client))
     shape = ModelShape(tuple(facts["input_shape"]), facts["proto_dim"], facts["num_classes"], facts["head_dropout"])
     model = build_model(facts["network"], shape, seed=0)
@@ -73,7 +73,7 @@ def load_client(run: Path | str, label: str, seed: int, client: int) -> SplitMod
         model.load_state_dict(tensors)
     except RuntimeError as error:
         raise ModelError(
-            f"{file} does not fit the network {facts['network']!r}, which is another now: {one_line(error)}"
+            f"{file} does not fit the network {facts['network']!r}, which has changed since: {one_line(error)}"
         ) from error
     return model.eval()
 
@@ -83,7 +83,7 @@ def _file_name(client: int) -> str:
 
 
 def _read(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What a file says of a network, and its tensors."""
+    """Return a file's facts of a network, and its tensors."""
     try:
         with safetensors.safe_open(file, framework="pt") as opened:
             tag = (opened.metadata() or {}).get(_TAG)
@@ -99,10 +99,10 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _why_not(folder: RunFolder, label: str, seed: int, client: int) -> str:
-    """Why a network is not there, as far as the folder says."""
+    """Return the reason why a network is missing, as far as the folder tells."""
     path = folder.path
     if is_federation(path):
-        return f"{path} holds a federation, whose clients have their networks in their own state files"
+        return f"{path} holds a federation, whose clients keep their networks in their own state files"
     try:
         config = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
         labels, seeds = [entry["label"] for entry in config["algorithms"]], config["seeds"]
@@ -117,4 +117,4 @@ def _why_not(folder: RunFolder, label: str, seed: int, client: int) -> str:
         return f"{path}: there is no client {client}; {label}, seed {seed}, has 0 … {there - 1}"
     if not config.get("keep_models"):
         return f"{path} holds no networks, since it was run without keep_models=true"
-    return f"{path} holds no networks of {label}, seed {seed}: it has not ended, or had before keep_models was set"
+    return f"{path} holds no networks of {label}, seed {seed}: it is not completed, or was before keep_models was set"

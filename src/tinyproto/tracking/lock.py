@@ -1,6 +1,7 @@
-"""Locks between processes: the kernel lets go of them when their holder ends, however that ends.
+"""Locks between processes: the kernel releases a lock when its holder ends, however that ends.
 
-Processes that the holder starts do not inherit them.
+Processes that the holder starts do not inherit it. This is not `filelock`: that leaves its files behind, beside every
+run folder, and on a file system without `flock` its fallback outlives a killed process.
 """
 
 from __future__ import annotations
@@ -15,41 +16,30 @@ from typing import IO
 from tinyproto.errors import InUseError, RunFolderError, TinyProtoError
 
 NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
-"""What file systems say that have no such locks; there, nobody is kept out."""
+"""Errors of file systems without such locks; there, no process is kept out."""
 
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """While open, no other process plays in a run folder, be it there or not yet; the lock lies beside it.
+    """Keep other processes out of a run folder while open, even if it does not exist yet.
 
-    So nothing in the folder differs by it, and it holds while the folder is replaced.
+    The lock lies beside the folder, so it does not change the folder and holds while that is replaced.
     """
     place = folder.resolve()
-    file = place.with_name(f".{place.name}.lock")
-    words = f"another process is running in {folder}; wait for it, or end it first"
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        lock = _take(file, InUseError(words))
-    except OSError as error:
-        raise RunFolderError(f"cannot write the run folder {folder}: {error.strerror or error}") from error
-    with _held(file, lock):
+    in_use = InUseError(f"another process is running in {folder}; wait for it, or end it first")
+    with suppress(OSError):  # the lock then fails with the same reason
+        place.parent.mkdir(parents=True, exist_ok=True)
+    with locked(place.with_name(f".{place.name}.lock"), in_use, f"the run folder {folder}"):
         yield
 
 
 @contextmanager
-def locked(file: Path, otherwise: TinyProtoError) -> Iterator[None]:
-    """While open, no other process has the lock; one that comes meanwhile ends with `otherwise`."""
+def locked(file: Path, otherwise: TinyProtoError, what: str = "") -> Iterator[None]:
+    """Hold a lock while open, then remove its file; raise `otherwise` if another process holds it."""
     try:
         lock = _take(file, otherwise)
     except OSError as error:
-        raise RunFolderError(f"cannot write {file}: {error.strerror or error}") from error
-    with _held(file, lock):
-        yield
-
-
-@contextmanager
-def _held(file: Path, lock: IO[str]) -> Iterator[None]:
-    """Until the end, when the file goes."""
+        raise RunFolderError(f"cannot write {what or file}: {error.strerror or error}") from error
     with lock:
         try:
             yield
@@ -59,7 +49,7 @@ def _held(file: Path, lock: IO[str]) -> Iterator[None]:
 
 
 def _take(file: Path, otherwise: TinyProtoError) -> IO[str]:
-    """The file, open and locked; not one that whoever had the lock before has removed meanwhile."""
+    """Open and lock the file, but not one that its previous holder has removed meanwhile."""
     while True:
         lock = file.open("w")
         try:
@@ -75,15 +65,13 @@ def _take(file: Path, otherwise: TinyProtoError) -> IO[str]:
 
 
 def _flock(file: IO[str]) -> None:
-    """At once, or BlockingIOError."""
+    """Lock at once; raise BlockingIOError if another process holds the lock."""
     try:
         import fcntl
     except ImportError:  # a system without such locks
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
     except OSError as error:
-        if error.errno not in NO_LOCKS:
+        if isinstance(error, BlockingIOError) or error.errno not in NO_LOCKS:
             raise

@@ -1,4 +1,4 @@
-"""The run folder: refused or made before anything is trained, filled while the run goes on."""
+"""The run folder: created or refused before anything is trained, filled while the run proceeds."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ import safetensors.torch
 import yaml
 from torch import Tensor
 
+from tinyproto.engine.measure import WAYS, Cost, Direction
 from tinyproto.engine.round import ClientRecord, RoundRecord
 from tinyproto.errors import RunFolderError, one_line
-from tinyproto.simulation.loop import PlayedRound
 from tinyproto.storage.tensor_files import disk_words
-from tinyproto.tracking.summary import SCHEMA_VERSION
-from tinyproto.wire.meter import WAYS, Cost, Direction
+from tinyproto.tracking.summary import SCHEMA_VERSION, RoundResult
 
 SERVE_FILE = "serve.json"
-"""Is in the run folder of a coordinator, and in no other."""
+"""The file that only the run folder of a coordinator has."""
 
 FILES = {
     "config.yaml", "environment.json", "federation.json", "rounds.jsonl", "timings.jsonl", "prototypes.safetensors",
@@ -38,7 +37,7 @@ FILES = {
 
 
 PACKED = ".gz"
-"""Ends the name of a file of lines in a record, which are many and have to be small."""
+"""The suffix of compressed files of lines; committed records have them, since they have to be small."""
 
 
 class RunFolder:
@@ -49,7 +48,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, *, overwrite: bool) -> RunFolder:
-        """Make an empty folder; an existing run is refused, or replaced if told so. Anything else is never deleted."""
+        """Create an empty folder; with `overwrite`, replace an existing run. Never delete anything else."""
         try:
             if path.exists():
                 cls.check_replaceable(path, overwrite)
@@ -61,43 +60,43 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """An existing run."""
+        """Return an existing run; raise RunFolderError if there is none."""
         if not (path / "config.yaml").is_file():
-            raise RunFolderError(f"{path} is not a run folder: there is no config.yaml in it")
+            raise RunFolderError(f"{path} is not a run folder: it has no config.yaml")
         return cls(path)
 
     def inner(self, *names: str) -> RunFolder:
-        """A folder inside it with the same kinds of files, such as one cell's; it may not be there yet."""
+        """Return a folder inside it with the same kinds of files, such as one cell's; it may not exist yet."""
         return RunFolder(self.path.joinpath(*names))
 
     def make(self) -> None:
-        """Have it there."""
+        """Create the folder if it is missing."""
         with self.writing():
             self.path.mkdir(parents=True, exist_ok=True)
 
     def remove(self) -> None:
-        """Have it gone, with all in it."""
+        """Remove the folder with all its files."""
         with self.writing():
             if self.path.exists():
                 shutil.rmtree(self.path)
 
     @property
     def checkpoints(self) -> Path:
-        """Where this run's checkpoints are."""
+        """The folder of this run's checkpoints."""
         return self.path / "checkpoint"
 
     @property
     def clients(self) -> Path:
-        """Where the states of clients are that are not in memory, or that a checkpoint speaks of."""
+        """The folder of client states that are not in memory, or that a checkpoint refers to."""
         return self.path / "clients"
 
     def size(self, name: str) -> int:
-        """The length of one of its files, in bytes; 0 where it is not there yet."""
+        """Return the length of one of its files in bytes; 0 if it does not exist yet."""
         file = self.path / name
         return file.stat().st_size if file.is_file() else 0
 
     def cut(self, name: str, length: int) -> None:
-        """Shorten one of its files to what it was."""
+        """Shorten one of its files to the length it had at a checkpoint."""
         if self.size(name) < length:
             raise RunFolderError(f"{self.path / name} is shorter than the checkpoint says; it was changed since")
         if self.size(name) > length:
@@ -105,26 +104,26 @@ class RunFolder:
                 os.truncate(self.path / name, length)
 
     def read_results(self) -> list[dict[str, Any]]:
-        """The results of the cells that are done, from summary.json."""
+        """Return the results of the completed cells, from summary.json."""
         if not self.size("summary.json"):
             return []
         with self.reading("summary.json") as file:
             results: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["results"]
             return list(results)
 
-    def read_rounds(self, identity: dict[str, Any]) -> list[PlayedRound]:
-        """What was recorded of one cell."""
+    def read_rounds(self, identity: dict[str, Any]) -> list[RoundResult]:
+        """Return the recorded rounds of one cell."""
         with self.reading("rounds.jsonl"):
             records = [record_from(record) for record in self._lines("rounds.jsonl", identity)]
         with self.reading("timings.jsonl"):
             timings = self._lines("timings.jsonl", identity)
             return [
-                PlayedRound(record, timing["seconds"], sockets=_sockets_from(timing.get("socket_bytes")))
+                RoundResult(record, timing["seconds"], sockets=_sockets_from(timing.get("socket_bytes")))
                 for record, timing in zip(records, timings, strict=True)
             ]
 
     def read_prototypes(self) -> dict[str, Tensor]:
-        """The prototypes of the cells that are done."""
+        """Return the prototypes of the completed cells."""
         with self.reading("prototypes.safetensors") as file:
             return safetensors.torch.load_file(file) if file.is_file() else {}
 
@@ -135,70 +134,69 @@ class RunFolder:
 
     @staticmethod
     def check_replaceable(path: Path, overwrite: bool) -> None:
-        """An existing run, if told so; never anything else."""
+        """Raise RunFolderError unless this is an existing run that may be replaced."""
         if not overwrite:
             raise RunFolderError(
-                f"{path} exists already; --overwrite replaces it, name=NEW or --runs DIR goes elsewhere, and "
-                f"`{how_to_go_on(path)}` goes on with it"
+                f"{path} exists already; use --overwrite to replace it, name=NEW or --runs DIR for another folder, "
+                f"or `{how_to_resume(path)}` to resume it"
             )
         names = {entry.name for entry in path.iterdir()} if path.is_dir() else {path.name}
         known = names <= FILES | {_partial(name) for name in FILES}
         config = path / "config.yaml"
         begun = config.is_file() and config.read_bytes().startswith(b"schema_version:")
         if names and not (known and (begun or names == {_partial("config.yaml")})):
-            raise RunFolderError(f"{path} is not a run folder, so it is not overwritten; choose another name")
+            raise RunFolderError(f"{path} is not a run folder and is not overwritten; choose another name")
 
     def write_config(self, resolved: dict[str, Any]) -> None:
-        """The config with everything decided; running it again repeats the run."""
+        """Write the config with everything decided; running it again repeats the run."""
         self._write("config.yaml", yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True))
 
     def write_json(self, name: str, value: Any) -> None:
-        """One JSON file, whole or not at all."""
+        """Write one JSON file completely or not at all."""
         self._write(name, json.dumps(value, indent=1) + "\n")
 
     def write_results(self, results: list[dict[str, Any]]) -> None:
-        """summary.json: what the cells that are done came to."""
+        """Write summary.json with the results of the completed cells."""
         self.write_json("summary.json", {"schema_version": SCHEMA_VERSION, "results": results})
 
-    def append_round(self, identity: dict[str, Any], played: PlayedRound) -> None:
-        """One line for the record, which repeats byte for byte, and one for the clock, which does not."""
-        record = record_values(played.record)
-        self._append("rounds.jsonl", {**identity, **record})
-        timing: dict[str, Any] = {"round": played.record.round, "seconds": played.seconds}
-        if played.steps is not None:
-            timing["steps"] = asdict(played.steps)
-        if played.sockets is not None:
+    def append_round(self, identity: dict[str, Any], result: RoundResult) -> None:
+        """Append a line to rounds.jsonl, which repeats byte for byte, and one to timings.jsonl, which does not."""
+        self._append("rounds.jsonl", {**identity, **record_values(result.record)})
+        timing: dict[str, Any] = {"round": result.record.round, "seconds": result.seconds}
+        if result.steps is not None:
+            timing["steps"] = asdict(result.steps)
+        if result.sockets is not None:
             timing["socket_bytes"] = {
-                "id": list(played.sockets), **{way: [used[way] for used in played.sockets.values()] for way in WAYS}
+                "id": list(result.sockets), **{way: [used[way] for used in result.sockets.values()] for way in WAYS}
             }  # fmt: skip
         self._append("timings.jsonl", {**identity, **timing})
 
     def write_prototypes(self, tensors: dict[str, Tensor]) -> None:
-        """Local and global prototypes at the end of each run, for figures."""
+        """Write local and global prototypes at the end of each cell, for figures."""
         partial = self.path / _partial("prototypes.safetensors")
         with self.writing("prototypes.safetensors"):
             safetensors.torch.save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
             partial.replace(self.path / "prototypes.safetensors")
 
     def append_file(self, name: str, other: RunFolder) -> None:
-        """Another folder's file of that name to the end of this one's."""
+        """Append another folder's file of that name to this one's."""
         self._append_bytes(name, (other.path / name).read_bytes())
 
     def _append(self, name: str, value: Any) -> None:
-        """One whole line, or none of it."""
+        """Append one line, completely or not at all."""
         self._append_bytes(name, (json.dumps(value, separators=(",", ":")) + "\n").encode())
 
     def _append_bytes(self, name: str, data: bytes) -> None:
         with self.writing(name), (self.path / name).open("ab", buffering=0) as file:
-            append_whole(file, data)
+            append_atomic(file, data)
 
     def _write(self, name: str, text: str) -> None:
         with self.writing(name):
-            write_whole(self.path / name, text)
+            write_atomic(self.path / name, text)
 
     @contextmanager
     def reading(self, name: str) -> Iterator[Path]:
-        """The file; one that is not what a run writes is an error that names it."""
+        """Provide the path of a file; turn errors in reading it into a RunFolderError that names it."""
         file = self.path / name
         try:
             yield file
@@ -207,7 +205,7 @@ class RunFolder:
 
     @contextmanager
     def writing(self, name: str = "") -> Iterator[None]:
-        """What goes wrong with the disk is an error that names the file."""
+        """Turn errors in writing a file into a RunFolderError that names it."""
         try:
             yield
         except (OSError, safetensors.SafetensorError) as error:
@@ -215,9 +213,9 @@ class RunFolder:
 
 
 class NewRun:
-    """A run folder made anew that is undone on leaving unless it is kept; until then what it replaces lies beside it.
+    """A new run folder, removed on leaving unless it is kept; until then, the run that it replaces lies beside it.
 
-    After a kill in between, that is in `.NAME.before`, until the run is replaced once more.
+    After a kill in between, the replaced run is in `.NAME.before`; the next start restores it.
     """
 
     def __init__(self, path: Path, *, overwrite: bool) -> None:
@@ -239,7 +237,7 @@ class NewRun:
         return self
 
     def keep(self) -> None:
-        """It has begun: what was there before goes."""
+        """Keep the new run and remove the one it replaces."""
         self._kept = True
         with self.folder.writing():
             _remove(self._before)
@@ -256,14 +254,14 @@ class NewRun:
 
 
 def _remove(path: Path) -> None:
-    if path.is_symlink():  # such as a run that is kept elsewhere: that stays
+    if path.is_symlink():  # such as a run that is stored elsewhere, which stays
         path.unlink()
     elif path.exists():
         shutil.rmtree(path)
 
 
-def append_whole(file: FileIO, data: bytes) -> None:
-    """All of it at the end of an open file; or nothing, and an OSError."""
+def append_atomic(file: FileIO, data: bytes) -> None:
+    """Append all of the data to an open file, or raise OSError and append nothing."""
     start = file.seek(0, os.SEEK_END)
     try:
         if file.write(data) != len(data):
@@ -274,12 +272,12 @@ def append_whole(file: FileIO, data: bytes) -> None:
 
 
 def is_federation(path: Path) -> bool:
-    """Whether a run folder is a coordinator's, whose clients are elsewhere; a simulation has no place in it."""
+    """Return True for the run folder of a coordinator, whose clients are elsewhere."""
     return (path / SERVE_FILE).is_file()
 
 
-def how_to_go_on(path: Path) -> str:
-    """The command that goes on with what is in a run folder."""
+def how_to_resume(path: Path) -> str:
+    """Return the command that resumes a run folder."""
     return f"tinyproto serve {path} --resume" if is_federation(path) else f"tinyproto resume {path}"
 
 
@@ -290,7 +288,7 @@ def _sockets_from(columns: dict[str, list[int]] | None) -> dict[int, dict[Direct
 
 
 def run_folders(root: Path) -> list[Path]:
-    """The run folders in a folder, itself or however deep; inside one there are no others. What is hidden stays so."""
+    """Return the run folders in a folder, itself or at any depth, without hidden ones; a run contains no other."""
     found: list[Path] = []
     for folder, inner, files in os.walk(root):
         is_run = "config.yaml" in files
@@ -301,19 +299,19 @@ def run_folders(root: Path) -> list[Path]:
 
 
 def cell_name(label: str, seed: int) -> str:
-    """The name of a cell's folder: its label without what a file system might not take, and its seed."""
+    """Return the name of a cell's folder: its label, reduced to characters that any file system takes, and its seed."""
     plain = re.sub(r"[^\w.,=()-]+", "_", label, flags=re.ASCII)
     return f"{plain[:80]}-{seed}"
 
 
 def lines_kept(file: Path) -> bytes:
-    """What is in a file of lines, or in the packed one that a record has in its place."""
+    """Return the content of a file of lines, or of the compressed file that a record has instead."""
     packed = file.with_name(f"{file.name}{PACKED}")
     return gzip.decompress(packed.read_bytes()) if packed.is_file() and not file.is_file() else file.read_bytes()
 
 
-def write_whole(file: Path, text: str) -> None:
-    """A file that is there whole or as it was."""
+def write_atomic(file: Path, text: str) -> None:
+    """Write a file completely, or leave it as it was."""
     partial = file.with_name(_partial(file.name))
     partial.write_text(text, encoding="utf-8")
     partial.replace(file)
@@ -324,7 +322,7 @@ def _partial(name: str) -> str:
 
 
 def record_values(record: RoundRecord) -> dict[str, Any]:
-    """A record as plain values; clients are columns, which takes a fifth of the space of a mapping per client."""
+    """Return a record as plain values; clients are columns, which take a fifth of the space of one mapping each."""
     clients = record.clients.values()
     return {
         "round": record.round,
@@ -351,12 +349,12 @@ def record_values(record: RoundRecord) -> dict[str, Any]:
 
 
 def _by_text(by_client: Mapping[int, Any]) -> dict[str, Any]:
-    """As JSON takes a mapping."""
+    """Return a mapping with keys that JSON keeps."""
     return {str(client): value for client, value in by_client.items()}
 
 
 def record_from(values: dict[str, Any]) -> RoundRecord:
-    """The record that `record_values` wrote."""
+    """Return the record that `record_values` wrote."""
     columns = values["clients"]
     clients = {
         client: ClientRecord(

@@ -1,31 +1,47 @@
-"""summary.json: what each cell of the grid reached and what it cost, from its records and its clock."""
+"""The result of a round, and summary.json: what each cell of the grid reached and what it cost."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tinyproto.algorithms.base import Derived
-from tinyproto.engine.evaluate import RULES
+from tinyproto.engine.client import Steps
+from tinyproto.engine.measure import RULES, WAYS, Cost, Direction, Purpose
 from tinyproto.engine.round import RoundRecord
-from tinyproto.simulation.loop import PlayedRound
-from tinyproto.wire.meter import WAYS, Cost, Direction, Purpose
 
 SCHEMA_VERSION = 1
 PHASES = ("total", "train", "prototypes", "server", "evaluate", "clients")
 
 MEANT = 10
-"""Evaluations that `last10` is the mean of, where there are as many."""
+"""The number of evaluations that `last10` is the mean of, if there are as many."""
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """A round's record, and its times."""
+
+    record: RoundRecord
+    seconds: dict[str, float]  # total, train, prototypes, server, evaluate, clients
+    notes: tuple[str, ...] = ()  # on how it was executed
+    steps: Steps | None = None  # of the clients, if they are counted
+    sockets: Mapping[int, Mapping[Direction, int]] | None = None  # bytes on the network by client, if there is one
+
+    def for_summary(self) -> RoundResult:
+        """Return what a summary reads; without the clients, a run of many rounds keeps far less in memory."""
+        record = replace(self.record, clients={}, loss={}, server={})
+        return RoundResult(record, self.seconds, sockets=self.sockets)
 
 
 def summarise(
-    played: Sequence[PlayedRound], identity: Mapping[str, Any], formula: int | None, peak_memory: int, derived: Derived
+    rounds: Sequence[RoundResult], identity: Mapping[str, Any], formula: int | None, peak_memory: int, derived: Derived
 ) -> dict[str, Any]:
-    """One entry of summary.json's results; `identity` says which cell of the grid it is."""
-    records = [round_.record for round_ in played]
-    measured = _measured(played)
-    training = [_cost(round_.record, "training") for round_ in measured]
+    """Return one entry of summary.json's results; `identity` names the cell of the grid."""
+    records = [result.record for result in rounds]
+    measured = _measured(rounds)
+    training = [_cost(result.record, "training") for result in measured]
     return {
         **identity,
         "derived": dict(derived),
@@ -36,13 +52,13 @@ def summarise(
         "payload_bytes_per_round": {way: _mean([cost[way].payload for cost in training]) for way in WAYS},
         "wire_bytes_per_round": {way: _mean([cost[way].wire for cost in training]) for way in WAYS},
         "evaluation_bytes_per_round": {
-            way: _mean([_cost(round_.record, "evaluation")[way].wire for round_ in measured]) for way in WAYS
+            way: _mean([_cost(result.record, "evaluation")[way].wire for result in measured]) for way in WAYS
         },
         "socket_bytes_per_round": _sockets(measured),
         "hello_bytes": {way: sum(_cost(record, "hello")[way].wire for record in records) for way in WAYS},
         "closing_bytes": {way: _cost(records[-1], "closing")[way].wire for way in WAYS},
         "seconds_per_round": {
-            phase: sum(round_.seconds.get(phase, 0.0) for round_ in measured) / len(measured) for phase in PHASES
+            phase: sum(result.seconds.get(phase, 0.0) for result in measured) / len(measured) for phase in PHASES
         },
         "peak_memory_bytes": peak_memory,
         **_absences(records),
@@ -56,9 +72,9 @@ def left_out(records: Iterable[RoundRecord]) -> dict[str, Any]:
 
 
 def accuracy_summary(records: Sequence[RoundRecord]) -> dict[str, dict[str, float | None]]:
-    """Best, last and mean of the last ten evaluations by each rule, and the last mean over clients.
+    """Return best, last and mean of the last ten evaluations by each rule, and the last mean over clients.
 
-    Round 1 evaluates networks that nobody has trained yet, so it never enters the mean of the last ten.
+    Round 1 evaluates untrained networks, so it never enters the mean of the last ten.
     """
     found = {rule: over_rounds([(record.round - 1, record.accuracy[rule]) for record in records]) for rule in RULES}
     means = {rule: _known(record.client_mean[rule] for record in records) for rule in RULES}
@@ -69,13 +85,13 @@ def accuracy_summary(records: Sequence[RoundRecord]) -> dict[str, dict[str, floa
 
 
 def over_rounds(curve: Sequence[tuple[int, float | None]]) -> dict[str, float | None]:
-    """Each statistic of a curve of accuracies after so many rounds of training; None where none is known."""
+    """Return each statistic of a curve of (rounds of training, accuracy); None if no accuracy is known."""
     found = {name: _known(curve[index][1] for index in places) for name, places in read_at(curve).items()}
     return {name: sum(values) / len(values) if values else None for name, values in found.items()}
 
 
 def read_at(curve: Sequence[tuple[int, float | None]]) -> dict[str, list[int]]:
-    """The places of a curve that each statistic is the mean of."""
+    """Return the indices of the points of a curve that each statistic is the mean of."""
     known = [index for index, (_, accuracy) in enumerate(curve) if accuracy is not None]
     best = max(known, key=lambda index: curve[index][1] or 0.0, default=None)
     return {
@@ -86,7 +102,7 @@ def read_at(curve: Sequence[tuple[int, float | None]]) -> dict[str, list[int]]:
 
 
 def _absences(records: Sequence[RoundRecord]) -> dict[str, dict[str, int]]:
-    """Return how often clients dropped out or were late, and the rounds left without an upload; nothing if never."""
+    """Count clients that dropped out or were late, and rounds without any upload; return nothing if there are none."""
     dropped, late = (sum(len(getattr(record, name)) for record in records) for name in ("dropped", "late"))
     if not dropped and not late:
         return {}
@@ -98,19 +114,19 @@ def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _measured(played: Sequence[PlayedRound]) -> Sequence[PlayedRound]:
-    """Rounds 2 to T, since round 1 sends no prototypes down yet; round 1 where there is no other."""
-    rounds = [round_ for round_ in played if not round_.record.closing]
-    return rounds[1:] or rounds
+def _measured(rounds: Sequence[RoundResult]) -> Sequence[RoundResult]:
+    """Return rounds 2 to T, since round 1 sends no prototypes down yet; round 1 if there is no other."""
+    trained = [result for result in rounds if not result.record.closing]
+    return trained[1:] or trained
 
 
 def _cost(record: RoundRecord, purpose: Purpose) -> dict[Direction, Cost]:
     return record.traffic.get(purpose, {"up": Cost(), "down": Cost()})
 
 
-def _sockets(played: Sequence[PlayedRound]) -> dict[str, Any] | None:
-    """Bytes on the network, all clients together and for each; None where nobody counted them."""
-    counted = [round_.sockets for round_ in played if round_.sockets is not None]
+def _sockets(rounds: Sequence[RoundResult]) -> dict[str, Any] | None:
+    """Return the bytes on the network, of all clients together and of each; None if they were not counted."""
+    counted = [result.sockets for result in rounds if result.sockets is not None]
     if not counted:
         return None
     clients = sorted({client for sockets in counted for client in sockets})
@@ -125,6 +141,6 @@ def _sockets(played: Sequence[PlayedRound]) -> dict[str, Any] | None:
 
 
 def _mean(values: Sequence[int]) -> int | float:
-    """A mean that stays whole where it is whole, since bytes usually are."""
+    """Return the mean, as an integer if it is one, since bytes usually are."""
     total, count = sum(values), len(values)
     return total // count if total % count == 0 else total / count

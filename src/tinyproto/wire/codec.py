@@ -1,7 +1,8 @@
-"""Message ↔ the body of a frame: typed sections for rows, tensors and metrics.
+"""Encode a Message as the body of a frame, and decode it: typed sections for rows, tensors and metrics.
 
-There is one decoder. It gives `Sections`, whose rows are a view of the frame; a server that folds uploads takes these,
-everyone else the `Message` made of them.
+The codec is written by hand because messages must have one encoding, cost few bytes and be validated before memory is
+allocated, which no serialisation library offers together. The decoder returns `Sections`, whose rows are a view of the
+frame, for a server that folds uploads; `Sections.message()` copies them into a `Message`.
 
 | section | layout |
 |---|---|
@@ -9,18 +10,18 @@ everyone else the `Message` made of them.
 | tensors | tag, count as u16; per tensor, ascending by name: name, value type, axes, sizes as u32, scales, values |
 | metrics | tag, count as u8; per metric: code (0: a name follows), wide bit, the value as f32 or f64 |
 
-Metrics are ordered as a client reports them: the losses (codes 8 and 9), those with a name, ascending, then sizes and
-scores (codes 1 to 7). A metric is an f64 if an f32 would change it, and from 3e38 on, infinities and NaN included.
+Metrics have a fixed order: the losses (codes 8 and 9), metrics with a name, ascending, then sizes and scores (codes 1
+to 7). A metric is an f64 if an f32 would change it or its magnitude is 3e38 or more, infinities and NaN included.
 
-Value types, and the scales of those that have any, are those of `wire/values.py`; for them a tensor's rows are its
-first axis, and a vector or a scalar is one row. A section says itself which type it has.
+`wire/values.py` defines the value types and their scales. The rows of a tensor are its first axis; a vector or a scalar
+is one row. Each section names its value type.
 
-A malformed body ends in a WireError that names the field; nothing is read past the end.
+A malformed body raises a WireError that names the field; nothing is read past the end.
 
-A message has one encoding. Bytes that `encode` never writes are refused, even where their meaning is clear: tensors or
-metrics out of order or repeated, an empty section of either, bits of the bitmap beyond the classes, a metric wider or
-narrower than the rule says or spelled out though it has a code, and all that `wire/values.py` lists for values. Rows
-without any class present are no empty section: they differ from a message without rows.
+A message has one encoding. Bytes that `encode` never writes are refused, even if their meaning is clear: tensors or
+metrics out of order or repeated, an empty section of either, bits of the bitmap above the number of classes, a metric
+of the wrong width or spelled out although it has a code, and the values that `wire/values.py` lists. Rows without any
+class are valid: they differ from a message without rows.
 """
 
 from __future__ import annotations
@@ -28,18 +29,20 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tinyproto.core.messages import Message
-from tinyproto.core.prototypes import PackedRows, Prototypes
+from tinyproto.core.prototypes import Message, PackedRows, Prototypes
 from tinyproto.errors import WireError
 from tinyproto.wire.frame import HEADER_BYTES, Header, pack, unpack
 from tinyproto.wire.values import BY_CODE, FLOAT32, Coding, ValueType, as_matrix
+
+if TYPE_CHECKING:
+    from tinyproto.wire.validate import Expectation
 
 _ROWS, _TENSORS, _METRICS = _SECTIONS = 1, 2, 3
 _FLOATS, _BYTES = np.dtype("<f4"), np.dtype("u1")
@@ -50,7 +53,7 @@ _METRICS_HEAD = struct.Struct("<BB")
 _WIDE = 0x80
 _NARROW = struct.Struct("<f")
 _METRIC_LAYOUTS = {0: _NARROW, _WIDE: struct.Struct("<d")}
-_NARROW_BELOW = 3e38  # metrics; float32 ends a little above
+_NARROW_BELOW = 3e38  # of metrics; the largest float32 is slightly greater
 _MOST_CLASSES = 0xFFFF
 _LARGEST = 1 << 28
 _AS_IT_IS = Coding()
@@ -59,24 +62,17 @@ METRIC_CODES: Mapping[str, int] = {
     name: code
     for code, name in enumerate(
         (
-            "train_samples",
-            "counted_samples",
-            "counted_classes",
-            "test_samples",
-            "correct_head",
-            "correct_global",
-            "correct_local",
-            "cross_entropy",
-            "regulariser",
+            "train_samples", "counted_samples", "counted_classes", "test_samples", "correct_head", "correct_global",
+            "correct_local", "cross_entropy", "regulariser",
         ),
         start=1,
     )
-}
-"""Metrics every frame may carry, one byte each for the name; the order is part of the protocol."""
+}  # fmt: skip
+"""Metrics whose name takes one byte; the order is part of the protocol."""
 
 _FIRST_METRICS = {"cross_entropy": -2, "regulariser": -1}
 _METRIC_PLACES = {name: (_FIRST_METRICS.get(name, code), "") for name, code in METRIC_CODES.items()}
-"""Sort keys of the metrics that have a code; the others have (0, name)."""
+"""Sort keys of metrics with a code; the sort key of other metrics is (0, name)."""
 
 _BEFORE_ALL = (-3, "")
 _METRIC_TAGS = {
@@ -88,7 +84,7 @@ _METRIC_TAGS = {
 
 @dataclass(frozen=True)
 class Decoded:
-    """A frame taken apart, with what it cost."""
+    """A decoded frame with its cost."""
 
     header: Header
     message: Message
@@ -97,7 +93,7 @@ class Decoded:
 
 
 class Sections(NamedTuple):
-    """The body of a frame taken apart: rows as a view of the frame, tensors and metrics in memory of their own."""
+    """A decoded body: rows as a view of the frame, tensors and metrics as copies."""
 
     rows: PackedRows | None
     tensors: Mapping[str, Tensor]
@@ -106,17 +102,17 @@ class Sections(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """How many numbers travel as payload, as `Message.parameters` counts them."""
+        """Return the number of values in the payload, as `Message.parameters` counts them."""
         rows = 0 if self.rows is None else self.rows.parameters
         return rows + sum(tensor.numel() for tensor in self.tensors.values())
 
     def message(self) -> Message:
-        """The message that was encoded; the frame may go."""
+        """Return the message, independent of the frame."""
         return Message(None if self.rows is None else self.rows.unpacked(), self.tensors, self.metrics)
 
 
 def payload_bytes(message: Message, values: ValueType = FLOAT32) -> int:
-    """Bytes of values and scales that a message has on the wire."""
+    """Return the bytes of values and scales of a message on the wire."""
     size = 0
     if message.rows is not None:
         size += values.payload(int(message.rows.present.sum()), message.rows.width)
@@ -124,7 +120,7 @@ def payload_bytes(message: Message, values: ValueType = FLOAT32) -> int:
 
 
 def encode(header: Header, message: Message, coding: Coding = _AS_IT_IS) -> bytes:
-    """A message as one frame; sections with nothing in them are left out."""
+    """Encode a message as one frame; empty sections are omitted."""
     sections = []
     if message.rows is not None:
         sections.append(_encode_rows(message.rows, coding))
@@ -136,32 +132,20 @@ def encode(header: Header, message: Message, coding: Coding = _AS_IT_IS) -> byte
 
 
 def rows_frame_bytes(num_classes: int, width: int, values: ValueType, metrics: int = 0) -> int:
-    """Bytes of a frame with a row of every class, and so many bytes of metrics."""
+    """Return the bytes of a frame with a row of each class, and this many bytes of metrics."""
     bitmap = (num_classes + 7) // 8
     return HEADER_BYTES + _ROWS_HEAD.size + bitmap + values.payload(num_classes, width) + metrics
 
 
-class Shapes(Protocol):
-    """Says what may arrive, before memory is taken for it; raises a WireError for anything else."""
-
-    def check_rows(self, num_classes: int, width: int) -> None:
-        """Rows of this shape."""
-        ...
-
-    def check_tensor(self, name: str, shape: tuple[int, ...]) -> None:
-        """A tensor of this name and shape."""
-        ...
-
-
 def decode(frame: bytes) -> Decoded:
-    """The frame's header and message, whatever its federation, or a WireError."""
+    """Decode a frame of any federation; raise WireError if it is malformed."""
     header, body = unpack(frame)
     sections = decode_body(body)
     return Decoded(header, sections.message(), sections.payload_bytes, len(frame))
 
 
-def decode_body(body: memoryview, shapes: Shapes | None = None, agreed: ValueType | None = None) -> Sections:
-    """The sections of a frame; `shapes` is asked before any value is read, and no type passes but the one agreed on."""
+def decode_body(body: memoryview, expected: Expectation | None = None, agreed: ValueType | None = None) -> Sections:
+    """Decode a body; shapes other than the expected ones and types other than the agreed one are refused first."""
     reader = _Reader(body, agreed)
     rows: PackedRows | None = None
     tensors: dict[str, Tensor] = {}
@@ -175,16 +159,16 @@ def decode_body(body: memoryview, shapes: Shapes | None = None, agreed: ValueTyp
             raise WireError(f"section: type {tag} is repeated or out of order")
         last_tag = tag
         if tag == _ROWS:
-            rows = _decode_rows(reader, shapes)
+            rows = _decode_rows(reader, expected)
         elif tag == _TENSORS:
-            tensors = _decode_tensors(reader, shapes)
+            tensors = _decode_tensors(reader, expected)
         else:
             metrics = _decode_metrics(reader)
     return Sections(rows, tensors, metrics, reader.payload)
 
 
 class _Reader:
-    """A cursor over the body that refuses to run past its end."""
+    """A cursor over the body that never reads past its end."""
 
     __slots__ = ("agreed", "at", "body", "end", "payload")
 
@@ -195,30 +179,22 @@ class _Reader:
         self.at = 0
         self.end = len(body)
 
-    def byte(self, what: str) -> int:
+    def skip(self, size: int, what: str) -> int:
+        """Advance by so many bytes and return the position before; raise WireError if fewer are left."""
         start = self.at
-        self.at = start + 1
+        self.at = start + size
         if self.at > self.end:
-            raise self._short(start, what)
-        return self.body[start]
+            raise WireError(f"{what}: needs {size} bytes, {self.end - start} are left")
+        return start
+
+    def byte(self, what: str) -> int:
+        return self.body[self.skip(1, what)]
 
     def fields(self, layout: struct.Struct, what: str) -> tuple[Any, ...]:
-        start = self.at
-        self.at = start + layout.size
-        if self.at > self.end:
-            raise self._short(start, what)
-        return layout.unpack_from(self.body, start)
-
-    def array(self, dtype: np.dtype[Any], shape: tuple[int, int], what: str) -> NDArray[Any]:
-        """A view of the body."""
-        start = self.at
-        self.at = start + dtype.itemsize * shape[0] * shape[1]
-        if self.at > self.end:
-            raise self._short(start, what)
-        return np.ndarray(shape, dtype, self.body, start)
+        return layout.unpack_from(self.body, self.skip(layout.size, what))
 
     def value_type(self, code: int, what: str) -> ValueType:
-        """The type that a section says it has."""
+        """Return the type with this code; raise WireError if it is unknown or not the agreed one."""
         known = BY_CODE.get(code)
         if known is None:
             names = ", ".join(f"{other.code} ({other.name})" for other in BY_CODE.values())
@@ -228,12 +204,9 @@ class _Reader:
         return known
 
     def values(self, known: ValueType, shape: tuple[int, int], what: str) -> NDArray[np.float32]:
-        """A matrix of values; float32 as a view of the body."""
-        start = self.at
+        """Return a matrix of values; float32 as a view of the body."""
         size = 4 * shape[0] * shape[1] if known is FLOAT32 else known.payload(*shape)
-        self.at = start + size
-        if self.at > self.end:
-            raise self._short(start, what)
+        start = self.skip(size, what)
         self.payload += size
         if known is FLOAT32:
             return np.ndarray(shape, _FLOATS, self.body, start)
@@ -243,21 +216,15 @@ class _Reader:
             raise WireError(f"{what}: {error}") from error
 
     def text(self, size: int, what: str) -> str:
-        start = self.at
-        self.at = start + size
-        if self.at > self.end:
-            raise self._short(start, what)
+        start = self.skip(size, what)
         try:
             return str(self.body[start : self.at], "utf-8")
         except UnicodeDecodeError as error:
             raise WireError(f"{what}: a name is not valid UTF-8") from error
 
-    def _short(self, start: int, what: str) -> WireError:
-        return WireError(f"{what}: needs {self.at - start} bytes, {self.end - start} are left")
-
 
 def _check_size(shape: tuple[int, ...], what: str) -> None:
-    """Rows and empty tensors cost fewer bytes than their shape says, so the shape itself has to be sane."""
+    """Refuse a shape that is too large: rows and empty tensors take fewer bytes than their shape suggests."""
     values = 1
     for size in shape:
         values *= size or 1
@@ -267,7 +234,7 @@ def _check_size(shape: tuple[int, ...], what: str) -> None:
 
 def _value_bytes(values: Tensor, shape: tuple[int, int], coding: Coding) -> bytes:
     if values.dtype != torch.float32:
-        raise ValueError(f"only float32 travels, as it is or rounded, not {values.dtype}")
+        raise ValueError(f"only float32 can be encoded, not {values.dtype}")
     return coding.values.encode(values.detach().cpu().contiguous().numpy().reshape(shape), coding.rounding)
 
 
@@ -281,26 +248,27 @@ def _encode_rows(rows: Prototypes, coding: Coding) -> bytes:
     return b"".join((head, bitmap, _value_bytes(sent, (len(sent), rows.width), coding)))
 
 
-def _decode_rows(reader: _Reader, shapes: Shapes | None) -> PackedRows:
+def _decode_rows(reader: _Reader, expected: Expectation | None) -> PackedRows:
     _, code, num_classes, width = reader.fields(_ROWS_HEAD, "rows")
     known = reader.agreed
     if known is None or code != known.code:
         known = reader.value_type(code, "rows")
-    if shapes is None:
+    if expected is None:
         _check_size((num_classes, width), "rows")
     else:
-        shapes.check_rows(num_classes, width)
-    bitmap = reader.array(_BYTES, (1, (num_classes + 7) // 8), "rows bitmap")
-    classes = np.unpackbits(bitmap, None, None, "little").nonzero()[0]  # axis None: bits in one row
+        expected.check_rows(num_classes, width)
+    size = (num_classes + 7) // 8
+    bitmap = np.ndarray(size, _BYTES, reader.body, reader.skip(size, "rows bitmap"))
+    classes = np.unpackbits(bitmap, None, None, "little").nonzero()[0]
     count = len(classes)
     if count and classes[-1] >= num_classes:
-        raise WireError(f"rows bitmap: names a class beyond the {num_classes} there are")
+        raise WireError(f"rows bitmap: has a class above the {num_classes} of the section")
     return PackedRows(num_classes, classes, reader.values(known, (count, width), "rows values"))
 
 
 def _encode_tensors(tensors: Mapping[str, Tensor], coding: Coding) -> bytes:
     pieces = [_TENSORS_HEAD.pack(_TENSORS, len(tensors))]
-    for name, tensor in sorted(tensors.items()):  # so that draws meet the same values whatever the order they are in
+    for name, tensor in sorted(tensors.items()):  # so that draws meet the same values in any order of the mapping
         encoded = name.encode()
         if len(encoded) > 255:
             raise ValueError(f"a tensor's name has at most 255 bytes, {name[:40]!r}… has {len(encoded)}")
@@ -310,7 +278,7 @@ def _encode_tensors(tensors: Mapping[str, Tensor], coding: Coding) -> bytes:
     return b"".join(pieces)
 
 
-def _decode_tensors(reader: _Reader, shapes: Shapes | None) -> dict[str, Tensor]:
+def _decode_tensors(reader: _Reader, expected: Expectation | None) -> dict[str, Tensor]:
     _, count = reader.fields(_TENSORS_HEAD, "tensors")
     if not count:
         raise WireError("tensors: the section is empty; without tensors it is left out")
@@ -325,17 +293,17 @@ def _decode_tensors(reader: _Reader, shapes: Shapes | None) -> dict[str, Tensor]
             fault = "appears twice" if name in tensors else f"out of order, it follows {last!r}"
             raise WireError(f"tensor {name!r}: {fault}")
         last = name
-        if shapes is not None:
-            shapes.check_tensor(name, shape)
+        if expected is not None:
+            expected.check_tensor(name, shape)
         _check_size(shape, f"tensor {name!r}")
         values = reader.values(known, as_matrix(shape), f"tensor {name!r} values")
-        owned = values.astype(np.float32, copy=known is FLOAT32)  # a copy: the frame may go
+        owned = values.astype(np.float32, copy=known is FLOAT32)  # a copy, independent of the frame
         tensors[name] = torch.from_numpy(owned).view(shape)
     return tensors
 
 
 def _is_wide(value: float) -> bool:
-    """Return whether a metric travels as f64."""
+    """Return True if a metric is encoded as f64."""
     return not abs(value) < _NARROW_BELOW or _NARROW.unpack(_NARROW.pack(value))[0] != value
 
 
@@ -371,7 +339,7 @@ def _decode_metrics(reader: _Reader) -> dict[str, float]:
             name = reader.text(reader.byte("metric name"), "metric name")
             what, layout, place = f"metric {name!r}", _METRIC_LAYOUTS[tag], (0, name)
             if name in METRIC_CODES:
-                raise WireError(f"{what}: spelled out, where code {METRIC_CODES[name]} stands for it")
+                raise WireError(f"{what}: spelled out although it has code {METRIC_CODES[name]}")
         else:
             raise WireError(f"metric: unknown code {tag & ~_WIDE}")
         if place <= last:

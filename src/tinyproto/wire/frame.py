@@ -1,16 +1,18 @@
-"""The frame's header: who says what to whom in which round, for which federation, and whether it arrived whole.
+"""The header of a frame: its kind, round, client and federation, and the checksum of the frame.
+
+A frame is this header and a body (`wire/codec.py`). Change the layout only here.
 
 | bytes | field | |
 |---|---|---|
 | 4 | magic | `TPRO` |
 | 1 | version | 1 |
 | 1 | kind | hello, train, update, evaluate, evaluation |
-| 2 | flags | bit 0: evaluate what arrives before training |
+| 2 | flags | bit 0: evaluate the received values before training |
 | 4 | round | from 1; 0 for the hello |
-| 4 | client | the client it is for or from |
+| 4 | client | the client that receives or sends the frame |
 | 16 | digest | of the federation |
-| 4 | length | of all that follows the header |
-| 4 | crc32 | of everything else, header included |
+| 4 | length | of the body |
+| 4 | crc32 | of all other bytes of the frame |
 
 All numbers are little-endian.
 """
@@ -36,17 +38,17 @@ DIGEST_BYTES = 16
 
 
 class Kind(IntEnum):
-    """What a frame asks for or answers."""
+    """The purpose of a frame."""
 
-    HELLO = 1  # both ways: who are you; sizes of my data
+    HELLO = 1  # down: introduce yourself; up: sizes of the client's data
     TRAIN = 2  # down: train on this
-    UPDATE = 3  # up: what training gave
+    UPDATE = 3  # up: the result of training
     EVALUATE = 4  # down: evaluate this, do not train
-    EVALUATION = 5  # up: how it scored
+    EVALUATION = 5  # up: the scores
 
     @property
     def answer(self) -> Kind:
-        """The kind of frame that answers this one."""
+        """Return the kind of the reply."""
         return {Kind.TRAIN: Kind.UPDATE, Kind.EVALUATE: Kind.EVALUATION}.get(self, self)
 
 
@@ -54,7 +56,7 @@ _KINDS = {kind.value: kind for kind in Kind}
 
 
 class Header(NamedTuple):
-    """What a frame says about itself."""
+    """The fields of a header that vary between frames."""
 
     kind: Kind
     round_number: int
@@ -64,13 +66,13 @@ class Header(NamedTuple):
 
 
 def federation_digest(facts: Mapping[str, object]) -> bytes:
-    """16 bytes that are equal for two parties who mean the same federation."""
+    """Return 16 bytes that are equal on both sides if they have the same settings."""
     canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(canonical.encode(), digest_size=DIGEST_BYTES).digest()
 
 
 def pack(header: Header, body: bytes) -> bytes:
-    """Header and body as one frame."""
+    """Return header and body as one frame."""
     head = _HEADER.pack(
         MAGIC, VERSION, header.kind, int(header.evaluate), header.round_number, header.client, header.digest, len(body)
     )
@@ -78,21 +80,21 @@ def pack(header: Header, body: bytes) -> bytes:
 
 
 def unpack(frame: bytes) -> tuple[Header, memoryview]:
-    """The header and the body, once magic, version, length, checksum, kind and flags are what they should be."""
+    """Return the header and the body; raise WireError if magic, version, length, checksum, kind or flags are wrong."""
     if len(frame) < HEADER_BYTES:
-        raise WireError(f"length: a frame has at least {HEADER_BYTES} bytes, this one {len(frame)}")
+        raise WireError(f"length: a frame has at least {HEADER_BYTES} bytes, this one has {len(frame)}")
     view = memoryview(frame)
     magic, version, code, flags, round_number, client, digest, length = _HEADER.unpack_from(view)
     if magic != MAGIC:
         raise WireError(f"magic: a frame starts with {MAGIC!r}, this one with {magic!r}")
     if version != VERSION:
-        raise WireError(f"version: this side speaks version {VERSION}, the frame is version {version}")
+        raise WireError(f"version: this side has version {VERSION}, the frame has version {version}")
     body = view[HEADER_BYTES:]
     if length != len(body):
-        raise WireError(f"length: the header promises {length} bytes, {len(body)} follow")
+        raise WireError(f"length: the header says {length} bytes, {len(body)} follow")
     (checksum,) = _CHECKSUM.unpack_from(view, _HEADER.size)
     if checksum != zlib.crc32(body, zlib.crc32(view[: _HEADER.size])):
-        raise WireError("checksum: the frame was damaged on its way")
+        raise WireError("checksum: the frame was damaged in transit")
     kind = _KINDS.get(code)
     if kind is None:
         raise WireError(

@@ -1,4 +1,4 @@
-"""Values on the wire: how a matrix of float32 (n rows, w values each) becomes bytes, and what comes back.
+"""Encode a matrix of float32 values (n rows, w values each) in one of five types, and decode it.
 
 | type | bytes of n rows of w | error, rounding to nearest | error, stochastic |
 |---|---|---|---|
@@ -8,34 +8,37 @@
 | int8 | n·w + 2·n | scale / 2 | scale |
 | int4 | ⌈n·w / 2⌉ + 2·n | scale / 2 | scale |
 
-`max` is the largest magnitude of x's row. The types with a scale have one for each row, a bfloat16, written before the
-values: what comes back is what travelled times the scale, which is exact. float16's is a power of two that brings `max`
-to 2¹⁴ … 2¹⁵, since rows scaled by count may pass float16's range. The integers' is max / 127 or max / 7, rounded up, so
-that nothing is clipped: at most (1 + 2⁻⁷) of that, and no scale but 0 is below 2⁻¹²⁶. Integers lie in −127 … 127 and in
-−7 … 7; of these two share a byte, the first in its low bits, and an odd number of values in the whole matrix leaves the
-last four bits 0. A row whose values travel as zeros has scale 0, also one of integers with a `max` below 2⁻¹²⁶ that
-rounds to zeros. The bounds of the integers hold up to float32's own rounding, 2⁻¹⁶ of a step, and all bounds for
-magnitudes up to 2¹²⁶, far beyond what `wire/validate.py` lets pass. Integers and bfloat16 have no step below 2⁻¹²⁶ and
-2⁻¹³³.
+`max` is the largest magnitude of x's row. Types with a scale have one per row, a bfloat16 written before the values. A
+decoded value is the encoded value times the scale, which is exact.
 
-Stochastic rounding goes up or down by chance, so that the mean over draws is x: to 2⁻¹⁷ of a step for the integers and
-exactly for the others, but for values of float16 that are below 2⁻²⁸ of `max`, which are rounded to nearest.
+- float16: the scale is a power of two that brings `max` to 2¹⁴ … 2¹⁵, since rows scaled by count may exceed float16.
+- int8, int4: the scale is max / 127 or max / 7, rounded up by a factor of at most (1 + 2⁻⁷) so that nothing is clipped.
+  Integers are in −127 … 127 and in −7 … 7. Two int4 values share a byte, the first in the low bits; if the matrix has
+  an odd number of values, the last four bits are 0.
+- A row that is encoded as zeros has scale 0, also an integer row with `max` below 2⁻¹²⁶ that rounds to zeros. Other
+  scales are at least 2⁻¹²⁶.
+- The bounds of the integers hold up to float32's rounding, 2⁻¹⁶ of a step, and all bounds for magnitudes up to 2¹²⁶,
+  far above the limits of `wire/validate.py`. Integers have no step below 2⁻¹²⁶ and bfloat16 none below 2⁻¹³³.
 
-A value that is no number, or infinite, makes its whole row so (in bfloat16 itself alone): it never arrives as a number.
-Such a row travels as ones with the scale NaN or infinity; decoding passes it on, and `wire/validate.py` refuses it as
-diverged training.
+Stochastic rounding goes up or down at random so that the mean over draws is x: to 2⁻¹⁷ of a step for the integers and
+exactly for the others, except that float16 values below 2⁻²⁸ of `max` are rounded to nearest.
 
-Decoding refuses scaled rows that no rounding of any float32 row gives. For the integers, rounding the scale up to
+A NaN or infinite value makes its row so (in bfloat16 only itself) and is never decoded as a finite number. Such a row
+is encoded as ones with scale NaN or infinity. Decoding accepts it, and `wire/validate.py` refuses it as diverged
+training.
+
+Decoding refuses scaled rows that no rounding of a float32 row gives. For the integers, rounding the scale up to
 a bfloat16 adds less than 2⁻⁷ of it, so `max` is more than 127 / (1 + 2⁻⁷) > 126 or 7 / (1 + 2⁻⁷) > 6 steps; stochastic
-rounding cuts off less than one. So some integer of the row has magnitude 126 or 127 (6 or 7), and some value of float16
-2¹⁴ … 2¹⁵. Only the smallest scale, 2⁻¹²⁶, may come with less, and only scale 0 with zeros alone. Refused are rows too
-small for their scale, −128 and −8, padding other than 0, scales that are negative, subnormal, larger than a float32 row
-needs or, for float16, no power of two, and values of float16 that 2⁻¹²⁶ brings between two float32 numbers.
+rounding removes less than one. So some integer of the row has magnitude 126 or 127 (6 or 7), and some value of float16
+2¹⁴ … 2¹⁵. Only the smallest scale, 2⁻¹²⁶, may have smaller values, and only scale 0 has zeros alone. Refused are:
 
-Encoding what was decoded again, to nearest, gives the same bytes for float32, for bfloat16 but for NaN, and for scaled
-rows whose largest magnitude is 127, 7 or below 2¹⁵. A row of int8 at 126 would get a smaller scale and one of float16
-at 2¹⁵ a larger one, so their bytes follow from what was sent, not from what arrives. Signs of zeros (of floats) and
-the bits of a NaN (float32, bfloat16) pass as they are.
+- rows too small for their scale, −128 and −8, padding other than 0;
+- scales that are negative, subnormal, larger than a float32 row needs or, for float16, not a power of two;
+- values of float16 that 2⁻¹²⁶ brings between two float32 numbers.
+
+Encoding decoded values again, to nearest, gives the same bytes for float32, for bfloat16 except NaN, and for scaled
+rows whose largest magnitude is 127, 7 or below 2¹⁵. An int8 row at 126 would get a smaller scale and a float16 row at
+2¹⁵ a larger one. Signs of zeros (floats) and the bits of a NaN (float32, bfloat16) are kept.
 """
 
 from __future__ import annotations
@@ -59,9 +62,9 @@ Bytes = NDArray[np.uint8]
 
 SCALE_BYTES = 2
 BLOCK = 1 << 15
-"""Values encoded at a time: 128 kB of float32 and what is made of them stay in a core's cache."""
+"""Number of values encoded at a time: 128 kB of float32 and their encoding fit into a core's cache."""
 
-_SMALLEST_SCALE = np.float32(2.0**-126)  # the smallest normal number, so that no machine takes it for 0
+_SMALLEST_SCALE = np.float32(2.0**-126)  # the smallest normal number, which no machine flushes to 0
 _MAGNITUDE, _EXPONENT = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
 _INFINITY = 0x7F800000
 _QUIET_NAN = np.uint16(0x7FC0)
@@ -74,7 +77,7 @@ _HALF_LIMIT = np.uint16(0x0800)  # 2⁻¹³, as a float16
 
 @dataclass(frozen=True)
 class ValueType:
-    """One way to write values; `code` is its number in a frame."""
+    """A way to encode values; `code` is its number in a frame."""
 
     name: ValueName
     code: int
@@ -82,16 +85,16 @@ class ValueType:
     scaled: bool
 
     def payload(self, rows: int, width: int) -> int:
-        """Bytes of values and scales."""
+        """Return the bytes of values and scales."""
         values = (rows * width * self.bits + 7) // 8
         return values + SCALE_BYTES * rows if self.scaled and width else values
 
     def stretch(self, width: int) -> float:
-        """Bound how many times longer, in L2, a row of so many values can arrive than it was, however it is rounded."""
+        """Return a bound of the factor by which rounding can increase the L2 norm of a row with so many values."""
         return 1.0 + _OF_EACH.get(self.name, 0.0) + _OF_LARGEST.get(self.name, 0.0) * math.sqrt(width)
 
     def encode(self, values: Floats, rounding: torch.Generator | None = None) -> bytes:
-        """Values (n, w) as bytes; rounded to nearest, half to even, unless there is a generator to draw from."""
+        """Encode values (n, w); round to nearest, half to even, or stochastically if there is a generator."""
         if self is FLOAT32:
             return values.astype("<f4", copy=False).tobytes()
         rows, width = values.shape
@@ -103,7 +106,7 @@ class ValueType:
         step = max(BLOCK // width, 1)
         step += step % 2  # even, so that no byte of int4 belongs to two blocks
         scratch = np.empty((min(step, rows), width), np.float32)
-        with np.errstate(invalid="ignore"):  # a NaN: for the validator to refuse
+        with np.errstate(invalid="ignore"):  # a NaN, which the validator refuses
             for start in range(0, rows, step):
                 block = values[start : start + step]
                 draws = None if rounding is None else _draws(block.shape, rounding)
@@ -116,7 +119,7 @@ class ValueType:
         return out.tobytes()
 
     def decode(self, data: Bytes, rows: int, width: int) -> Floats:
-        """The values (n, w) of `payload(n, w)` bytes; float32 as a view of them. Raises a WireError."""
+        """Decode `payload(n, w)` bytes to values (n, w); float32 as a view. Raise WireError if they are invalid."""
         if self is FLOAT32:
             return data.view("<f4").reshape(rows, width)
         if self is BFLOAT16:
@@ -130,13 +133,13 @@ class ValueType:
             _check_rows(self, scales, bits, bits & _HALF_MAGNITUDE)
             values = torch.from_numpy(halves).float().numpy()  # numpy would convert one number at a time
         else:
-            integers = body.view(np.int8) if self is INT8 else _from_pairs(body, rows * width)
+            integers = body.view(np.int8) if self is INT8 else _unpack_int4(body, rows * width)
             _check_rows(self, scales, integers, np.abs(integers).view(np.uint8))
             values = integers.astype(np.float32)
         return _times(values.reshape(rows, width), _from_bfloat16(scales))
 
     def _split(self, data: Bytes, rows: int) -> tuple[NDArray[np.uint16], Bytes]:
-        """Scales, one for each row or none, and values."""
+        """Return the scales, one per row or none, and the values."""
         size = SCALE_BYTES * rows if self.scaled else 0
         return data[:size].view("<u2"), data[size:]
 
@@ -149,7 +152,7 @@ class ValueType:
         scales[:] = scale.view(np.uint32) >> 16
         divisor = np.where(unbounded | (magnitudes == 0), np.float32(1), scale)
         np.divide(block, divisor[:, None], out=scratch)
-        if unbounded.any():  # an infinite scale or one that is no number, times 1
+        if unbounded.any():  # an infinite or NaN scale, times 1
             scales[unbounded] = np.where(magnitudes[unbounded] == _INFINITY, _INFINITY >> 16, _QUIET_NAN)
             scratch[unbounded] = 1
         if self is FLOAT16:
@@ -157,10 +160,10 @@ class ValueType:
         else:
             _round(scratch, _LARGEST[self.name], draws)
             tiny = scales == _SMALLEST_BITS
-            if tiny.any():  # a row that rounds to zeros is written as one
+            if tiny.any():  # a row that rounds to zeros has scale 0
                 scales[tiny & ~scratch.any(1)] = 0
             integers = scratch.astype(np.int8).reshape(-1)
-            place[:] = integers.view(np.uint8) if self is INT8 else _in_pairs(integers)
+            place[:] = integers.view(np.uint8) if self is INT8 else _pack_int4(integers)
 
 
 FLOAT32 = ValueType("float32", 1, 32, scaled=False)
@@ -173,14 +176,14 @@ BY_CODE: Mapping[int, ValueType] = {known.code: known for known in VALUE_TYPES.v
 
 _LARGEST = {"int8": 127, "int4": 7}
 _OF_EACH = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
-"""The table's errors under stochastic rounding, the larger ones: shares of a value's magnitude …"""
+"""Errors of stochastic rounding in the table, which are the larger ones: fractions of a value's magnitude …"""
 _OF_LARGEST = {"float16": 2.0**-39, **{name: (1 + 2.0**-6) / largest for name, largest in _LARGEST.items()}}
 """… and of the largest in its row."""
 
 
 @dataclass(frozen=True)
 class Coding:
-    """How the values of one message are written."""
+    """The encoding of one message's values."""
 
     values: ValueType = FLOAT32
     rounding: torch.Generator | None = None  # to draw from; None rounds to nearest
@@ -188,19 +191,19 @@ class Coding:
 
 @dataclass(frozen=True)
 class WireSettings:
-    """What a federation writes its values in, each way, how they are rounded, and which rows a client trains on."""
+    """The value types of a federation, their rounding, and the rows that a client is sent for training."""
 
     up: ValueName = "float32"
     down: ValueName = "float32"
     rounding: Rounding = "nearest"
-    download: Download = "all"  # classes sent for training: all there are, or those of the client's last upload
+    download: Download = "all"  # rows sent for training: all classes, or those of the client's last upload
 
 
 EXACT = WireSettings()
 
 
 def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and width of a tensor on the wire: its first axis and all others; a vector or a scalar is one row."""
+    """Return rows and width of a tensor on the wire: its first axis and all others; a vector or a scalar is one row."""
     if len(shape) < 2:
         return 1, shape[0] if shape else 1
     width = 1
@@ -210,7 +213,7 @@ def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _power_of_two(magnitudes: NDArray[np.uint32]) -> Floats:
-    """Of every row: what brings its largest magnitude, given as bits, to 2¹⁴ … 2¹⁵."""
+    """Return the scales that bring the largest magnitudes, given as bits, to 2¹⁴ … 2¹⁵."""
     floor = np.bitwise_and(magnitudes, _EXPONENT).view(np.float32)  # the power of two below; 0 below all normal ones
     scale: Floats = np.maximum(floor * np.float32(2.0**-14), _SMALLEST_SCALE)
     scale[magnitudes == 0] = 0
@@ -218,7 +221,7 @@ def _power_of_two(magnitudes: NDArray[np.uint32]) -> Floats:
 
 
 def _step(magnitudes: NDArray[np.uint32], largest: int) -> Floats:
-    """Of every row: its largest magnitude over the largest integer, rounded up to a bfloat16."""
+    """Return the largest magnitudes divided by the largest integer, rounded up to a bfloat16."""
     exact = np.maximum(magnitudes.view(np.float32) / np.float32(largest), _SMALLEST_SCALE)
     scale: Floats = ((exact.view(np.uint32) + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)).view(np.float32)
     scale[magnitudes == 0] = 0
@@ -226,14 +229,14 @@ def _step(magnitudes: NDArray[np.uint32], largest: int) -> Floats:
 
 
 def _draws(shape: tuple[int, ...], generator: torch.Generator) -> NDArray[np.uint16]:
-    """Uniform in 0 … 65 535, one for each value."""
+    """Draw a uniform number in 0 … 65 535 for each value."""
     count = shape[0] * shape[1]
     words = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None, generator=generator)
     return words.numpy().view(np.uint16)[:count].reshape(shape)
 
 
 def _round(values: Floats, largest: int, draws: NDArray[np.uint16] | None) -> None:
-    """To whole numbers, in place."""
+    """Round to integers, in place."""
     if draws is None:
         np.rint(values, out=values)
         return
@@ -242,19 +245,19 @@ def _round(values: Floats, largest: int, draws: NDArray[np.uint16] | None) -> No
     chance *= np.float32(2.0**-16)  # 2⁻¹⁷ … 1 − 2⁻¹⁷: no more bits than a sum with ±127 keeps
     values += chance
     np.floor(values, out=values)
-    np.minimum(values, np.float32(largest), out=values)  # a quotient may be off by its last bit
+    np.minimum(values, np.float32(largest), out=values)  # a quotient may be wrong in its last bit
 
 
-def _in_pairs(integers: NDArray[np.int8]) -> Bytes:
-    """Two to a byte, the first in the low bits."""
+def _pack_int4(integers: NDArray[np.int8]) -> Bytes:
+    """Pack two integers per byte, the first in the low bits."""
     if len(integers) % 2:
         integers = np.append(integers, np.int8(0))
     pairs = integers.view("<u2")
     return ((pairs & 0x0F) | ((pairs >> 4) & 0xF0)).astype(np.uint8)
 
 
-def _from_pairs(data: Bytes, count: int) -> NDArray[np.int8]:
-    """Undo `_in_pairs` for so many integers."""
+def _unpack_int4(data: Bytes, count: int) -> NDArray[np.int8]:
+    """Unpack so many integers."""
     pairs = data.astype("<u2")
     pairs |= pairs << 4
     pairs &= 0x0F0F
@@ -268,8 +271,8 @@ def _from_pairs(data: Bytes, count: int) -> NDArray[np.int8]:
 
 def _times(values: Floats, scales: Floats) -> Floats:
     """Multiply rows (n, w) by their scales, in place."""
-    if values.size < BLOCK // 2:  # torch takes longer to start and half as long for each row
-        with np.errstate(over="ignore"):  # beyond float32: for the validator to refuse
+    if values.size < BLOCK // 2:  # torch takes longer to start but half the time per row
+        with np.errstate(over="ignore"):  # exceeds float32, which the validator refuses
             values *= scales[:, None]
     else:
         torch.from_numpy(values).mul_(torch.from_numpy(scales).unsqueeze(1))
@@ -277,11 +280,11 @@ def _times(values: Floats, scales: Floats) -> Floats:
 
 
 class _Limits(NamedTuple):
-    """What a scaled row may hold, as bits of scales and of magnitudes."""
+    """The limits of a scaled row, as bits of scales and of magnitudes."""
 
-    smallest: np.uint16  # scale of which every value has a product in float32
+    smallest: np.uint16  # smallest scale whose product with every value is a float32
     scale: int  # the largest
-    least: int  # of the row's largest magnitude, unless the scale is the smallest
+    least: int  # least value of the row's largest magnitude, unless the scale is the smallest
     most: int
     one: int
 
@@ -299,11 +302,11 @@ _LIMITS = {
 
 
 def _check_rows(kind: ValueType, scales: NDArray[np.uint16], written: NDArray[Any], magnitudes: NDArray[Any]) -> None:
-    """Refuse rows that `encode` cannot have written; `written` and `magnitudes` hold all rows, one after the other."""
+    """Raise WireError for rows that `encode` cannot have written; `written` and `magnitudes` are flat."""
     limits, width = _LIMITS[kind.name], len(written) // len(scales)
     largest = np.maximum.reduceat(magnitudes, np.arange(0, len(magnitudes), width))  # (n,)
     if (
-        np.maximum.reduce(largest - limits.least) <= limits.most - limits.least  # what is below wraps around
+        np.maximum.reduce(largest - limits.least) <= limits.most - limits.least  # smaller ones wrap around
         and np.maximum.reduce(scales - limits.smallest) <= limits.scale - limits.smallest
         and (kind is not FLOAT16 or not np.bitwise_or.reduce(scales) & _FRACTION)
     ):
@@ -322,13 +325,13 @@ def _check_rows(kind: ValueType, scales: NDArray[np.uint16], written: NDArray[An
 
 
 def _between(magnitudes: NDArray[np.uint16]) -> NDArray[np.bool_]:
-    """Find the values of float16 that 2⁻¹²⁶ brings between two float32 numbers: odd multiples of 2⁻²⁴ below 2⁻¹³."""
+    """Find the float16 values that 2⁻¹²⁶ brings between two float32 numbers: odd multiples of 2⁻²⁴ below 2⁻¹³."""
     between: NDArray[np.bool_] = (magnitudes < _HALF_LIMIT) & (magnitudes & 1 == 1)
     return between
 
 
 def _fault(kind: ValueType, row: int, bits: int, largest: int) -> str:
-    """Say what is wrong with a row that has a scale of these bits and this largest magnitude."""
+    """Describe the error of a row with a scale of these bits and this largest magnitude."""
     limits, scale = _LIMITS[kind.name], float(_from_bfloat16(np.array([bits], np.uint16))[0])
     found = float(np.array([largest], np.uint16).view(np.float16)[0]) if kind is FLOAT16 else largest
     if kind is not FLOAT16 and largest > limits.most:
@@ -347,7 +350,7 @@ def _fault(kind: ValueType, row: int, bits: int, largest: int) -> str:
     if bits > limits.scale:
         return f"{what}: it is larger than any that {kind.name} has"
     if kind is FLOAT16 and bits & _FRACTION:
-        return f"{what}: it is no power of two"
+        return f"{what}: it is not a power of two"
     if kind is FLOAT16 and bits == _SMALLEST_BITS and largest <= limits.most:
         return f"{what}: it brings a value of its row between two float32 numbers"
     due = "2¹⁴ … 2¹⁵" if kind is FLOAT16 else f"{limits.least} or {limits.most}"
@@ -355,7 +358,7 @@ def _fault(kind: ValueType, row: int, bits: int, largest: int) -> str:
 
 
 def _write_float16(values: Floats, place: Bytes, draws: NDArray[np.uint16] | None) -> None:
-    if draws is not None:  # chance in the 13 bits that float16 lacks, which are then cut off
+    if draws is not None:  # add a draw in the 13 bits that float16 lacks, then clear them
         bits = values.view(np.uint32)
         bits += draws >> 3
         bits &= np.uint32(0xFFFFE000)
@@ -365,7 +368,7 @@ def _write_float16(values: Floats, place: Bytes, draws: NDArray[np.uint16] | Non
 
 def _write_bfloat16(block: Floats, place: Bytes, scratch: Floats, draws: NDArray[np.uint16] | None) -> None:
     bits, rounded = block.view(np.uint32), scratch.view(np.uint32)
-    if draws is None:  # half of what is cut off, a little less where the last bit that stays is even
+    if draws is None:  # add half of the removed bits, slightly less if the last kept bit is even
         np.right_shift(bits, 16, out=rounded)
         np.bitwise_and(rounded, 1, out=rounded)
         rounded += np.uint32(0x7FFF)
@@ -374,7 +377,7 @@ def _write_bfloat16(block: Floats, place: Bytes, scratch: Floats, draws: NDArray
         np.add(bits, draws, out=rounded)
     np.right_shift(rounded, 16, out=rounded)
     place.view("<u2").reshape(block.shape)[:] = rounded
-    if not np.isfinite(np.vdot(block, block)):  # or there are only large numbers: a carry may have left a NaN finite
+    if not np.isfinite(np.vdot(block, block)):  # a carry may have turned a NaN into a number
         place.view("<u2").reshape(block.shape)[np.isnan(block)] = _QUIET_NAN
 
 

@@ -1,1 +1,1 @@
-"""Clients in several processes with one thread each; the records come out the same, whatever their number."""
+"""Clients in several processes with one thread each; the records do not depend on the number of processes."""

@@ -1,38 +1,75 @@
-"""A process of ours as its parent sees it: requests go in, answers come out, and its end is put into words."""
+"""Child processes: the messages between parent and child, either end of them, and the dataset they share."""
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
+import numpy as np
 import torch
 
+from tinyproto.data.images import Images, SharedPixels
 from tinyproto.errors import LeftOutError, TinyProtoError, one_line
-from tinyproto.workers.pipe import Parcel, receive, send
+
+_LENGTH = struct.Struct("<Q")
+
+
+class Parcel(NamedTuple):
+    """One message: a JSON head and byte blobs."""
+
+    head: dict[str, Any]
+    blobs: Sequence[bytes] = ()
+
+
+def send(stream: IO[bytes], parcel: Parcel) -> None:
+    """Write a parcel."""
+    head = json.dumps({**parcel.head, "blobs": [len(blob) for blob in parcel.blobs]}).encode()
+    stream.write(_LENGTH.pack(len(head)) + head)
+    for blob in parcel.blobs:
+        stream.write(blob)
+    stream.flush()
+
+
+def receive(stream: IO[bytes]) -> Parcel | None:
+    """Read the next parcel; return None if the other side is gone."""
+    try:
+        head = json.loads(_exactly(stream, _LENGTH.unpack(_exactly(stream, _LENGTH.size))[0]))
+        return Parcel(head, [_exactly(stream, size) for size in head.pop("blobs")])
+    except EOFError:
+        return None
+
+
+def _exactly(stream: IO[bytes], size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) < size:
+        raise EOFError
+    return data
 
 
 class End(NamedTuple):
-    """How a process ended."""
+    """The end of a process: its status, in words, and the last line it printed."""
 
     status: int  # negative: the signal that killed it
     words: str
-    last_words: str  # what it printed last, where it printed anything
+    last_words: str  # the last line it printed, if any
 
 
 class Child:
-    """`python -m MODULE` with one thread, which speaks parcels (`workers/child.py`) and ends with its parent."""
+    """`python -m MODULE` with one thread, which answers parcels and ends with its parent."""
 
     def __init__(
         self, module: str, descriptors: Sequence[int] = (), variables: Mapping[str, str] | None = None
     ) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, PARENTS_SIGNALS)  # inherited, until it can answer them
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, PARENTS_SIGNALS)  # inherited, until the child handles them
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module],
@@ -46,7 +83,7 @@ class Child:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def ask(self, parcel: Parcel) -> bool:
-        """Send a request; whether anybody was there to take it."""
+        """Send a request; return False if the process is gone."""
         assert self._process.stdin is not None
         try:
             send(self._process.stdin, parcel)
@@ -55,16 +92,16 @@ class Child:
         return True
 
     def answer(self) -> Parcel | None:
-        """The next answer; None where the process is gone."""
+        """Return the next answer; None if the process is gone."""
         assert self._process.stdout is not None
         return receive(self._process.stdout)
 
     def ask_to_stop(self) -> None:
-        """Have it end when it has come to a good place for that."""
+        """Ask the process to stop at the end of its round."""
         self._process.send_signal(signal.SIGTERM)
 
     def end(self) -> End:
-        """Of a process that is gone: what became of it."""
+        """Return how the process ended, once it is gone."""
         status = self._process.wait(timeout=10)
         self._errors.seek(0)
         last = self._errors.read().decode(errors="replace").strip().splitlines()[-1:]
@@ -72,7 +109,7 @@ class Child:
         return End(status, words, f"; its last words: {last[0]}" if last else "")
 
     def close(self) -> None:
-        """End it now."""
+        """End the process now."""
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._errors):
@@ -84,29 +121,29 @@ class Child:
 
 
 PARENT = "TINYPROTO_PARENT"
-"""The variable that tells a process of ours whose it is."""
+"""The environment variable that tells a child the id of its parent."""
 
 PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""A terminal, or whoever ends a whole process group, sends these to all of it; the parent answers them for all."""
+"""Signals that a terminal sends to the whole process group; the parent handles them for its children."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 def open_service(stop: Callable[[], None] | None = None) -> tuple[IO[bytes], IO[bytes]]:
-    """Return where requests come from and where answers go, with one thread and deaf to the parent's signals.
+    """Return the streams of requests and answers; use one thread, and ignore the signals that the parent handles.
 
-    Only a service that can stop in good order hears SIGTERM, by which its parent asks it to `stop`. Until here all of
-    them were held back (`workers/child.py`), so that none ends a process that is starting.
+    With `stop`, SIGTERM calls it: that is how the parent asks for a stop. Until here the signals were blocked, so none
+    of them ends a process that is starting.
     """
     for number in PARENTS_SIGNALS:
-        if stop is not None and number is signal.SIGTERM:  # ignored even for a moment, one held back would be lost
+        if stop is not None and number is signal.SIGTERM:  # never ignored: a blocked one would be lost
             signal.signal(number, lambda _number, _frame: stop())
         else:
             signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTS_SIGNALS)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.environ.get(PARENT) != str(os.getppid()):  # it ended while this process was starting
+    if os.environ.get(PARENT) != str(os.getppid()):  # the parent ended while this process was starting
         sys.exit()
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a user's network prints must not enter the pipe
@@ -115,9 +152,9 @@ def open_service(stop: Callable[[], None] | None = None) -> tuple[IO[bytes], IO[
 
 
 def failure(error: Exception) -> dict[str, str]:
-    """What went wrong, as the parent will say it: our own sentence, or another library's error with its place.
+    """Describe an error for the parent: one of this package by its message, another one by its type and place.
 
-    The kind "diverged" is of what would fail in the same way if it were run again.
+    An error of the kind "diverged" would occur again if the cell were run again.
     """
     place = " ".join(getattr(error, "__notes__", []))
     if isinstance(error, LeftOutError):
@@ -128,8 +165,44 @@ def failure(error: Exception) -> dict[str, str]:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Of the device or of the host; libraries below torch say so in words only."""
+    """Return True for device and host memory; some libraries below torch only say it in the message."""
     words = str(error)
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and ("out of memory" in words or "ALLOC_FAILED" in words)
     )
+
+
+_FACTS = ("name", "num_classes", "scale", "shift")
+
+
+class SharedDataset:
+    """A dataset whose open files child processes inherit; if it has none, each child loads the dataset."""
+
+    def __init__(self, images: Images) -> None:
+        assert images.shared is not None
+        labels = SharedPixels.blank((len(images), 8))
+        labels.array[:] = images.labels.numpy().view(np.uint8).reshape(-1, 8)
+        self._parts = {"pixels": images.shared, "labels": labels}
+        self._facts = {name: getattr(images, name) for name in _FACTS}
+
+    @property
+    def descriptors(self) -> list[int]:
+        """The file descriptors that a child has to inherit."""
+        return [part.descriptor for part in self._parts.values() if part.descriptor is not None]
+
+    def request(self, config: Mapping[str, Any]) -> Parcel:
+        """Return the request that has a child build the experiment."""
+        head = {"do": "load", "config": config}
+        if len(self.descriptors) < len(self._parts):
+            return Parcel(head)
+        addresses = {name: part.address() for name, part in self._parts.items()}
+        return Parcel({**head, "images": self._facts, **addresses})
+
+
+def received_dataset(request: Parcel) -> Images | None:
+    """Return the dataset in the child; None if the child has to load it."""
+    if "images" not in request.head:
+        return None
+    pixels, labels = (SharedPixels(**request.head[name]) for name in ("pixels", "labels"))
+    values = torch.from_numpy(labels.array.reshape(-1).view(np.int64))
+    return Images(pixels=pixels.tensor, labels=values, shared=pixels, **request.head["images"])

@@ -1,4 +1,4 @@
-"""The pool: starts workers, deals out clients, and is the host of their simulation."""
+"""The worker pool: starts worker processes, distributes clients over them, and is the channel to these clients."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from safetensors.torch import load
 from torch import Tensor
 
 from tinyproto.data.images import Images
 from tinyproto.engine.server import Reply
 from tinyproto.errors import TinyProtoError, WireError, WorkerError
+from tinyproto.simulation.loop import HostReport
 from tinyproto.storage.client_files import Stored, stored_from
-from tinyproto.workers.child import Child
-from tinyproto.workers.pipe import Handover, Parcel, unpack_tensors
+from tinyproto.workers.child import Child, Parcel, SharedDataset
 
 MOST_FRAME_BYTES = 64 * 2**20
-"""A worker is sent frames up to about so many bytes at a time; prototypes of thousands of clients are less."""
+"""The most bytes of frames, about, that a worker is sent at a time; prototypes of thousands of clients are less."""
 
 
 class WorkerPool:
-    """Processes that each hold a share of the clients; close it, and they are gone."""
+    """Worker processes that each hold a share of the clients, until it is closed."""
 
     def __init__(self, config: Mapping[str, Any], images: Images, count: int) -> None:
-        dataset = Handover(images)
+        dataset = SharedDataset(images)
         self._workers = [_Process(index, config, dataset) for index in range(count)]
 
     def __enter__(self) -> WorkerPool:
@@ -37,21 +38,17 @@ class WorkerPool:
             worker.close()
 
     def begin(self, cell: int, samples: Sequence[int], folder: Path, memory: int) -> WorkerHost:
-        """Deal out the clients of a cell by their number of training samples.
+        """Distribute the clients of a cell by their number of training samples.
 
-        Each worker has so much memory for its clients and puts what is beyond it into the folder.
+        Clients beyond `memory` bytes in a worker go to the folder.
         """
-        shares = deal(samples, len(self._workers))
-        for worker, share in zip(self._workers, shares, strict=True):
-            head = {"do": "begin", "cell": cell, "clients": share, "folder": str(folder.resolve()), "memory": memory}
-            worker.ask(Parcel(head))
-        for worker in self._workers:
-            worker.answer("begin")
-        return WorkerHost(self._workers, shares)
+        host = WorkerHost(self._workers, deal(samples, len(self._workers)))
+        host.ask_each("begin", cell=cell, folder=str(folder.resolve()), memory=memory)
+        return host
 
 
 def deal(samples: Sequence[int], count: int) -> list[list[int]]:
-    """Clients to workers, the largest first and each to the worker with the least so far."""
+    """Assign clients to workers, the largest first and each to the worker with the least so far."""
     shares: list[list[int]] = [[] for _ in range(count)]
     loads = [0] * count
     for client in sorted(range(len(samples)), key=lambda client: (-samples[client], client)):
@@ -62,17 +59,24 @@ def deal(samples: Sequence[int], count: int) -> list[list[int]]:
 
 
 class WorkerHost:
-    """The clients of one cell, wherever they are."""
+    """The clients of one cell in the workers."""
 
     def __init__(self, workers: Sequence[_Process], shares: Sequence[Sequence[int]]) -> None:
         self._workers = workers
         self._shares = shares
         self._seconds: dict[str, float] = {}
-        self._phases: dict[str, dict[str, float]] = {}  # of the exchange under way, by phase and worker
+        self._phases: dict[str, dict[str, float]] = {}  # of the exchange in progress, by phase and worker
         self._memory: dict[str, int] = {}
 
+    def ask_each(self, request: str, clients: Collection[int] | None = None, **facts: Any) -> list[Parcel]:
+        """Send each worker a request about its clients, or about those named; return the answers."""
+        for worker, share in zip(self._workers, self._shares, strict=True):
+            named = [client for client in share if clients is None or client in clients]
+            worker.ask(Parcel({"do": request, "clients": named, **facts}))
+        return [worker.answer(request) for worker in self._workers]
+
     def exchange(self, round_number: int, frames: Mapping[int, bytes]) -> Iterator[Reply]:
-        """All workers at once; their answers worker by worker."""
+        """Deliver the frames to all workers at once; yield the replies worker by worker."""
         waiting = [_batches([client for client in share if client in frames], frames) for share in self._shares]
         while any(batches := [next(share, {}) for share in waiting]):
             for worker, batch in zip(self._workers, batches, strict=True):
@@ -84,63 +88,51 @@ class WorkerHost:
                     refused = parcel.head["refused"]
                     yield Reply(parcel.head["client"], parcel.blobs[0], None if refused is None else WireError(refused))
                 self._note(worker.name, worker.answer("exchange").head)
-        for phase, values in self._phases.items():  # side by side: the slowest counts
+        for phase, values in self._phases.items():  # workers run side by side: the slowest counts
             self._seconds[phase] = self._seconds.get(phase, 0.0) + max(values.values())
         self._phases = {}
 
     def _note(self, worker: str, report: Mapping[str, Any]) -> None:
         self._memory[worker] = report["memory"]
         for phase, value in report["seconds"].items():
-            own = self._phases.setdefault(phase, {})
-            own[worker] = own.get(worker, 0.0) + value
+            by_worker = self._phases.setdefault(phase, {})
+            by_worker[worker] = by_worker.get(worker, 0.0) + value
 
     def save(self) -> Mapping[int, Stored]:
-        """Every worker writes what changed of its clients."""
-        for worker in self._workers:
-            worker.ask(Parcel({"do": "save"}))
+        """Write all that changed; return the places of the clients that ever changed."""
         stored: dict[int, Stored] = {}
-        for worker in self._workers:
-            stored |= stored_from(worker.answer("save").head["stored"])
+        for parcel in self.ask_each("save"):
+            stored |= stored_from(parcel.head["stored"])
         return dict(sorted(stored.items()))
 
     def restore(self, stored: Mapping[int, Stored]) -> None:
-        """Each worker gets its own clients'."""
+        """Set the clients to the state they had when they were saved."""
         for worker, share in zip(self._workers, self._shares, strict=True):
-            mine = {client: stored[client] for client in share if client in stored}
-            worker.ask(Parcel({"do": "restore", "stored": mine}))
+            worker.ask(
+                Parcel({"do": "restore", "stored": {client: stored[client] for client in share if client in stored}})
+            )
         for worker in self._workers:
             worker.answer("restore")
 
     def snapshot(self, clients: Sequence[int], parts: Collection[str]) -> Mapping[str, Tensor]:
-        """Some parts of what changes of some clients, by name."""
-        wanted, tensors = set(clients), dict[str, Tensor]()
-        for worker, share in zip(self._workers, self._shares, strict=True):
-            mine = [client for client in share if client in wanted]
-            worker.ask(Parcel({"do": "snapshot", "clients": mine, "parts": list(parts)}))
-        for worker in self._workers:
-            tensors |= unpack_tensors(worker.answer("snapshot").blobs[0])
+        """Return copies of some parts of some clients, by name."""
+        tensors: dict[str, Tensor] = {}
+        for parcel in self.ask_each("snapshot", set(clients), parts=list(parts)):
+            tensors |= load(parcel.blobs[0])
         return tensors
 
-    def take_seconds(self) -> Mapping[str, float]:
-        """Seconds per phase since last asked."""
+    def take_report(self) -> HostReport:
+        """Return the seconds since the last call; workers train as the reference does, and count no steps."""
         seconds, self._seconds = self._seconds, {}
-        return seconds
-
-    def take_steps(self) -> None:
-        """Not counted: each step is one that a client takes."""
-        return
-
-    def take_notes(self) -> list[str]:
-        """None: workers train as the reference does."""
-        return []
+        return HostReport(seconds)
 
     def other_memory(self) -> int:
-        """The workers' peaks together."""
+        """Return the sum of the workers' peaks."""
         return sum(self._memory.values())
 
 
 def _batches(clients: Iterable[int], frames: Mapping[int, bytes]) -> Iterator[dict[int, bytes]]:
-    """The frames of these clients, no more of them at a time than a pipe should hold."""
+    """Yield the frames of these clients in batches of limited size."""
     batch: dict[int, bytes] = {}
     held = 0
     for client in clients:
@@ -154,9 +146,9 @@ def _batches(clients: Iterable[int], frames: Mapping[int, bytes]) -> Iterator[di
 
 
 class _Process:
-    """One worker process and what is expected of it."""
+    """One worker process."""
 
-    def __init__(self, index: int, config: Mapping[str, Any], dataset: Handover) -> None:
+    def __init__(self, index: int, config: Mapping[str, Any], dataset: SharedDataset) -> None:
         self.name = f"worker {index + 1}"
         self._child = Child("tinyproto.workers.process", dataset.descriptors)
         self._loaded = False
@@ -168,7 +160,7 @@ class _Process:
             raise self._gone("between two requests")
 
     def answer(self, expected: str, whose: str = "") -> Parcel:
-        """The next answer, which has to be of the kind expected."""
+        """Return the next answer, which has to be of the kind expected."""
         if not self._loaded:
             self._loaded = True
             self.answer("load")
@@ -188,5 +180,5 @@ class _Process:
         return WorkerError(f"{self.name} {end.words} {when}{end.last_words}")
 
     def close(self) -> None:
-        """End it now."""
+        """End the process now."""
         self._child.close()

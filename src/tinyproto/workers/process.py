@@ -1,26 +1,26 @@
-"""A worker, `python -m tinyproto.workers.process`: rebuilds the experiment and runs the clients it is told to.
+"""A worker, `python -m tinyproto.workers.process`: rebuilds the experiment and runs the clients assigned to it.
 
-It answers one client at a time, so that the main process knows whose training a worker died of.
+It answers one client at a time, so the main process knows which client's training ended a worker.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import torch
+from safetensors.torch import save
 
 from tinyproto.config import parse_config
 from tinyproto.experiment import Experiment
-from tinyproto.simulation.loopback import Loopback
-from tinyproto.simulation.memory import PeakMemory
+from tinyproto.memory import PeakMemory
+from tinyproto.simulation.loop import Loopback
 from tinyproto.storage.client_files import stored_from
-from tinyproto.workers.child import failure, open_service
-from tinyproto.workers.pipe import Parcel, handed_over, pack_tensors, receive, send
+from tinyproto.workers.child import Parcel, failure, open_service, receive, received_dataset, send
 
 
 def main() -> None:
-    """Serve until the input ends."""
+    """Answer requests until the input ends."""
     requests, answers = open_service()
     worker = Worker(answers)
     while (parcel := receive(requests)) is not None:
@@ -31,57 +31,51 @@ def main() -> None:
 
 
 class Worker:
-    """What a worker knows: the experiment, and the clients of the cell under way."""
+    """The experiment, and this worker's clients of the current cell."""
+
+    experiment: Experiment
+    host: Loopback
 
     def __init__(self, answers: IO[bytes]) -> None:
         self.answers = answers
-        self.experiment: Experiment | None = None
-        self.host: Loopback | None = None
         self.peak_memory = PeakMemory(torch.device("cpu"))
 
     def serve(self, parcel: Parcel) -> None:
-        """Do one thing."""
+        """Handle one request."""
         getattr(self, f"_{parcel.head['do']}")(parcel)
 
+    def _done(self, request: str, *blobs: bytes, **facts: Any) -> None:
+        send(self.answers, Parcel({"done": request, **facts}, blobs))
+
     def _load(self, parcel: Parcel) -> None:
-        self.experiment = Experiment(parse_config(parcel.head["config"], "config.yaml"), handed_over(parcel))
-        send(self.answers, Parcel({"done": "load"}))
+        self.experiment = Experiment(parse_config(parcel.head["config"], "config.yaml"), received_dataset(parcel))
+        self._done("load")
 
     def _begin(self, parcel: Parcel) -> None:
-        assert self.experiment is not None
-        self.host = None  # the clients of the cell before go first
+        if hasattr(self, "host"):
+            del self.host  # free the clients of the previous cell first
         self.peak_memory = PeakMemory(torch.device(self.experiment.device))
         asked = parcel.head
-        self.host = self.experiment.loopback(
-            self.experiment.cells[asked["cell"]],
-            only=asked["clients"],
-            folder=Path(asked["folder"]),
-            memory=asked["memory"],
-        )
-        send(self.answers, Parcel({"done": "begin"}))
+        cell = self.experiment.cells[asked["cell"]]
+        self.host = self.experiment.loopback(cell, Path(asked["folder"]), asked["clients"], asked["memory"])
+        self._done("begin")
 
     def _exchange(self, parcel: Parcel) -> None:
-        assert self.host is not None
         for client, frame in zip(parcel.head["clients"], parcel.blobs, strict=True):
             for reply in self.host.exchange(parcel.head["round"], {client: frame}):
                 refused = None if reply.refused is None else str(reply.refused)
                 send(self.answers, Parcel({"client": reply.client, "refused": refused}, [reply.frame]))
-        report = {"seconds": dict(self.host.take_seconds()), "memory": self.peak_memory.read()}
-        send(self.answers, Parcel({"done": "exchange", **report}))
+        self._done("exchange", seconds=dict(self.host.take_report().seconds), memory=self.peak_memory.read())
 
     def _snapshot(self, parcel: Parcel) -> None:
-        assert self.host is not None
-        tensors = dict(self.host.snapshot(parcel.head["clients"], parcel.head["parts"]))
-        send(self.answers, Parcel({"done": "snapshot"}, [pack_tensors(tensors)]))
+        self._done("snapshot", save(dict(self.host.snapshot(parcel.head["clients"], parcel.head["parts"]))))
 
     def _restore(self, parcel: Parcel) -> None:
-        assert self.host is not None
         self.host.restore(stored_from(parcel.head["stored"]))
-        send(self.answers, Parcel({"done": "restore"}))
+        self._done("restore")
 
     def _save(self, parcel: Parcel) -> None:  # noqa: ARG002
-        assert self.host is not None
-        send(self.answers, Parcel({"done": "save", "stored": dict(self.host.save())}))
+        self._done("save", stored=dict(self.host.save()))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Images from arrays that a user has: in memory, or in an .npz file."""
+"""Images from arrays: a user's, in memory or in an .npz file, and the handwritten digits embedded in scikit-learn."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from tinyproto.data.images import Images, SharedPixels
-from tinyproto.data.sources.base import MINUS_ONE_TO_ONE, Request, only_first_classes
+from tinyproto.data.sources.base import MINUS_ONE_TO_ONE, Labels, Request, only_first_classes
 from tinyproto.errors import DataError, one_line
 
 CHANNELS = (1, 3, 4)
@@ -24,31 +26,29 @@ _PIECE = 1 << 22
 
 
 def from_arrays(images: Any, labels: Any, *, num_classes: int | None = None, name: str = "arrays") -> Images:
-    """Images (N, C, H, W) or (N, H, W) as uint8, and labels 0 … K−1; a network sees −1 to 1, as in the paper."""
+    """Make a dataset from uint8 images (N, C, H, W) or (N, H, W) and labels 0 … K−1; a network sees −1 to 1."""
     targets = _targets(np.asarray(labels))
     pixels = torch.as_tensor(np.asarray(images))
     if pixels.dtype != torch.uint8:
-        raise DataError(f"images have to be uint8 (0 to 255), these are {pixels.dtype}; scale and round them first")
+        raise DataError(f"images have to be uint8 (0 to 255), not {pixels.dtype}; scale and round them first")
     if pixels.dim() == 3:
         pixels = pixels.unsqueeze(1)
     if pixels.dim() != 4:
-        raise DataError(f"images have to be (N, C, H, W) or (N, H, W), these have shape {tuple(pixels.shape)}")
+        raise DataError(f"images have to be (N, C, H, W) or (N, H, W), their shape is {tuple(pixels.shape)}")
     if _channels_last(pixels.shape):
-        raise DataError(
-            f"images of shape {tuple(pixels.shape)} look like (N, H, W, C); bring the channels forward, (N, C, H, W)"
-        )
+        raise DataError(f"images of shape {tuple(pixels.shape)} look like (N, H, W, C); transpose them to (N, C, H, W)")
     return _images(name, pixels, targets, num_classes)
 
 
 def load(request: Request) -> Images:
-    """The arrays of an .npz file: `images` and `labels`, or `x_train`, `y_train`, `x_test`, `y_test` merged."""
+    """Load an .npz file with `images` and `labels`, or `x_train`, `y_train`, `x_test` and `y_test`, merged."""
     if request.root is None:
         raise DataError("data.root has to name the .npz file")
     try:
         with zipfile.ZipFile(request.root) as archive:
             return only_first_classes(_load(archive), request.first_classes)
     except FileNotFoundError:
-        raise DataError(f"data.root: there is no file {request.root}") from None
+        raise DataError(f"data.root: no file at {request.root}") from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(
             f"{request.root} is damaged or not an .npz file ({one_line(error)}); save it again with numpy.savez"
@@ -58,23 +58,22 @@ def load(request: Request) -> Images:
 
 
 def locate(root: Path | None) -> str:
-    """Where the data is."""
+    """Return the location of the data."""
     return "any .npz file with images and labels: set data.root to it" if root is None else str(root)
 
 
 @dataclass(frozen=True)
 class _Member:
-    """An array in the archive, and what its header says."""
+    """An array in the archive, with the contents of its header."""
 
     file: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     by_column: bool
 
-    @classmethod
-    def of(cls, archive: zipfile.ZipFile, file: str) -> _Member:
-        with archive.open(file) as stream:
-            return cls(file, *_header(stream))
+    @property
+    def name(self) -> str:
+        return self.file.removesuffix(".npy")
 
 
 def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], bool]:
@@ -87,9 +86,12 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], bool]:
 
 
 def _load(archive: zipfile.ZipFile) -> Images:
-    there = {
-        name.removesuffix(".npy"): _Member.of(archive, name) for name in archive.namelist() if name.endswith(".npy")
-    }
+    there: dict[str, _Member] = {}
+    for file in archive.namelist():
+        if file.endswith(".npy"):
+            with archive.open(file) as stream:
+                member = _Member(file, *_header(stream))
+            there[member.name] = member
     pairs = [pair for pair in PAIRS if set(pair) & there.keys()]
     missing = [name for pair in pairs for name in pair if name not in there]
     if not pairs or missing or len(pairs) == 3:
@@ -97,22 +99,28 @@ def _load(archive: zipfile.ZipFile) -> Images:
             "it has to hold the arrays `images` and `labels`, or `x_train`, `y_train`, `x_test` and `y_test`, "
             f"not {', '.join(there) or 'none'}"
         )
-    members = [there[images] for images, _ in pairs]
     targets = np.concatenate([_read_labels(archive, there[labels]) for _, labels in pairs])
-    shared = _read_pixels(archive, members)
+    shared = _read_pixels(archive, [there[images] for images, _ in pairs])
     return _images("npz", shared.tensor, targets, None, shared)
 
 
-def _read_labels(archive: zipfile.ZipFile, member: _Member) -> NDArray[np.int64]:
+def _read_labels(archive: zipfile.ZipFile, member: _Member) -> Labels:
     with archive.open(member.file) as stream:
         labels = np.lib.format.read_array(stream, allow_pickle=False)
     return _targets(labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels)
 
 
 def _read_pixels(archive: zipfile.ZipFile, members: list[_Member]) -> SharedPixels:
-    """Read straight into place; channels that come last are brought forward on the way."""
+    """Read the images straight into shared memory, moving channels from last to first place on the way."""
     for member in members:
-        _check_form(member)
+        if member.dtype != np.uint8:
+            raise DataError(f"`{member.name}` has to be uint8 (0 to 255), not {member.dtype}; scale and round it first")
+        if len(member.shape) not in (3, 4):
+            raise DataError(
+                f"`{member.name}` has to be (N, C, H, W), (N, H, W, C) or (N, H, W), its shape is {member.shape}"
+            )
+        if member.by_column:
+            raise DataError(f"`{member.name}` is stored by columns; save numpy.ascontiguousarray of it")
     first = members[0].shape[1:]
     if any(member.shape[1:] != first for member in members):
         raise DataError(f"images of shapes {' and '.join(str(member.shape) for member in members)} cannot be merged")
@@ -128,16 +136,6 @@ def _read_pixels(archive: zipfile.ZipFile, members: list[_Member]) -> SharedPixe
         _read_images(archive, member, target[start : start + member.shape[0]])
         start += member.shape[0]
     return shared
-
-
-def _check_form(member: _Member) -> None:
-    name = Path(member.file).stem
-    if member.dtype != np.uint8:
-        raise DataError(f"`{name}` has to be uint8 (0 to 255), it is {member.dtype}; scale and round it first")
-    if len(member.shape) not in (3, 4):
-        raise DataError(f"`{name}` has to be (N, C, H, W), (N, H, W, C) or (N, H, W), its shape is {member.shape}")
-    if member.by_column:
-        raise DataError(f"`{name}` is stored by columns; save numpy.ascontiguousarray of it")
 
 
 def _read_images(archive: zipfile.ZipFile, member: _Member, target: NDArray[np.uint8]) -> None:
@@ -157,24 +155,52 @@ def _channels_last(shape: Any) -> bool:
     return shape[3] in CHANNELS and shape[1] not in CHANNELS
 
 
-def _targets(labels: NDArray[Any]) -> NDArray[np.int64]:
+def _targets(labels: NDArray[Any]) -> Labels:
     if labels.dtype.kind not in "iub":
-        raise DataError(f"labels have to be whole numbers 0 … K−1, these are {labels.dtype}")
+        raise DataError(f"labels have to be integers 0 … K−1, not {labels.dtype}")
     return labels.astype(np.int64)
 
 
 def _images(
-    name: str, pixels: torch.Tensor, labels: NDArray[np.int64], num_classes: int | None,
-    shared: SharedPixels | None = None,
-) -> Images:  # fmt: skip
+    name: str, pixels: torch.Tensor, labels: Labels, num_classes: int | None, shared: SharedPixels | None = None
+) -> Images:
     targets = torch.from_numpy(labels)
     if targets.dim() != 1 or len(targets) != len(pixels):
-        raise DataError(f"{len(pixels)} images need as many labels, these have shape {tuple(targets.shape)}")
+        raise DataError(f"{len(pixels)} images need {len(pixels)} labels, the shape of these is {tuple(targets.shape)}")
     if len(targets) == 0:
         raise DataError("there has to be at least one image")
     classes = int(targets.max()) + 1 if num_classes is None else num_classes
     if int(targets.min()) < 0 or int(targets.max()) >= classes:
         raise DataError(
-            f"labels have to lie in 0 … {classes - 1}, these span {int(targets.min())} … {int(targets.max())}"
+            f"labels have to be in 0 … {classes - 1}, these are in {int(targets.min())} … {int(targets.max())}"
         )
     return Images(name, pixels, targets, classes, shared=shared, **MINUS_ONE_TO_ONE)
+
+
+def load_digits(request: Request) -> Images:
+    """Load 1 797 handwritten digits of 8×8 pixels; the pixels 0 to 16 become −1 to 1."""
+    table = _digits_table()
+    shared = SharedPixels.blank((len(table), 1, 8, 8))
+    shared.array[:] = table[:, :-1].reshape(shared.shape)
+    labels = torch.from_numpy(table[:, -1].astype(np.int64))
+    images = Images("digits", shared.tensor, labels, num_classes=10, scale=1 / 8, shift=-1.0, shared=shared)
+    return only_first_classes(images, request.first_classes)
+
+
+def _digits_table() -> NDArray[Any]:
+    """Read 64 pixels and the label per row from scikit-learn's file: importing its datasets would take a second."""
+    package = importlib.util.find_spec("sklearn")
+    folders = [] if package is None else package.submodule_search_locations or []
+    for folder in folders:
+        file = Path(folder) / "datasets" / "data" / "digits.csv.gz"
+        if file.is_file():
+            return np.loadtxt(file, delimiter=",")
+    from sklearn import datasets
+
+    digits = datasets.load_digits()
+    return np.column_stack([digits.data, digits.target])
+
+
+def locate_digits(root: Path | None) -> str:  # noqa: ARG001
+    """Return the location of the digits."""
+    return f"embedded in scikit-learn {importlib.metadata.version('scikit-learn')}"

@@ -1,4 +1,4 @@
-"""What every source has in common: what it is asked for, what it gives, and how it says how far it is."""
+"""Definitions that all sources share: the request, the result, and the names of datasets and parts of them."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from tinyproto.data.images import Images
 from tinyproto.errors import DataError
 
 DEFAULT_ROOT = Path("data")
-"""Where files are looked for when no root is given, and where `tinyproto data fetch` puts them."""
+"""Folder of the datasets if no root is given; `tinyproto data fetch` writes there."""
 
 MINUS_ONE_TO_ONE = {"scale": 2 / 255, "shift": -1.0}
 """Pixels 0 to 255 as the paper shows them to a network."""
 
 Labels = NDArray[np.int64]
 Progress = Callable[[str, int, int], None]
-"""Is told what is being done, how much of it is done, and how much there is."""
+"""Called with a description of the work, the amount completed and the total."""
 
 
 def silent(what: str, done: int, total: int) -> None:
-    """The progress that nobody watches."""
+    """Report no progress."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a config's `data` section asks a source for."""
+    """The arguments of a source, from the `data` section of a config."""
 
     root: Path | None = None
     cache: Path | None = None
     image_size: int | None = None
     progress: Progress = silent
-    first_classes: int | None = None  # all, where it is None
+    first_classes: int | None = None  # None: all classes
 
 
 @dataclass(frozen=True)
 class LabelledNames:
-    """A dataset without its pixels: enough to partition it."""
+    """A dataset without its pixels, which is enough to partition it."""
 
     name: str
     labels: Labels
@@ -50,48 +50,45 @@ class LabelledNames:
 
 @dataclass(frozen=True)
 class Source:
-    """A named dataset: how to load it, where it is found, and its labels alone where those come cheaper."""
+    """A named dataset: functions that load it, describe its location and, if cheaper, load its labels alone."""
 
     load: Callable[[Request], Images]
     locate: Callable[[Path | None], str]
     labels: Callable[[Request], LabelledNames] | None = None
-    always: tuple[int, tuple[int, int, int]] | None = None  # K and (C, H, W), where whoever has it has the same
+    always: tuple[int, tuple[int, int, int]] | None = None  # K and (C, H, W), if the same for every copy
 
     def only_labels(self, request: Request) -> LabelledNames:
-        """The labels in the order of the images."""
+        """Return the labels in the order of the images."""
         if self.labels is not None:
             return self.labels(request)
         images = self.load(request)
         return LabelledNames(images.name, images.labels.numpy(), images.num_classes)
 
 
-_PART = re.compile(r", first \d+ classes$")
-
-
 def part_name(name: str, first_classes: int | None) -> str:
-    """What all results call a dataset of which only the first so many classes were taken."""
+    """Return the name that results give to the first so many classes of a dataset."""
     return name if first_classes is None else f"{name}, first {first_classes} classes"
 
 
-def whole_name(name: str) -> str:
-    """What the dataset is called that this is the first classes of; the name itself where it is not."""
-    return _PART.sub("", name)
+def full_name(name: str) -> str:
+    """Return the name of the dataset without `part_name`'s suffix."""
+    return re.sub(r", first \d+ classes$", "", name)
 
 
 def check_first_classes(first_classes: int | None, num_classes: int, where: object) -> int | None:
-    """How many are taken where that is fewer than there are; None where it is all of them."""
+    """Return the number of classes to take, or None for all of them; raise DataError if there are fewer."""
     if first_classes is None or first_classes == num_classes:
         return None
     if not 2 <= first_classes < num_classes:
         raise DataError(
-            f"data.first_classes has to be 2 or more and at most the {num_classes} classes of {where}, "
+            f"data.first_classes has to be between 2 and {num_classes}, the number of classes of {where}, "
             f"not {first_classes}"
         )
     return first_classes
 
 
 def only_first_classes(images: Images, first_classes: int | None) -> Images:
-    """The images of the first so many classes in the same order; their pool keeps no others."""
+    """Return the images of the first so many classes in the same order, and free the memory of the others."""
     count = check_first_classes(first_classes, images.num_classes, images.name)
     if count is None:
         return images
@@ -110,15 +107,15 @@ def only_first_classes(images: Images, first_classes: int | None) -> Images:
 
 
 def fetch_command(name: str, root: Path) -> str:
-    """The remedy for files that are not there."""
+    """Return the command that downloads a dataset."""
     return f"tinyproto data fetch {name} --root {root}"
 
 
 def fetch_again(folder: Path, name: str, root: Path) -> str:
-    """The remedy for files that are damaged."""
+    """Return the remedy for damaged files."""
     return f"remove {folder} and run: {fetch_command(name, root)}"
 
 
 def not_found(name: str, root: Path) -> str:
-    """Where the data is, where it is not."""
+    """Return the location of a dataset that is missing."""
     return f"not in {root}; get it with: {fetch_command(name, root)}"

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 from the official files, binary or python layout: all 60 000 images, train before test."""
+"""CIFAR-10 and CIFAR-100 from the official files, in binary or python layout: 60 000 images, train before test."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from tinyproto.errors import DataError
 
 PIXELS = 3 * 32 * 32
 CHUNK = 1000
-"""Records read at a time."""
+"""Number of records read at a time."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One of the two official forms: a folder, and its files in order with their published checksums."""
+    """One of the two official layouts: a folder, and its files in order with their published checksums."""
 
     folder: str
     files: Mapping[str, str]
@@ -49,7 +49,7 @@ class Cifar:
     num_classes: int
     label_bytes: int  # per binary record; the last of them is the label
     label_key: str  # of the python layout
-    first_labels: Sequence[int]  # by which the official images are known
+    first_labels: Sequence[int]  # identify the official images
     binary: Layout
     python: Layout
 
@@ -107,11 +107,11 @@ CIFAR100 = Cifar(
 )
 
 Fill = Callable[[NDArray[np.uint8], Labels], None]
-"""Puts the images and labels of one file where they belong."""
+"""Copies the images and labels of one file into these arrays."""
 
 
 def load(cifar: Cifar, request: Request) -> Images:
-    """All images of the layout that is there, checked against the published checksums if they are the official ones."""
+    """Load all images of the layout that exists; verify the published checksums if these are the official images."""
     root = request.root or DEFAULT_ROOT
     folder, layout = _find(cifar, root)
     try:
@@ -122,7 +122,7 @@ def load(cifar: Cifar, request: Request) -> Images:
 
 
 def locate(cifar: Cifar, root: Path | None) -> str:
-    """Where the data is, or how to get it."""
+    """Return the location of the data, or the command that downloads it."""
     root = root or DEFAULT_ROOT
     try:
         return str(_find(cifar, root)[0])
@@ -131,12 +131,12 @@ def locate(cifar: Cifar, root: Path | None) -> str:
 
 
 def source(cifar: Cifar) -> Source:
-    """How a config gets at one of the two."""
+    """Return the source of one of the two datasets."""
     return Source(partial(load, cifar), partial(locate, cifar), always=(cifar.num_classes, (3, 32, 32)))
 
 
 def _find(cifar: Cifar, root: Path) -> tuple[Path, Layout]:
-    """The folder that has files of one of the layouts: the root itself, or the official folder in it."""
+    """Return the folder that has files of a layout (the official folder in the root, or the root), and the layout."""
     for layout in (cifar.binary, cifar.python):
         for folder in (root / layout.folder, root):
             there = [name for name in layout.files if (folder / name).is_file()]
@@ -147,7 +147,7 @@ def _find(cifar: Cifar, root: Path) -> tuple[Path, Layout]:
                 return folder, layout
     wanted = " nor ".join(str(root / layout.folder) for layout in (cifar.binary, cifar.python))
     raise DataError(
-        f"{cifar.name} is not there: neither {wanted} exists; set data.root to the folder that holds one of them, or "
+        f"{cifar.name} is missing: neither {wanted} exists; set data.root to the folder that holds one of them, or "
         f"run: {fetch_command(cifar.name, root)}"
     )
 
@@ -163,7 +163,7 @@ def _load(cifar: Cifar, folder: Path, layout: Layout) -> Images:
         place = slice(start, start + count)
         fill(rows[place], labels[place])
         if labels[place].min() < 0 or labels[place].max() >= cifar.num_classes:
-            raise Refused(f"{path} is corrupt: its labels do not lie in 0 … {cifar.num_classes - 1}")
+            raise Refused(f"{path} is corrupt: its labels are not all in 0 … {cifar.num_classes - 1}")
         start += count
     if tuple(labels[: len(cifar.first_labels)].tolist()) == tuple(cifar.first_labels):
         _check(folder, layout)
@@ -178,16 +178,16 @@ def _check(folder: Path, layout: Layout) -> None:
             found = hashlib.file_digest(file, layout.algorithm).hexdigest()
         if found != published:
             raise Refused(
-                f"{folder / name} is corrupt or truncated: its {layout.algorithm} is {found}, published is {published}"
+                f"{folder / name} is corrupt or truncated: its {layout.algorithm} is {found}, not {published}"
             )
 
 
 def _measure_binary(cifar: Cifar, path: Path) -> tuple[int, Fill]:
-    """How many records a file has, and how to read them: label bytes, then red, green and blue."""
+    """Return the number of records of a file and a function that reads them: label bytes, then red, green and blue."""
     record = cifar.label_bytes + PIXELS
     size = path.stat().st_size
     if size == 0 or size % record:
-        raise Refused(f"{path} is truncated: {size} bytes are not a whole number of {record}-byte records")
+        raise Refused(f"{path} is truncated: {size} bytes are not a multiple of {record}, the size of a record")
 
     def fill(rows: NDArray[np.uint8], labels: Labels) -> None:
         with path.open("rb") as file:
@@ -201,7 +201,7 @@ def _measure_binary(cifar: Cifar, path: Path) -> tuple[int, Fill]:
 
 
 def _measure_python(cifar: Cifar, path: Path) -> tuple[int, Fill]:
-    """How many images a batch has, and how to read them."""
+    """Return the number of images of a batch and a function that reads them."""
     try:
         with path.open("rb") as file:
             batch = read_batch(file)

@@ -1,8 +1,8 @@
-"""CIFAR's python files, which are pickles, read without unpickling: nothing in such a file can make code run.
+"""A reader of CIFAR's python files, which are pickles, that never imports pickle: unpickling can run any code.
 
-A pickle is a program for a small stack machine. This one knows the instructions that the official files are made of
-(and Python 3's spellings of them) and four names, none of which it looks up or calls. The pixels stay in the file,
-to be read straight into their place.
+A pickle is a program for a small stack machine. This machine knows the instructions of the official files (and Python
+3's spellings of them) and four names, none of which it looks up or calls. It leaves the pixels in the file, to be read
+straight into their place.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LARGE = 1 << 16
-"""Byte strings from this size on are left in the file."""
+"""Byte strings of this size or more are left in the file."""
 
 _RECONSTRUCT, _ARRAY, _DTYPE, _ENCODE = "numpy _reconstruct", "numpy.ndarray", "numpy.dtype", "_codecs.encode"
 _KNOWN_NAMES = {
@@ -29,26 +29,26 @@ _KNOWN_NAMES = {
 
 
 class Refused(Exception):  # noqa: N818
-    """The file holds something that the official ones do not; the sentence goes on after its name."""
+    """The file holds something that the official ones do not; the message is a predicate of the file's name."""
 
 
 class Span(NamedTuple):
-    """Bytes that were left in the file."""
+    """A byte string left in the file."""
 
     offset: int
     length: int
 
 
 class _Name(str):
-    """A name the file refers to, as opposed to text it holds."""
+    """A name that the file refers to, as opposed to text that it holds."""
 
 
 class _Uint8:
-    """Stands for the array's element type."""
+    """The array's element type."""
 
 
 class PickledArray:
-    """A uint8 array: its shape, its order, and where its bytes are."""
+    """A uint8 array: its shape, its order and its bytes, or their place in the file."""
 
     def __init__(self) -> None:
         self.shape: tuple[int, ...] = ()
@@ -56,7 +56,7 @@ class PickledArray:
         self.raw: bytes | Span = b""
 
     def set_state(self, state: Any) -> None:
-        """Take in what the file says about the array, if it is consistent."""
+        """Set the array's fields from the file; raise Refused if they are inconsistent."""
         match state:
             case (1, tuple() as shape, _Uint8(), bool() | 0 | 1 as by_column, bytes() | Span() as raw):
                 self.shape, self.by_column, self.raw = shape, bool(by_column), raw
@@ -67,7 +67,7 @@ class PickledArray:
             raise Refused(f"holds an array of shape {shape} with {size} bytes")
 
     def read_into(self, file: IO[bytes], target: NDArray[np.uint8]) -> None:
-        """Copy the array to `target` of the same shape (N, 3072), without a second copy on the way."""
+        """Copy the array to `target` of the same shape (N, 3072), without an intermediate copy."""
         if isinstance(self.raw, bytes):
             order: Any = "F" if self.by_column else "C"
             target[:] = np.frombuffer(self.raw, np.uint8).reshape(self.shape, order=order)
@@ -81,7 +81,7 @@ class PickledArray:
 
 
 def read_batch(file: IO[bytes]) -> Mapping[str, Any]:
-    """The mapping in a CIFAR batch file: `data` as a PickledArray, labels and names as lists."""
+    """Return the mapping in a CIFAR batch file: `data` as a PickledArray, labels and names as lists."""
     try:
         found = _Machine(file).run()
     except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:
@@ -101,17 +101,17 @@ class _Machine:
         self.memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        """Carry out instructions up to the stop."""
+        """Execute instructions up to the stop."""
         while (code := self.take(1)) != b".":
             if code not in _INSTRUCTIONS:
-                raise Refused(f"has the instruction {code!r} at byte {self.file.tell() - 1}, unlike the official ones")
+                raise Refused(f"has the instruction {code!r} at byte {self.file.tell() - 1}, unlike the official files")
             _INSTRUCTIONS[code](self)
         return self.stack.pop()
 
     def take(self, count: int) -> bytes:
-        data = self.file.read(count) if count <= self.size else b""  # a wild count must not become wild memory
+        data = self.file.read(count) if count <= self.size else b""  # a wild count must not allocate wild memory
         if len(data) < count:
-            raise Refused(f"is truncated: it ends after {self.size} bytes, in the middle of something")
+            raise Refused(f"is truncated: it ends after {self.size} bytes, within an instruction")
         return data
 
     def number(self, layout: str) -> int:
@@ -145,7 +145,7 @@ class _Machine:
     def push_name(self, module: str, name: str) -> None:
         full = f"{module}.{name}"
         if full not in _KNOWN_NAMES:
-            raise Refused(f"asks for {full}, which the official files never do; nothing of it was run")
+            raise Refused(f"refers to {full}, which official files never do; nothing was executed")
         self.push(_Name(_KNOWN_NAMES[full]))
 
     def push_named_line(self) -> None:
@@ -163,16 +163,16 @@ class _Machine:
 
     def append(self, values: list[Any]) -> None:
         if not isinstance(self.stack[-1], list):
-            raise Refused("appends to something that is no list")
+            raise Refused("appends to an object that is not a list")
         self.stack[-1].extend(values)
 
     def set_items(self, values: list[Any]) -> None:
         if not isinstance(self.stack[-1], dict):
-            raise Refused("sets items of something that is no mapping")
+            raise Refused("sets items of an object that is not a mapping")
         self.stack[-1].update(zip(values[::2], values[1::2], strict=True))
 
     def reduce(self) -> None:
-        """What the official files call: making an array, its element type, or bytes out of text."""
+        """Make what the official files make by a call: an array, its element type, or bytes from text."""
         arguments, name = self.stack.pop(), self.stack.pop()
         match (name, arguments):
             case (_Name() as made, (_Name() as kind, tuple(), _)) if (made, kind) == (_RECONSTRUCT, _ARRAY):
@@ -184,14 +184,14 @@ class _Machine:
             case (_Name() as made, (str() as text, "latin1")) if made == _ENCODE:
                 self.push(text.encode("latin-1"))
             case _:
-                raise Refused("calls something, which the official files never do; nothing of it was run")
+                raise Refused("has a call that official files never have; nothing was executed")
 
     def build(self) -> None:
         state = self.stack.pop()
         if isinstance(self.stack[-1], PickledArray):
             self.stack[-1].set_state(state)
         elif not isinstance(self.stack[-1], _Uint8):
-            raise Refused("sets the state of something that is no array")
+            raise Refused("sets the state of an object that is not an array")
 
 
 def _text(value: Any) -> str:

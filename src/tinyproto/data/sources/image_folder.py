@@ -4,69 +4,36 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import torch
-
-from tinyproto.data.decode import ImageFiles, decoded
+from tinyproto.data.decode import ImageFiles
 from tinyproto.data.images import Images
-from tinyproto.data.sources.base import MINUS_ONE_TO_ONE, LabelledNames, Request, check_first_classes, part_name
+from tinyproto.data.sources.base import LabelledNames, Request, check_first_classes, part_name
 from tinyproto.errors import DataError
 
 NAME = "image_folder"
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 PARTS = ("train", "val", "valid", "test")
-"""Folders of these names, and no others, are parts of one dataset, merged in this order."""
-
-
-@dataclass(frozen=True)
-class Listing:
-    """Image files below a folder in order, and their labels."""
-
-    folder: Path
-    paths: list[str]
-    labels: list[int]
-    classes: list[str]
-    first_classes: int | None = None  # where there are more, which were left out
-
-    @property
-    def name(self) -> str:
-        """All of the folder, or how much of it."""
-        return part_name(NAME, self.first_classes)
+"""A folder that has no subfolders but these has several parts, which are merged in this order."""
 
 
 def load(request: Request) -> Images:
-    """All images; a network sees −1 to 1."""
-    found = listing(request.root, request.first_classes)
-    files = ImageFiles(
-        name=NAME,
-        folder=found.folder,
-        paths=found.paths,
-        colours="auto",
-        size=request.image_size,
-        remedy="replace or remove it",
-        first_classes=found.first_classes,
-    )
-    shared = decoded(files, request.cache, request.progress)
-    labels = torch.tensor(found.labels)
-    return Images(found.name, shared.tensor, labels, len(found.classes), shared=shared, **MINUS_ONE_TO_ONE)
+    """Load all images; a network sees −1 to 1."""
+    return listing(request.root, request.first_classes, request.image_size).load(request.cache, request.progress)
 
 
 def labels(request: Request) -> LabelledNames:
-    """The labels alone, for which nothing is decoded."""
-    found = listing(request.root, request.first_classes)
-    return LabelledNames(found.name, np.array(found.labels), len(found.classes))
+    """Load the labels without decoding images."""
+    return listing(request.root, request.first_classes).without_pixels()
 
 
 def locate(root: Path | None) -> str:
-    """Where the data is."""
+    """Return the location of the data."""
     return "any folder with one folder of images per class: set data.root to it" if root is None else str(root)
 
 
 def images_below(folder: Path) -> Iterator[str]:
-    """Image files below a folder, relative to it: sorted folder by folder, those of a folder before its subfolders'."""
+    """Yield image files below a folder, relative to it, sorted; the files of a folder precede its subfolders."""
     for place, _, names in sorted(os.walk(folder, followlinks=True)):
         for name in sorted(names):
             if name.lower().endswith(SUFFIXES) and not name.startswith("."):
@@ -74,16 +41,16 @@ def images_below(folder: Path) -> Iterator[str]:
 
 
 def subfolders(folder: Path) -> list[str]:
-    """Names of the folders in a folder, sorted; hidden ones are not for us."""
+    """Return the names of the folders in a folder, sorted, without hidden ones."""
     return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
 
 
-def listing(root: Path | None, first_classes: int | None = None) -> Listing:
-    """The files and labels of a folder, or of its first so many classes, its parts one after another."""
+def listing(root: Path | None, first_classes: int | None = None, image_size: int | None = None) -> ImageFiles:
+    """List the images of a folder, or of its first so many classes, part by part."""
     if root is None:
         raise DataError("data.root has to name the folder that holds one folder of images per class")
     if not root.is_dir():
-        raise DataError(f"data.root: there is no folder {root}; it has to hold one folder of images per class")
+        raise DataError(f"data.root: no folder at {root}; it has to hold one folder of images per class")
     found = subfolders(root)
     parts = [part for part in PARTS if part in found] if found and set(found) <= set(PARTS) else [""]
     classes = subfolders(root / parts[0])
@@ -104,4 +71,15 @@ def listing(root: Path | None, first_classes: int | None = None) -> Listing:
                 raise DataError(f"{root / part / name} has no images ({', '.join(SUFFIXES)}); add some or remove it")
             paths += below
             labels += [classes.index(name)] * len(below)
-    return Listing(root, paths, labels, taken, count)
+    return ImageFiles(
+        source=NAME,
+        name=part_name(NAME, count),
+        folder=root,
+        paths=paths,
+        labels=labels,
+        classes=taken,
+        first_classes=count,
+        colours="auto",
+        size=image_size,
+        remedy="replace or remove it",
+    )

@@ -1,19 +1,14 @@
-"""Tiny-ImageNet-200 from the official folder: ImageFolder-sorted train, then val, labelled from val_annotations.txt."""
+"""Tiny-ImageNet-200 from the official folder: train sorted as in an ImageFolder, then val by val_annotations.txt."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import torch
-
-from tinyproto.data.decode import ImageFiles, decoded
+from tinyproto.data.decode import ImageFiles
 from tinyproto.data.images import Images
 from tinyproto.data.sources.base import (
     DEFAULT_ROOT,
-    MINUS_ONE_TO_ONE,
     LabelledNames,
     Request,
     check_first_classes,
@@ -28,50 +23,21 @@ from tinyproto.errors import DataError
 NAME = "tiny_imagenet"
 FOLDER = "tiny-imagenet-200"
 PER_CLASS = 550
-"""Images of every class, train and val; a part of the dataset is named as one."""
-
-
-@dataclass(frozen=True)
-class Listing:
-    """Where the images are, in order, and their labels."""
-
-    folder: Path
-    paths: list[str]
-    labels: list[int]
-    classes: list[str]
-    first_classes: int | None = None  # where there are more, which were left out
-
-    @property
-    def name(self) -> str:
-        """What was found: all of it, its first classes with all their images, or else how much."""
-        count, total = len(self.classes), len(WNIDS)
-        if tuple(self.classes) == WNIDS[:count] and len(self.paths) == count * PER_CLASS:
-            return NAME if count == total else part_name(NAME, count)
-        return f"{NAME} ({count} of {total} classes, {len(self.paths)} of {total * PER_CLASS} images)"
+"""Images of each class, train and val together."""
 
 
 def load(request: Request) -> Images:
-    """All images in colour; a network sees −1 to 1."""
-    root = request.root or DEFAULT_ROOT
-    listing = _list(root, request.first_classes)
-    remedy = fetch_again(listing.folder, NAME, root)
-    files = ImageFiles(
-        NAME, listing.folder, listing.paths, colours="RGB", size=None, remedy=remedy,
-        first_classes=listing.first_classes,
-    )  # fmt: skip
-    shared = decoded(files, request.cache, request.progress)
-    labels = torch.tensor(listing.labels)
-    return Images(listing.name, shared.tensor, labels, len(listing.classes), shared=shared, **MINUS_ONE_TO_ONE)
+    """Load all images in colour; a network sees −1 to 1."""
+    return listing(request.root, request.first_classes).load(request.cache, request.progress)
 
 
 def labels(request: Request) -> LabelledNames:
-    """The labels alone, for which nothing is decoded."""
-    listing = _list(request.root or DEFAULT_ROOT, request.first_classes)
-    return LabelledNames(listing.name, np.array(listing.labels), len(listing.classes))
+    """Load the labels without decoding images."""
+    return listing(request.root, request.first_classes).without_pixels()
 
 
 def locate(root: Path | None) -> str:
-    """Where the data is, or how to get it."""
+    """Return the location of the data, or the command that downloads it."""
     root = root or DEFAULT_ROOT
     folder = _folder(root)
     return not_found(NAME, root) if folder is None else str(folder)
@@ -81,34 +47,52 @@ def _folder(root: Path) -> Path | None:
     return next((folder for folder in (root / FOLDER, root) if (folder / "train").is_dir()), None)
 
 
-def _list(root: Path, first_classes: int | None = None) -> Listing:
+class _Missing(Exception):  # noqa: N818
+    """A file is missing or incomplete."""
+
+
+def listing(root: Path | None = None, first_classes: int | None = None) -> ImageFiles:
+    """List the images of all classes, or of the first so many."""
+    root = root or DEFAULT_ROOT
     folder = _folder(root)
     if folder is None:
         raise DataError(
-            f"{NAME} is not there: {root / FOLDER / 'train'} does not exist; set data.root to the folder that holds "
+            f"{NAME} is missing: no folder at {root / FOLDER / 'train'}; set data.root to the folder that holds "
             f"{FOLDER}, or run: {fetch_command(NAME, root)}"
         )
+    remedy = fetch_again(folder, NAME, root)
     try:
-        return _list_folder(folder, first_classes)
+        there = _classes(folder)
+        count = _count(folder, there, first_classes)
+        classes = there[:count]
+        numbers = {name: number for number, name in enumerate(classes)}
+        found = [*_train(folder, numbers), *_validation(folder, numbers)]
     except _Missing as missing:
-        raise DataError(f"{missing}; {fetch_again(folder, NAME, root)}") from None
+        raise DataError(f"{missing}; {remedy}") from None
+    return ImageFiles(
+        source=NAME,
+        name=_name(classes, len(found)),
+        folder=folder,
+        paths=[path for path, _ in found],
+        labels=[label for _, label in found],
+        classes=classes,
+        first_classes=count,
+        colours="RGB",
+        size=None,
+        remedy=remedy,
+    )
 
 
-class _Missing(Exception):  # noqa: N818
-    """A file that should be there, or should say more; the remedy is for the caller to add."""
-
-
-def _list_folder(folder: Path, first_classes: int | None) -> Listing:
-    there = _classes(folder)
-    count = _first(folder, there, first_classes)
-    classes = there[:count]
-    numbers = {name: number for number, name in enumerate(classes)}
-    found = [*_train(folder, numbers), *_validation(folder, numbers)]
-    return Listing(folder, [path for path, _ in found], [label for _, label in found], classes, count)
+def _name(classes: list[str], images: int) -> str:
+    """Name the dataset, its first classes if they are complete, or else the part of it that is there."""
+    count, total = len(classes), len(WNIDS)
+    if tuple(classes) == WNIDS[:count] and images == count * PER_CLASS:
+        return NAME if count == total else part_name(NAME, count)
+    return f"{NAME} ({count} of {total} classes, {images} of {total * PER_CLASS} images)"
 
 
 def _classes(folder: Path) -> list[str]:
-    """Sorted names of the train folders, which have to be those of wnids.txt where that is there."""
+    """Return the sorted names of the train folders, which have to be those of wnids.txt if that file exists."""
     classes = subfolders(folder / "train")
     if (folder / "wnids.txt").is_file():
         listed = (folder / "wnids.txt").read_text().split()
@@ -123,15 +107,13 @@ def _classes(folder: Path) -> list[str]:
     return classes
 
 
-def _first(folder: Path, there: list[str], first_classes: int | None) -> int | None:
-    """How many classes to take; of a folder that lacks one of them, the next one would be taken for it."""
+def _count(folder: Path, there: list[str], first_classes: int | None) -> int | None:
+    """Return the number of classes to take, None for all; raise _Missing if one of the first classes is missing."""
     count = check_first_classes(first_classes, len(there), folder)
     if first_classes is not None and set(there) <= set(WNIDS):
         missing = next((name for name in WNIDS[:first_classes] if name not in there), None)
         if missing is not None:
-            raise _Missing(
-                f"{folder / 'train' / missing} is missing, which is one of the first {first_classes} classes"
-            )
+            raise _Missing(f"{folder / 'train' / missing} is missing, one of the first {first_classes} classes")
     return count
 
 
@@ -148,17 +130,17 @@ def _train(folder: Path, numbers: Mapping[str, int]) -> Iterator[tuple[str, int]
 
 
 def _validation(folder: Path, numbers: Mapping[str, int]) -> list[tuple[str, int]]:
-    """By class and name, as if sorted into class folders; images of classes that are not there are passed over."""
+    """List the images of these classes by class and name, as if they were sorted into class folders."""
     annotations = folder / "val" / "val_annotations.txt"
     if not annotations.is_file():
-        raise _Missing(f"{annotations} is missing, without which nobody knows what val shows")
+        raise _Missing(f"{annotations} is missing, which has the labels of val")
     classes = dict(line.split("\t")[:2] for line in annotations.read_text().splitlines() if line.count("\t"))
     there = set(images_below(folder / "val" / "images"))
     for name in sorted(there | classes.keys()):
         if name not in there:
             raise _Missing(f"{folder / 'val' / 'images' / name} is missing")
         if name not in classes:
-            raise _Missing(f"{annotations} is truncated: it says nothing of {name}")
+            raise _Missing(f"{annotations} is truncated: it has no line for {name}")
     held = [(numbers[class_], f"val/images/{name}") for name, class_ in classes.items() if class_ in numbers]
     return [(path, number) for number, path in sorted(held)]
 
@@ -187,4 +169,4 @@ n07871810 n07873807 n07875152 n07920052 n09193705 n09246464 n09256479 n09332890 
 """
 
 WNIDS = tuple(_LINES.split())
-"""Sorted, as the loader numbers them."""
+"""The class folders in the order of their labels."""

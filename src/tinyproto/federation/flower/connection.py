@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from tinyproto.engine.measure import WAYS
 from tinyproto.errors import FederationError
-from tinyproto.wire.meter import WAYS
 
 REACH_SECONDS = 10.0
 BLIP_SECONDS = 5.0

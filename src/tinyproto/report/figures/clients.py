@@ -1,28 +1,27 @@
-"""Accuracy per client: whom a method serves, and whom it does not."""
+"""Figures of the clients: the accuracy each one reaches, and the classes each one holds."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tinyproto.report.draw import matrix, svg
-from tinyproto.report.figures.figure import Figure, Value
+from tinyproto.report import heatmap, svg
+from tinyproto.report.figures import Figure
 from tinyproto.report.studies import Series, Setting, Study
 from tinyproto.report.words import percent
 
 
 def accuracy_per_client(study: Study, slug: str) -> Figure | None:
-    """The last evaluation by each method's headline rule, mean over seeds; None where no client has test samples."""
+    """Draw the last evaluation by each method's headline rule; return None if no client has test samples."""
     found = [(series, _accuracies(setting, series, study)) for setting, series in study.series]
     known = [(series, values) for series, values in found if not np.isnan(values).all()]
     if not known:
         return None
     table = np.stack([values for _, values in known])
     present = ~np.isnan(table)
-    values = np.where(present, table, 0.0).astype(np.float32)
     lowest = float(np.nanmin(table))
-    drawing = matrix.Matrix(
-        values=values,
+    drawing = heatmap.Matrix(
+        values=np.where(present, table, 0.0).astype(np.float32),
         present=present,
         row_names=[series.title for series, _ in known],
         column_names=[str(client) for client in range(table.shape[1])],
@@ -35,18 +34,22 @@ def accuracy_per_client(study: Study, slug: str) -> Figure | None:
         slug=slug,
         title="Accuracy per client",
         caption=(
-            "In %, at the last evaluation, by the rule each method is read by, mean over seeds; the stronger the blue, "
-            "the better. Grey: no test samples."
+            "In %, at the last evaluation, by the rule each method is read by, mean over seeds. A stronger blue is "
+            "better; grey clients have no test samples."
         ),
-        alternative=" ".join(_in_words(series, values) for series, values in known),
-        svg=svg.figure(drawing.height, matrix.draw(drawing), "Accuracy of each method at each client"),
+        alternative=" ".join(_describe(series, values) for series, values in known),
+        svg=svg.figure(drawing.height, heatmap.draw(drawing), "Accuracy of each method at each client"),
         columns=("method", "client", "accuracy"),
-        rows=[_row(series, client, values) for series, values in known for client in range(len(values))],
+        rows=[
+            [series.title, client, None if np.isnan(value) else value]
+            for series, values in known
+            for client, value in enumerate(values.tolist())
+        ],
     )
 
 
 def _accuracies(setting: Setting, series: Series, study: Study) -> NDArray[np.float64]:
-    """(M,), not a number where a client has no test samples or was not asked."""
+    """Return (M,) means over seeds, NaN for a client without test samples or without an evaluation."""
     rule = setting.headline_rule(series)
     clients = study.runs[0].results[0]["num_clients"]
     seeds: list[NDArray[np.float64]] = []
@@ -63,7 +66,7 @@ def _accuracies(setting: Setting, series: Series, study: Study) -> NDArray[np.fl
     return mean
 
 
-def _in_words(series: Series, values: NDArray[np.float64]) -> str:
+def _describe(series: Series, values: NDArray[np.float64]) -> str:
     known = values[~np.isnan(values)]
     worst = int(np.nanargmin(values))
     return (
@@ -72,20 +75,15 @@ def _in_words(series: Series, values: NDArray[np.float64]) -> str:
     )
 
 
-def _row(series: Series, client: int, values: NDArray[np.float64]) -> list[Value]:
-    value = float(values[client])
-    return [series.title, client, None if np.isnan(value) else value]
-
-
 def who_holds_what(study: Study, slug: str) -> Figure | None:
-    """None where no run of the study recorded it."""
+    """Draw the samples of each class at each client; return None if no run of the study recorded them."""
     federation = next((run.federation for run in study.runs if run.federation is not None), None)
     if federation is None:
         return None
     counts = np.array(federation["counts"], dtype=np.float32).T  # (K, M)
     classes, clients = counts.shape
-    drawing = matrix.Matrix(
-        values=np.sqrt(counts),  # few samples stay visible beside many
+    drawing = heatmap.Matrix(
+        values=np.sqrt(counts),  # small counts stay visible beside large ones
         present=np.ones_like(counts, dtype=bool),
         row_names=[str(class_) for class_ in range(classes)],
         column_names=[str(client) for client in range(clients)],
@@ -99,12 +97,12 @@ def who_holds_what(study: Study, slug: str) -> Figure | None:
     return Figure(
         slug=slug,
         title="Who holds what",
-        caption="Samples of each class at each client, train and test together; the stronger the blue, the more.",
+        caption="Samples of each class at each client, train and test together; a stronger blue is more.",
         alternative=(
             f"Matrix of {classes} classes by {clients} clients. A client holds {held.min()} to {held.max()} classes "
             f"({held.mean():.1f} on average) and {sizes.min():.0f} to {sizes.max():.0f} samples."
         ),
-        svg=svg.figure(drawing.height, matrix.draw(drawing), "Samples of each class at each client"),
+        svg=svg.figure(drawing.height, heatmap.draw(drawing), "Samples of each class at each client"),
         columns=("client", "class", "samples"),
         rows=[[client, class_, int(counts[class_, client])] for client in range(clients) for class_ in range(classes)],
     )

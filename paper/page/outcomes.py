@@ -1,0 +1,226 @@
+"""The cells of the paper found among runs: what each reached over its seeds, and how two of them compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+from paper.experiments import experiments
+from paper.matching import PaperCell, paper_cells, record_key
+from paper.printed import DATASET_NAMES, SETTINGS, Address
+from tinyproto.algorithms import ALGORITHMS
+from tinyproto.engine.measure import RULES
+from tinyproto.report.compare import Comparison, Row, Spread, compare, spread
+from tinyproto.report.runs import Run
+from tinyproto.report.studies import Cell
+from tinyproto.tracking.summary import over_rounds
+
+REFERENCE = "reference"
+"""The preset of the paper's tables."""
+
+TABLES = {"table1": " as in Table 1", "table3": " as in Table 3", "appendix": ", as in the ablation"}
+"""Words for a cell of the paper's tables, by target."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The results of one cell of the paper over its seeds, all after the same number of rounds."""
+
+    cell: PaperCell
+    found: Sequence[Cell]  # one per seed
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        """Return a comparison of this cell alone, by the rule and statistic of its preset."""
+        evaluate = self.cell.config["evaluate"]
+        results = [{**one.result, "label": self.cell.label} for one in self.found]
+        return compare(results, {}, evaluate["rule"], evaluate["statistic"])
+
+    @property
+    def row(self) -> Row:
+        """Return the comparison's row, which has parameters and bytes."""
+        return self.comparison.rows[0]
+
+    @property
+    def accuracies(self) -> Mapping[str, Spread | None]:
+        """Return the accuracy by every rule; None where a rule does not apply."""
+        return self.row.accuracy
+
+    @property
+    def rule(self) -> str:
+        """Return the rule that its number is read by."""
+        return self.comparison.headline_rule(self.row)
+
+    @property
+    def accuracy(self) -> Spread | None:
+        """Return the accuracy by that rule; None if no client has test samples."""
+        return self.accuracies[self.rule]
+
+    @property
+    def rounds(self) -> int:
+        """Return the number of rounds of every seed."""
+        return int(self.found[0].result["rounds"])
+
+    @property
+    def shortened(self) -> bool:
+        """Return True if it did not run for as many rounds as its config asks for."""
+        return self.rounds != self.cell.rounds
+
+    @property
+    def seeds(self) -> list[int]:
+        """Return its seeds in order."""
+        return [one.result["seed"] for one in self.found]
+
+    def seeds_shared(self, other: Outcome) -> list[int]:
+        """Return the seeds that both have."""
+        return [seed for seed in self.seeds if seed in other.seeds]
+
+    def best_after(self, rounds: int, seeds: Sequence[int] | None = None) -> dict[str, Spread | None]:
+        """Return the best evaluation of the first rounds by each rule, over some seeds or over all."""
+        return self.read_after(rounds, seeds, "best")
+
+    def read_after(self, rounds: int, seeds: Sequence[int] | None, statistic: str) -> dict[str, Spread | None]:
+        """Return a statistic of the first rounds by each rule, over some seeds or over all."""
+        return {rule: spread(self.by_seed(rule, rounds, seeds, statistic)) for rule in RULES}
+
+    def by_seed(self, rule: str, rounds: int, seeds: Sequence[int] | None, statistic: str) -> list[float | None]:
+        """Return a statistic seed by seed, as if the runs had ended after these rounds."""
+        chosen = [one for one in self.found if seeds is None or one.result["seed"] in seeds]
+        curves = [[(p.rounds, p.accuracy[rule]) for p in one.points if p.rounds <= rounds] for one in chosen]
+        return [over_rounds(curve)[statistic] for curve in curves]
+
+
+class Records:
+    """Finished cells by key."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._cells: dict[str, list[Cell]] = {}
+        for run in runs:
+            entries = {entry["label"]: entry for entry in run.config["algorithms"]}
+            for result in run.results:
+                key = record_key(run.config, entries[result["label"]], result["dataset"])
+                self._cells.setdefault(key, []).append(Cell(run, result))
+
+    def find(self, address: Address, preset: str = REFERENCE) -> Outcome | None:
+        """Return the results of a cell of the paper; None if it was not run."""
+        cell = paper_cell(address, preset)
+        found = self._by_rounds(cell)
+        return found[max(found, key=lambda count: _fit(count, cell.rounds))] if found else None
+
+    def find_all(self, address: Address) -> list[Outcome]:
+        """Return the same results, followed by those of runs with more rounds."""
+        first = self.find(address)
+        if first is None:
+            return []
+        found = self._by_rounds(first.cell)
+        return [first, *(found[rounds] for rounds in sorted(found) if rounds > first.rounds)]
+
+    def _by_rounds(self, cell: PaperCell) -> dict[int, Outcome]:
+        """Return a cell's runs by number of rounds; one run per seed counts."""
+        found: dict[int, dict[int, Cell]] = {}
+        for one in self._cells.get(cell.key, []):
+            found.setdefault(one.result["rounds"], {}).setdefault(one.result["seed"], one)
+        return {rounds: Outcome(cell, [seeds[seed] for seed in sorted(seeds)]) for rounds, seeds in found.items()}
+
+    @property
+    def any_of_the_paper(self) -> bool:
+        """Return True if a run is a cell of the paper."""
+        known = {cell.key for preset in (None, "sound", "paper") for cell in _resolved(preset).values()}
+        return bool(known & self._cells.keys())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """A variant and the cell it is compared with, after the same number of rounds and over the same seeds."""
+
+    variant: Outcome | None  # None: not run
+    reference: Outcome | None
+    statistic: str = "best"
+    most: int | None = None  # read neither after more rounds than these
+    among: Sequence[int] | None = None  # read only these seeds
+
+    @property
+    def rounds(self) -> int | None:
+        """Return the number of rounds after which both are read."""
+        if self.variant is None or self.reference is None:
+            return None
+        return self._at_most(min(self.variant.rounds, self.reference.rounds))
+
+    @property
+    def read_rounds(self) -> int | None:
+        """Return the number of rounds after which the variant is read: its own if there is no reference."""
+        return self.rounds or (None if self.variant is None else self._at_most(self.variant.rounds))
+
+    @property
+    def seeds(self) -> list[int]:
+        """Return the seeds that both have."""
+        if self.variant is None or self.reference is None:
+            return []
+        shared = self.variant.seeds_shared(self.reference)
+        return shared if self.among is None else [seed for seed in shared if seed in self.among]
+
+    def accuracies(self) -> Mapping[str, Spread | None]:
+        """Return the variant's accuracy by every rule: over common seeds and rounds, or its own without a reference."""
+        if self.variant is None or self.read_rounds is None:
+            return dict.fromkeys(RULES)
+        return self.variant.read_after(self.read_rounds, self.seeds or None, self.statistic)
+
+    def compared(self) -> Mapping[str, Spread | None]:
+        """Return the reference's accuracy by every rule, after as many rounds."""
+        if self.reference is None or self.rounds is None or not self.seeds:
+            return dict.fromkeys(RULES)
+        return self.reference.read_after(self.rounds, self.seeds, self.statistic)
+
+    def difference(self, rule: str) -> float | None:
+        """Return variant minus reference, as a fraction."""
+        first, second = self.accuracies()[rule], self.compared()[rule]
+        return None if first is None or second is None else round(first.mean - second.mean, 9)
+
+    def _at_most(self, rounds: int) -> int:
+        return rounds if self.most is None else min(rounds, self.most)
+
+
+def means(accuracy: Mapping[str, Spread | None]) -> dict[str, float | None]:
+    """Return means by rule, as plain values for JSON."""
+    return {rule: None if found is None else found.mean for rule, found in accuracy.items()}
+
+
+def paper_cell(address: Address, preset: str = REFERENCE) -> PaperCell:
+    """Return the definition of a cell; `reference` leaves every config the preset it has."""
+    return _resolved(None if preset == REFERENCE else preset)[address]
+
+
+def cells_of(stem: str) -> list[PaperCell]:
+    """Return the cells of one config in order, with the preset it has."""
+    return [cell for address, cell in _resolved(None).items() if address.stem == stem]
+
+
+def method_name(entry: Mapping[str, Any], *, ablation: bool = False) -> str:
+    """Return the name in the paper's tables, with CPS dimensions; for an ablation also with scaling."""
+    title = ALGORITHMS[entry["name"]].title
+    if "cps_dim" not in entry:
+        return title
+    width = "no CPS" if entry["cps_dim"] is None else entry["cps_dim"]
+    scaled = ", scaled" if entry["scaling"] == "count" else ", not scaled"
+    return f"{title} ({width}){scaled if ablation else ''}"
+
+
+def place_name(cell: PaperCell) -> str:
+    """Return the dataset as the paper writes it, with the setting of Table 3 if the cell has one."""
+    partition = cell.config["partition"]
+    settings = [
+        words for part, words in SETTINGS.items() if cells_of(f"table3_{part}")[0].config["partition"] == partition
+    ]
+    return ", ".join([DATASET_NAMES[cell.config["data"]["name"]], *settings])
+
+
+@cache
+def _resolved(preset: str | None) -> dict[Address, PaperCell]:
+    return {cell.address: cell for config in experiments() for cell in paper_cells(config, preset)}
+
+
+def _fit(rounds: int, wanted: int) -> tuple[bool, int]:
+    """Rank numbers of rounds: the wanted one is best, then the nearest below it, then the nearest above."""
+    return rounds <= wanted, rounds if rounds <= wanted else -rounds

@@ -1,0 +1,87 @@
+"""Hyper-parameters that TinyProto-FP and TinyProto-FT share: CPS, by dimensions or by bytes, and scaling."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from torch import Tensor
+
+from tinyproto.algorithms.base import ClientInfo, Derived, FederationSpec, positive
+from tinyproto.algorithms.fedproto import FedProtoHyper
+from tinyproto.core.masks import MaskKind, build_masks
+from tinyproto.core.sizes import bytes_of
+from tinyproto.errors import ConfigError
+from tinyproto.wire.codec import rows_frame_bytes
+from tinyproto.wire.values import VALUE_TYPES
+
+UPDATE_METRICS = 40
+"""Most bytes of an upload's metrics: two losses of 9, four counts of 5, and 2 for the section."""
+
+
+@dataclass(frozen=True)
+class TinyProtoHyper(FedProtoHyper):
+    """FedProto's hyper-parameters, and those of CPS and prototype scaling."""
+
+    cps_dim: Annotated[int | None, "s, how many of the d dimensions a class sends; `null` sends all"] = None
+    byte_budget: Annotated[
+        str | None, "instead of `cps_dim`: s is the largest whose frames with all K rows, up and down, fit, such as 2kB"
+    ] = None
+    masks: Annotated[MaskKind, "how CPS masks are built"] = "balanced"
+    mask_seed: Annotated[int, "of the CPS masks"] = 0
+    scaling: Annotated[Literal["count", "none"], "send prototypes times n_ij, or plain prototypes"] = "count"
+    global_scale: Annotated[float | Literal["auto"], "μ, above 0; `auto` derives it from the clients' hello"] = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.global_scale != "auto":
+            positive(global_scale=self.global_scale)
+        if self.cps_dim is not None:
+            positive(cps_dim=self.cps_dim)
+        if self.byte_budget is not None:
+            try:
+                bytes_of(self.byte_budget)
+            except ConfigError as error:
+                raise ValueError(f"byte_budget: {error}") from error
+            if self.cps_dim is not None:
+                raise ValueError("cps_dim and byte_budget both say how much a class sends; give one of them")
+
+    def cps_masks(self, federation: FederationSpec) -> Tensor | None:
+        """Return the masks m_j, (K, d) bool, or None if all dimensions travel."""
+        dim, cps_dim = federation.proto_dim, self.cps_dim
+        if self.byte_budget is not None:
+            fitting = largest_cps_dim(federation, self.byte_budget)
+            cps_dim = None if fitting == dim else fitting
+        if cps_dim is None:
+            return None
+        return build_masks(self.masks, federation.num_classes, dim, cps_dim, self.mask_seed)
+
+    def derived(self, width: int, scale: Callable[[int, int], float] | None, clients: Sequence[ClientInfo]) -> Derived:
+        """Return s if a byte budget was given, and μ, from Σ K_i and Σ n_i, if it is `auto` and clients took part."""
+        found: dict[str, int | float] = {} if self.byte_budget is None else {"cps_dim": width}
+        if scale is not None and clients and self.scaling == "count" and self.global_scale == "auto":
+            classes = sum(client.counted_classes for client in clients)
+            found["global_scale"] = scale(classes, sum(client.counted_samples for client in clients))
+        return found
+
+
+def exchanged_bytes(federation: FederationSpec, cps_dim: int) -> int:
+    """Return the wire bytes of a client's round, up and down, with a row of each class both ways."""
+    up, down = VALUE_TYPES[federation.wire.up], VALUE_TYPES[federation.wire.down]
+    return rows_frame_bytes(federation.num_classes, cps_dim, up, UPDATE_METRICS) + rows_frame_bytes(
+        federation.num_classes, cps_dim, down
+    )
+
+
+def largest_cps_dim(federation: FederationSpec, byte_budget: str) -> int:
+    """Return the largest s, at most d, with which a client's round stays within the budget."""
+    budget, widths = bytes_of(byte_budget), range(1, federation.proto_dim + 1)
+    fitting = bisect_right(widths, budget, key=lambda width: exchanged_bytes(federation, width))
+    if fitting == 0:
+        raise ValueError(
+            f"byte_budget {byte_budget} is too small: one dimension of {federation.num_classes} classes, up and down, "
+            f"takes {exchanged_bytes(federation, 1)} bytes"
+        )
+    return fitting

@@ -1,0 +1,163 @@
+"""The graphed trainer: the eager trainer's steps, captured once per kind of task and replayed, one task after another.
+
+It takes any network, so the stacked trainer falls back to it. It also runs the server's fit, all steps of an epoch in
+one graph. On a CPU nothing is captured.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from tinyproto.core.prototypes import ClassSums, class_sums
+from tinyproto.core.streams import global_randomness
+from tinyproto.core.task import Batch, FeatureModel, FitResult, State, Task, TensorData
+from tinyproto.engine.eager import EagerTrainer, Sgd
+from tinyproto.engine.prototype_fit import prototype_fit
+from tinyproto.models.split import SplitModel
+from tinyproto.stacked.capture import GraphStream, capture, in_order
+from tinyproto.stacked.fallback import OUT_OF_MEMORY, CannotStack, fallback_note
+
+MOST_CAPTURED = 64
+"""Batch sizes a kind of task keeps captured; beyond that it discards the oldest."""
+
+
+class GraphedTrainer:
+    """Captures the steps of each kind of task; where that fails the eager trainer runs it, and a note says why."""
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+        self.eager = EagerTrainer(device)
+        self.captured: dict[Hashable, CapturedTask | None] = {}  # None: cannot be captured
+        self.notes: list[str] = []
+
+    def fit(self, tasks: Sequence[Task]) -> list[FitResult]:
+        """Optimise the modules of each task in place."""
+        return [self._fit(task) for task in tasks]
+
+    def _fit(self, task: Task) -> FitResult:
+        key = (task.key, task.data.pool.shape[1:])
+        if key not in self.captured:
+            self.captured[key] = CapturedTask(task)
+        captured = self.captured[key]
+        if captured is None:
+            return self.eager.fit([task])[0]
+        try:
+            with global_randomness(task.seed):
+                result = captured.fit(task)
+        except OUT_OF_MEMORY:
+            raise
+        except Exception as error:  # the first fit has changed nothing yet, so the eager trainer can take over
+            if captured.completed:
+                raise
+            self.captured[key] = None
+            self.notes.append(fallback_note(task, "without graphs", error))
+            return self.eager.fit([task])[0]
+        if captured.kernel_error is not None:
+            self.notes.append(fallback_note(task, "without their own kernels", captured.kernel_error))
+            captured.kernel_error = None
+        return result
+
+    def features(self, models: Sequence[FeatureModel], data: Sequence[TensorData]) -> list[Tensor]:
+        """Return the eval-mode features (N_i, d) of each model on its data; large batches need no graph."""
+        return self.eager.features(models, data)
+
+
+class CapturedTask:
+    """Copies of a task's modules and context that stay in place, and the captured steps that train them.
+
+    A task of this kind is copied in, trained, and copied back.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.loss, self.num_classes = task.loss, task.num_classes
+        self.modules = copy.deepcopy(task.modules).train()
+        self.context = {name: torch.empty_like(value) for name, value in task.context.items()}
+        self.sgd = Sgd(self.modules, task.groups)
+        self.kernels = prototype_fit(task)
+        self.kernel_error: CannotStack | None = None  # why the kernels are no longer used
+        self.epoch_at_once = not any(isinstance(module, SplitModel) for module in task.modules.values())
+        self.parts = torch.zeros(len(task.part_names), dtype=torch.float64, device=task.data.labels.device)
+        self.observed: ClassSums | None = None
+        self.graphs = GraphStream.on(self.parts.device)
+        self.captured: dict[tuple[int, ...], tuple[Batch, Callable[[], None]]] = {}  # by batch sizes
+        self.completed = False
+
+    def fit(self, task: Task) -> FitResult:
+        """Run all epochs of a task."""
+        with in_order([self.graphs.stream]), torch.cuda.stream(self.graphs.stream):
+            return self._fit(task)
+
+    def _fit(self, task: Task) -> FitResult:
+        plan = task.plan
+        _copy(task.modules, self.modules)
+        for name, value in self.context.items():
+            value.copy_(task.context[name])
+        order = plan.order.to(self.parts.device)
+        history = torch.zeros(plan.epochs, len(self.parts), dtype=torch.float64, device=self.parts.device)
+        for epoch in range(plan.epochs):
+            self.parts.zero_()
+            for sums in self.observed or ():
+                sums.zero_()
+            samples = task.data.subset(order[epoch])
+            start = 0
+            for sizes in [plan.sizes] if self.epoch_at_once and plan.sizes else [(size,) for size in plan.sizes]:
+                stop = start + sum(sizes)
+                self._run(sizes, samples.batch(slice(start, stop)))
+                start = stop
+            history[epoch] = self.parts
+        _copy(self.modules, task.modules)
+        self.completed = True
+        observed = self.observed and ClassSums(*(sums.clone() for sums in self.observed))
+        means = history.cpu() / max(sum(plan.sizes), 1)
+        return FitResult(means, task.part_names, plan.epochs * len(plan.sizes), observed)
+
+    def _run(self, sizes: tuple[int, ...], samples: Batch) -> None:
+        """Take a step for each batch size on consecutive samples, captured as one graph."""
+        if sizes not in self.captured:
+            if len(self.captured) >= MOST_CAPTURED:
+                del self.captured[next(iter(self.captured))]
+            held = Batch(*map(torch.empty_like, samples))
+            self.captured[sizes] = held, capture(partial(self._steps, sizes, held), self.graphs)
+        held, run = self.captured[sizes]
+        for target, given in zip(held, samples, strict=True):
+            target.copy_(given)
+        run()
+
+    def _steps(self, sizes: tuple[int, ...], samples: Batch) -> None:
+        for inputs, labels in zip(*(torch.split(each, list(sizes)) for each in samples), strict=True):
+            self._step(Batch(inputs, labels))
+
+    def _step(self, batch: Batch) -> None:
+        """Take one step of SGD: in the server's own kernels where they apply, as the eager trainer otherwise."""
+        if self.kernels is not None:
+            weights: State = dict(self.modules["prototypes"].named_parameters())
+            penalty = self.context["penalty"]
+            try:
+                self.kernels.check(weights, batch, penalty)
+            except CannotStack as reason:
+                self.kernels, self.kernel_error = None, reason
+            else:
+                self.kernels.step(weights, batch, penalty, self.parts)
+                return
+        step = self.sgd.step(self.loss, batch, self.context)
+        self.parts += step.parts * len(batch.labels)
+        if step.observed is not None:
+            more = class_sums(step.observed, batch.labels, self.num_classes)
+            if self.observed is None:
+                self.observed = ClassSums(*map(torch.zeros_like, more))
+            for sums, added in zip(self.observed, more, strict=True):
+                sums += added
+
+
+@torch.no_grad()
+def _copy(source: nn.Module, target: nn.Module) -> None:
+    """Copy parameters and buffers."""
+    for tensors in (nn.Module.parameters, nn.Module.buffers):
+        given, held = list(tensors(source)), list(tensors(target))
+        if held:
+            torch._foreach_copy_(held, given)

@@ -1,0 +1,111 @@
+"""The measurements of a round: what its frames cost, how long its phases take, how well clients classify."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tinyproto.core.prototypes import Prototypes, nearest
+
+Direction = Literal["up", "down"]
+WAYS: tuple[Direction, Direction] = ("up", "down")
+Purpose = Literal["hello", "training", "evaluation", "closing"]
+_IN_A_ROUND: tuple[Purpose, ...] = ("training", "evaluation", "closing")
+
+
+class Cost(NamedTuple):
+    """The cost of one or more frames."""
+
+    parameters: int = 0  # numbers, as the paper counts
+    payload: int = 0  # bytes of values and scales
+    wire: int = 0  # bytes of frames
+
+    def plus(self, other: Cost) -> Cost:
+        """Return the cost of both."""
+        return Cost(self.parameters + other.parameters, self.payload + other.payload, self.wire + other.wire)
+
+
+@dataclass
+class Meter:
+    """Counts the frames of one round, up and down, per client and purpose."""
+
+    costs: dict[tuple[Purpose, Direction, int], Cost] = field(default_factory=dict)
+
+    def announce(self, purpose: Purpose, direction: Direction, client: int) -> None:
+        """Announce a frame that is made later; records keep the order of the announcements."""
+        self.costs.setdefault((purpose, direction, client), Cost())
+
+    def count(self, purpose: Purpose, direction: Direction, client: int, cost: Cost) -> None:
+        """Add the cost of one frame."""
+        key = (purpose, direction, client)
+        self.costs[key] = self.costs.get(key, Cost()).plus(cost)
+
+    def total(self, purpose: Purpose, direction: Direction) -> Cost:
+        """Return the cost of one purpose over all clients."""
+        return _sum(cost for (*counted, _), cost in self.costs.items() if counted == [purpose, direction])
+
+    def client(self, client: int, direction: Direction) -> Cost:
+        """Return the cost of one client in a round, for all purposes; the hello is not part of a round."""
+        return _sum(self.costs.get((purpose, direction, client), Cost()) for purpose in _IN_A_ROUND)
+
+
+def _sum(costs: Iterable[Cost]) -> Cost:
+    total = Cost()
+    for cost in costs:
+        total = total.plus(cost)
+    return total
+
+
+Clock = Callable[[], float]
+
+
+class Stopwatch:
+    """Adds up the seconds spent in named phases; `synchronise` waits for a device before the clock is read."""
+
+    def __init__(self, clock: Clock, synchronise: Callable[[], None] | None = None) -> None:
+        self._clock = clock
+        self._synchronise = synchronise
+        self.seconds: dict[str, float] = {}
+
+    def now(self) -> float:
+        """Return the time once all work so far is completed."""
+        if self._synchronise is not None:
+            self._synchronise()
+        return self._clock()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the block towards `name`."""
+        start = self.now()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + self.now() - start
+
+    def take(self) -> dict[str, float]:
+        """Return the seconds so far and start again from zero."""
+        seconds, self.seconds = self.seconds, {}
+        return seconds
+
+
+RULES = ("head", "global", "local")
+"""A sample is classified by the client's head, the nearest global prototype, or the nearest local prototype."""
+
+
+@torch.no_grad()
+def score(
+    head: nn.Module, features: Tensor, labels: Tensor, global_: Prototypes | None, local: Prototypes
+) -> dict[str, float]:
+    """Return `test_samples` and `correct_<rule>` for each rule that applies; two of them need prototypes."""
+    head.eval()
+    guesses = {"head": head(features).argmax(1)}
+    for rule, prototypes in (("global", global_), ("local", local)):
+        if prototypes is not None and bool(prototypes.present.any()):
+            guesses[rule] = nearest(features, prototypes)
+    correct = {f"correct_{rule}": float((guess == labels).sum()) for rule, guess in guesses.items()}
+    return {"test_samples": float(len(labels)), **correct}

@@ -1,0 +1,89 @@
+"""Memory of this process and of the machine.
+
+Linux is read from /proc: psutil knows neither the peak since a point in time nor the parts of resident memory.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import sys
+from pathlib import Path
+
+import torch
+
+from tinyproto.core.sizes import bytes_of
+
+
+class PeakMemory:
+    """The peak memory since this was made: device memory on a GPU, else this process's resident memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        else:
+            self._reset_resident()
+
+    def read(self) -> int:
+        """Return the peak in bytes."""
+        if self.device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(self.device))
+        resident = status_bytes("VmHWM")
+        if resident is not None:
+            return resident
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+    @staticmethod
+    def _reset_resident() -> None:
+        """Reset the peak, which only Linux can; elsewhere it stays that of the whole process."""
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+        except OSError:
+            return
+
+
+def status_bytes(field: str, file: str = "/proc/self/status") -> int | None:
+    """Return a field of this process's memory, or of the machine's in /proc/meminfo; None if the system has none."""
+    try:
+        lines = Path(file).read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)
+
+
+AUTO = "auto"
+SHARE = 4
+"""`auto` is 1/SHARE of the memory of the machine, or of the GPU if the clients are on one."""
+
+_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def client_budget(asked: str, device: torch.device, processes: int = 1) -> int:
+    """Return the bytes for the clients of one of so many processes."""
+    total = bytes_of(asked) if asked != AUTO else total_memory(device) // SHARE
+    return max(1, total // processes)
+
+
+def total_memory(device: torch.device) -> int:
+    """Return the bytes of the GPU, or of the machine as far as a container allows."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(min(installed, container_limit()))
+
+
+def container_limit() -> float:
+    """Return the bytes that a container allows; infinity if there is no limit."""
+    return min((found for found in map(_limit, _LIMITS) if found), default=math.inf)
+
+
+def _limit(file: Path) -> int | None:
+    """Return the limit in a file of the container; None if there is none."""
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None

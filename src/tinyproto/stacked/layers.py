@@ -1,0 +1,131 @@
+"""Layers of a stack of clients: activations (n, C, B, H, W) or (n, C, B), weights with the clients in front."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tinyproto.stacked.fallback import CannotStack
+
+Activation = Literal["relu", "relu6", "silu"]
+_ACTIVATIONS = {"relu": functional.relu, "relu6": functional.relu6, "silu": functional.silu}
+
+
+def apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+    """Call a differentiable function that returns one tensor."""
+    outcome: Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
+    return outcome
+
+
+def linear(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Map (n, C, L) to (n, O, L)."""
+    if bias is None:
+        return torch.bmm(weight, values)
+    return torch.baddbmm(bias.unsqueeze(2), weight, values)
+
+
+class RunningStatistics(NamedTuple):
+    """The running mean and variance of a normalisation layer, (n, C) each, and how they are updated."""
+
+    mean: Tensor
+    variance: Tensor
+    momentum: float
+    eps: float
+
+
+def normalise(
+    values: Tensor, running: RunningStatistics, weight: Tensor | None, bias: Tensor | None, *, by_batch: bool,
+    activation: Activation | None = None, added: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Return activation(normal · weight + bias + added), each client's channels normalised on their own.
+
+    `by_batch` normalises by the statistics of the batch and updates the running ones in place; otherwise the running
+    statistics are used.
+    """
+    supported = values.is_cuda and values.dtype == torch.float32 and (added is None or activation != "silu")
+    with_gradient = torch.is_grad_enabled() and not by_batch
+    if not supported or weight is None or bias is None or with_gradient or values[0, 0].numel() < 2:
+        return plain_normalise(values, running, weight, bias, by_batch=by_batch, activation=activation, added=added)
+    from tinyproto.stacked.kernels.fused import TritonNormalisation, normalise_by_running
+
+    values, added = values.contiguous(), None if added is None else added.contiguous()
+    if by_batch:
+        return apply(TritonNormalisation, values, weight, bias, added, running, activation)
+    return normalise_by_running(values, weight, bias, added, running, activation)
+
+
+def plain_normalise(
+    values: Tensor, running: RunningStatistics, weight: Tensor | None, bias: Tensor | None, *, by_batch: bool,
+    activation: Activation | None = None, added: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Do the same with PyTorch's operations."""
+    rows = values.reshape(1, values.shape[0] * values.shape[1], -1)
+    scale = None if weight is None else weight.flatten()
+    shift = None if bias is None else bias.flatten()
+    mean, variance = running.mean.view(-1), running.variance.view(-1)
+    normal = functional.batch_norm(rows, mean, variance, scale, shift, by_batch, running.momentum, running.eps)
+    outcome = normal.view(values.shape)
+    if added is not None:
+        outcome = outcome + added
+    return outcome if activation is None else _ACTIVATIONS[activation](outcome)
+
+
+def layer_norm(values: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Normalise over the channels of (n, C, B)."""
+    normal = functional.layer_norm(values.transpose(1, 2), (values.shape[1],), eps=eps).transpose(1, 2)
+    if weight is not None:
+        normal = normal * weight.unsqueeze(2)
+    return normal if bias is None else normal + bias.unsqueeze(2)
+
+
+def pool_maps(values: Tensor, pool: torch.nn.Module) -> Tensor:
+    """Apply a pooling layer to each feature map."""
+    maps: Tensor = pool(values.flatten(0, 2))
+    return maps.view(*values.shape[:3], *maps.shape[1:])
+
+
+def flatten(values: Tensor) -> Tensor:
+    """Reshape (n, C, B, H, W) to (n, C·H·W, B)."""
+    return values.movedim(2, -1).flatten(1, -2) if values.dim() > 3 else values
+
+
+def pool_channels(values: Tensor, dim: int) -> Tensor:
+    """Average (n, C, B) to (n, d, B)."""
+    return functional.adaptive_avg_pool1d(values.transpose(1, 2), dim).transpose(1, 2).contiguous()
+
+
+def shuffle(values: Tensor, groups: int) -> Tensor:
+    """Interleave groups of channels."""
+    clients, channels, *rest = values.shape
+    return values.reshape(clients, groups, channels // groups, *rest).transpose(1, 2).reshape(values.shape)
+
+
+def interleave(first: Tensor, second: Tensor) -> Tensor:
+    """Alternate the channels of both: shuffle(cat(first, second), 2) at once."""
+    return torch.stack((first, second), dim=2).flatten(1, 2)
+
+
+def gate(values: Tensor, gates: Tensor) -> Tensor:
+    """Return values · σ(gates) for values (n, C, B, H, W) and gates (n, C, B, 1, 1)."""
+    if values.is_cuda and values.dtype == torch.float32 and gates.shape == (*values.shape[:3], 1, 1):
+        from tinyproto.stacked.kernels.fused import TritonGate
+
+        return apply(TritonGate, values.contiguous(), gates.contiguous())
+    return values * torch.sigmoid(gates)
+
+
+def drop_samples(values: Tensor, dropped: float) -> Tensor:
+    """Apply stochastic depth: one draw per client and sample."""
+    kept = torch.rand(values.shape[0], 1, values.shape[2], 1, 1, device=values.device) >= dropped
+    return values * (kept.to(values.dtype) / (1.0 - dropped))
+
+
+def spatial_mean(values: Tensor, dims: Sequence[int], *, keepdim: bool) -> Tensor:
+    """Average over height and width."""
+    if sorted(dim % 4 for dim in dims) != [2, 3] or values.dim() != 5:
+        raise CannotStack(f"a mean over axes {tuple(dims)} has no stacked form")
+    return values.mean((3, 4), keepdim=keepdim)

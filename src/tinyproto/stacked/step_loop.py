@@ -1,0 +1,247 @@
+"""The step loop: all SGD steps of a round for clients of one network, each step computed once for all of them.
+
+`Stack.fit` is the loop over epochs and steps. `_Steps.step` is one step from top to bottom: gather the batches, forward
+of the stack, loss of each client, backward, update. On a GPU it is captured once and then replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from tinyproto.core.prototypes import ClassSums
+from tinyproto.core.task import Batch, FitResult, State, Task, TensorData
+from tinyproto.models.split import Output, SplitModel
+from tinyproto.stacked.capture import GraphStream, capture
+from tinyproto.stacked.fallback import CannotStack
+from tinyproto.stacked.network import StackedModel
+from tinyproto.stacked.schedule import computed_steps, plan_widths
+from tinyproto.stacked.state import StackedState
+
+Samples = tuple[Tensor, Tensor]
+"""Rows of the pool and labels, (epochs, N) each, in the order of a client's plan."""
+
+MOST_CAPTURED = 64
+"""Widths and batch sizes a stack keeps captured; beyond that it discards the oldest."""
+
+
+class Stack:
+    """Up to n clients whose tasks share a key; built once, used every round."""
+
+    def __init__(self, first: Task, clients: int) -> None:
+        self.clients = clients
+        self.loss, self.groups, self.num_classes = first.loss, first.groups, first.num_classes
+        self.data = first.data  # for its pool, which all clients share
+        self.device = first.data.labels.device
+        self.graphs = GraphStream.on(self.device)
+        self.networks = {name: StackedModel(m) for name, m in first.modules.items() if isinstance(m, SplitModel)}
+        self.others = {name: module for name, module in first.modules.items() if name not in self.networks}
+        self.alone = any(network.alone for network in self.networks.values())
+        self.states = {name: StackedState(module, clients) for name, module in first.modules.items()}
+        self.context: State = {name: value.new_zeros(clients, *value.shape) for name, value in first.context.items()}
+        self.dtype = next(parameter.dtype for parameter in first.modules.parameters())
+        self.parts = torch.zeros(clients, len(first.part_names), dtype=torch.float64, device=self.device)
+        self.observed: ClassSums | None = None
+        self.captured: dict[tuple[int, int, int], _Steps] = {}  # by first and last client and batch size
+
+    def fit(self, tasks: Sequence[Task]) -> Generator[None, None, list[FitResult]]:
+        """Run all epochs of all tasks, those with most steps first; yield after each step so that stacks alternate."""
+        self._load(tasks)
+        epochs, batch = tasks[0].plan.epochs, (*tasks[0].plan.sizes, 0)[0]
+        orders = [task.plan.order.to(self.device) for task in tasks]
+        samples = [_samples(task.data, order) for task, order in zip(tasks, orders, strict=True)]
+        full = [_full_batches(task.plan.sizes) for task in tasks]
+        stretches = plan_widths(full)
+        history = torch.zeros(epochs, *self.parts.shape, dtype=torch.float64, device=self.device)
+        for epoch in range(epochs):
+            self.parts.zero_()
+            for sums in self.observed or ():
+                sums.zero_()
+            for width, start, stop in stretches:  # batches of the common size: clients together
+                steps = self._steps(0, width, batch, stop - start)
+                steps.fill(samples[:width], epoch, start * batch, [count - start for count in full])
+                for _ in range(start, stop):
+                    steps.run()
+                    yield
+            for client, task in enumerate(tasks):  # a remaining batch of another size: each client alone
+                start = full[client] * batch
+                for size in task.plan.sizes[full[client] :]:
+                    steps = self._steps(client, client + 1, size, 1)
+                    steps.fill([samples[client]], epoch, start, [1])
+                    steps.run()
+                    start += size
+                    yield
+            history[epoch] = self.parts
+        taken = [epochs * len(task.plan.sizes) for task in tasks]
+        for name, state in self.states.items():
+            state.store([task.modules[name] for task in tasks], taken)
+        yield
+        counts = torch.tensor([max(sum(task.plan.sizes), 1) for task in tasks], dtype=torch.float64)
+        means = history.cpu()[:, : len(tasks)] / counts[None, :, None]
+        return [
+            FitResult(
+                means[:, client],
+                task.part_names,
+                taken[client],
+                self.observed and ClassSums(*(sums[client].clone() for sums in self.observed)),
+                steps_paid=epochs * (computed_steps(stretches, client) + len(task.plan.sizes) - full[client]),
+            )
+            for client, task in enumerate(tasks)
+        ]
+
+    def _load(self, tasks: Sequence[Task]) -> None:
+        """Copy the tasks' weights and context into the stack."""
+        for name, state in self.states.items():
+            state.load([task.modules[name] for task in tasks])
+        if self.context:
+            stacked = [self.context[name][client] for client in range(len(tasks)) for name in self.context]
+            torch._foreach_copy_(stacked, [task.context[name] for task in tasks for name in self.context])
+
+    def _steps(self, first: int, last: int, batch: int, steps: int) -> _Steps:
+        key = (first, last, batch)
+        if key not in self.captured or self.captured[key].rows.shape[1] < steps:
+            if len(self.captured) >= MOST_CAPTURED:
+                del self.captured[next(iter(self.captured))]
+            self.captured[key] = _Steps(self, first, last, batch, steps)
+        return self.captured[key]
+
+
+class _Steps:
+    """Steps of the clients from `first` to before `last` with batches of one size.
+
+    The samples of all steps and the number of the next step lie on the device, so that a step needs no host.
+    """
+
+    def __init__(self, stack: Stack, first: int, last: int, batch: int, steps: int) -> None:
+        self.stack, self.first, self.last = stack, first, last
+        self.states = {name: state.slice(first, last) for name, state in stack.states.items()}
+        self.rows = torch.zeros(last - first, steps, batch, dtype=torch.int64, device=stack.device)
+        self.labels = torch.zeros_like(self.rows)
+        self.next = torch.zeros(1, dtype=torch.int64, device=stack.device)
+        self.counts = torch.zeros(stack.clients, dtype=torch.int64, device=stack.device)
+        self.run = capture(self.step, stack.graphs)
+
+    def fill(self, samples: Sequence[Samples], epoch: int, start: int, left: Sequence[int]) -> None:
+        """Set the samples of this epoch from `start` on; `left` counts the batches each client still has."""
+        _, most, batch = self.rows.shape
+        counts = [max(0, min(most, count)) for count in left[: len(samples)]]
+        for client, ((rows, labels), count) in enumerate(zip(samples, counts, strict=True)):
+            stop = start + count * batch
+            self.rows[client, :count] = rows[epoch, start:stop].view(count, batch)
+            self.labels[client, :count] = labels[epoch, start:stop].view(count, batch)
+        self.counts[self.first : self.last] = torch.tensor(counts).to(self.counts)
+        self.next.zero_()
+
+    def step(self) -> None:
+        """Take one step of SGD for every client that has one; clients without one stay as they are."""
+        stack, clients, states = self.stack, slice(self.first, self.last), self.states
+
+        # Gather the batch of each client.
+        rows = self.rows.index_select(1, self.next).squeeze(1)  # (w, B)
+        labels = self.labels.index_select(1, self.next).squeeze(1)  # (w, B)
+        inputs = gather(stack.data, rows, stack.dtype)  # (w, B, …)
+        several = self.last - self.first > 1
+        active = (self.next < self.counts).float() if several else None  # (n,) who has a step; None: the only client
+        before = {name: state.flat.clone() for name, state in states.items()} if several else {}
+
+        # Forward: each network once for all clients, by the batch's statistics unless the batch is a single sample.
+        outputs = {
+            name: network(inputs, states[name].tensors, normalise=rows.shape[1] > 1, training=True)
+            for name, network in stack.networks.items()
+        }
+
+        # Loss of each client.
+        weights = {name: states[name].tensors for name in stack.others}
+        context = {name: value[clients] for name, value in stack.context.items()}
+        losses, logged, seen = vmap(self._loss, randomness="different")(outputs, weights, inputs, labels, context)
+
+        # Backward: a client without a step has no gradient.
+        leaves = [value for state in states.values() for value in state.parameters.values()]
+        total = losses.sum() if active is None else (losses * active[clients]).sum()
+        gradients = dict(zip(map(id, leaves), torch.autograd.grad(total, leaves, allow_unused=True), strict=True))
+
+        # Update: weights, running statistics, logged terms.
+        with torch.no_grad():
+            for group in stack.groups:
+                parameters = list(states[group.module].parameters.values())
+                _descend(parameters, gradients, group.learning_rate, group.clip_norm)
+            if active is not None:
+                logged = torch.where(active[clients].unsqueeze(1) > 0, logged, 0.0)
+            stack.parts[clients].add_(logged, alpha=rows.shape[1])
+            if seen.shape[-1]:
+                self._observe(seen, labels, active)
+        if active is not None:
+            for name, values in before.items():
+                states[name].restore_idle(values, active)
+        self.next += 1
+
+    def _loss(
+        self, outputs: dict[str, Output], weights: dict[str, State], inputs: Tensor, labels: Tensor, context: State
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return one client's loss, logged terms and observed values; empty where it observes nothing."""
+        modules: dict[str, Any] = {name: _computed(output, inputs) for name, output in outputs.items()}
+        modules |= {name: _with_weights(self.stack.others[name], own) for name, own in weights.items()}
+        step = self.stack.loss(cast(nn.ModuleDict, modules), Batch(inputs, labels), context)
+        return step.loss, step.parts, inputs.new_zeros(0) if step.observed is None else step.observed
+
+    def _observe(self, seen: Tensor, labels: Tensor, active: Tensor | None) -> None:
+        """Add the observed values (w, B, v) to the sums by client and class."""
+        stack, classes = self.stack, self.stack.num_classes
+        if stack.observed is None:
+            shape = (stack.clients, classes)
+            stack.observed = ClassSums(
+                torch.zeros(*shape, seen.shape[-1], device=stack.device, dtype=seen.dtype),
+                torch.zeros(*shape, dtype=torch.int64, device=stack.device),
+            )
+        offsets = classes * torch.arange(self.first, self.last, device=stack.device).unsqueeze(1)
+        places = (labels + offsets).flatten()
+        counted = torch.ones(1, device=stack.device) if active is None else active[self.first : self.last]
+        values = (seen * counted[:, None, None]).flatten(0, 1)
+        stack.observed.sums.view(-1, seen.shape[-1]).index_add_(0, places, values)
+        stack.observed.counts.view(-1).index_add_(0, places, counted.long().repeat_interleave(labels.shape[1]))
+
+
+def _samples(data: TensorData, order: Tensor) -> Samples:
+    return order if data.rows is None else data.rows[order], data.labels[order]
+
+
+def gather(data: TensorData, rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the samples at `rows` (n, B) of the pool as floats, (n, B, …)."""
+    stored = data.pool.index_select(0, rows.flatten())
+    values = stored.view(*rows.shape, *stored.shape[1:]).to(dtype)
+    return values if (data.scale, data.shift) == (1.0, 0.0) else values * data.scale + data.shift
+
+
+def _computed(output: Output, batch: Tensor) -> Callable[[Tensor], Output]:
+    """Return a stand-in for a network whose output on this batch is already computed."""
+
+    def network(inputs: Tensor) -> Output:
+        if inputs is not batch:
+            raise CannotStack("its loss gives a network other inputs than the batch")
+        return Output(*output)
+
+    return network
+
+
+def _with_weights(module: nn.Module, weights: State) -> Callable[..., Any]:
+    return lambda *arguments: functional_call(module, weights, arguments)
+
+
+def _descend(weights: list[Tensor], gradients: Mapping[int, Tensor | None], rate: float, clip: float | None) -> None:
+    """Move the stacked weights against their gradients, clipped by each client's norm."""
+    moved = [weight for weight in weights if gradients[id(weight)] is not None]
+    found = [gradient for weight in weights if (gradient := gradients[id(weight)]) is not None]
+    if clip is not None:
+        squares = torch.stack([gradient.flatten(1).square().sum(1) for gradient in found]).sum(0)
+        factor = (clip / (squares.sqrt() + 1e-6)).clamp_max(1.0)  # (n,)
+        found = [gradient * factor.view(-1, *[1] * (gradient.dim() - 1)) for gradient in found]
+    torch._foreach_add_(moved, found, alpha=-rate)
+
+
+def _full_batches(sizes: Sequence[int]) -> int:
+    """Count the batches before the first one of another size."""
+    return next((index for index, size in enumerate(sizes) if size != sizes[0]), len(sizes))

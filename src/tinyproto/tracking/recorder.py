@@ -1,0 +1,124 @@
+"""Records a cell into a run folder, whatever runs it: a simulation, or a federation whose clients are elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from tinyproto.algorithms.base import Derived
+from tinyproto.config.load import completed, differences
+from tinyproto.config.schema import neutral_keys
+from tinyproto.engine.round import first_derived
+from tinyproto.engine.server import ServerRuntime
+from tinyproto.errors import CheckpointError
+from tinyproto.storage.checkpoint import Checkpoint, Position, load_newest, restore_server, save, set_aside, sweep
+from tinyproto.storage.client_files import Stored
+from tinyproto.tracking.run_folder import RunFolder
+from tinyproto.tracking.summary import RoundResult
+
+
+class StoredClients(Protocol):
+    """Clients whose state a checkpoint includes."""
+
+    def save(self) -> Mapping[int, Stored]:
+        """Write all that changed; return the places of the clients that ever changed."""
+        ...
+
+    def restore(self, stored: Mapping[int, Stored]) -> None:
+        """Set the clients to the state they had when they were saved."""
+        ...
+
+
+class CellRecorder:
+    """Writes one cell into a folder: its rounds as they end, checkpoints when they are due, at last its summary."""
+
+    def __init__(
+        self, folder: RunFolder, config: Mapping[str, Any], identity: Mapping[str, Any], server: ServerRuntime,
+        clients: StoredClients | None = None, every_seconds: float = 0.0, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self.rounds: list[RoundResult] = []  # of the whole cell, without the clients' columns
+        self._folder = folder
+        self._config = config
+        self._identity = dict(identity)
+        self._server = server
+        self._clients = clients  # None: they keep their own state
+        self._every = every_seconds
+        self._clock = clock
+        self._last = clock()
+        self._first = 1
+
+    def resume(self, checkpoint: Checkpoint | None, tell: Callable[[str], None]) -> None:
+        """Put files, server and clients where the checkpoint was taken; without one, start from round 1."""
+        accept_checkpoint(self._folder, checkpoint, self._config, tell)
+        position = Position.beginning(self._config) if checkpoint is None else checkpoint.position
+        self._folder.cut("rounds.jsonl", position.rounds_bytes)
+        self._folder.cut("timings.jsonl", position.timings_bytes)
+        if checkpoint is not None:
+            restore_server(self._server, checkpoint)
+            if self._clients is not None:
+                self._clients.restore(checkpoint.clients)
+            self.rounds = [result.for_summary() for result in self._folder.read_rounds(self._identity)]
+        self._first = len(self.rounds) + 1
+
+    def append(self, result: RoundResult) -> Derived:
+        """Append one round to the files; return what the algorithm derived, if this is the first round run now."""
+        self._folder.append_round(self._identity, result)
+        self.rounds.append(result.for_summary())
+        return first_derived(self._server, result.record, self._first)
+
+    def checkpoint(self, *, now: bool = False) -> None:
+        """Save a checkpoint if enough seconds have passed since the last one, or now."""
+        if now or self._clock() - self._last >= self._every:
+            save_checkpoint(
+                self._folder, self._config, next_round=len(self.rounds) + 1, server=self._server, clients=self._clients
+            )
+            self._last = self._clock()
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Write summary.json, which marks the cell as completed."""
+        self._folder.write_results([dict(result)])
+
+
+def newest_checkpoint(folder: RunFolder, remedy: str = "") -> Checkpoint | None:
+    """Load the folder's newest intact checkpoint; None if none was ever written.
+
+    Raise CheckpointError if every one is damaged. `remedy` then says what to do, if deleting them is not it.
+    """
+    return load_newest(folder.checkpoints, folder.clients, remedy)
+
+
+def accept_checkpoint(
+    folder: RunFolder, checkpoint: Checkpoint | None, config: Mapping[str, Any], tell: Callable[[str], None]
+) -> None:
+    """Check that a run resumes with the config it started with, and rename damaged checkpoints that are newer."""
+    if checkpoint is None:
+        return
+    check_same_config(checkpoint.position.config, config)
+    with folder.writing("checkpoint"):
+        for words in set_aside(checkpoint):
+            tell(words)
+
+
+def save_checkpoint(
+    folder: RunFolder, config: Mapping[str, Any], cells: int = 0, next_round: int = 1,
+    server: ServerRuntime | None = None, clients: StoredClients | None = None,
+) -> None:  # fmt: skip
+    """Write the present position: `cells` cells completed, the next one about to run `next_round`."""
+    position = Position(cells, next_round, folder.size("rounds.jsonl"), folder.size("timings.jsonl"), config)
+    with folder.writing("checkpoint"):
+        save(folder.checkpoints, position, server, None if clients is None else clients.save())
+        sweep(folder.checkpoints, folder.clients)
+
+
+def check_same_config(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise CheckpointError if a run would resume with another config, neutral keys aside."""
+    changed = differences([completed(then), completed(now)])
+    changes = [
+        f"{key}: {old!r} → {new!r}" for key, (old, new) in changed.items() if key not in neutral_keys(on_resume=True)
+    ]
+    if changes:
+        raise CheckpointError(
+            f"config.yaml was changed since the run started ({', '.join(changes)}); "
+            "change it back, or start another run"
+        )

@@ -1,0 +1,78 @@
+"""A kernel of our own is held to PyTorch before it is used."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tinyproto.stacked import fallback
+from tinyproto.stacked.convolution import geometry, plain_convolution
+from tinyproto.stacked.fallback import CannotStack, check_kernel
+
+VALUES, WEIGHT = torch.zeros(2, 3, 4, 5, 5), torch.zeros(2, 6, 3, 3, 3)
+PLAIN = partial(plain_convolution, bias=None, shape=geometry(nn.Conv2d(3, 6, 3, 1, 1)))
+
+
+@pytest.fixture(autouse=True)
+def nothing_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fallback, "_CHECKED", set())
+
+
+def test_a_kernel_that_agrees_is_asked_once() -> None:
+    asked = 0
+
+    def mine(values: Tensor, weight: Tensor) -> Tensor:
+        nonlocal asked
+        asked += 1
+        return PLAIN(values, weight) * (1 + 1e-4)
+
+    state = torch.get_rng_state()
+    for _ in range(3):
+        check_kernel("own", "same", mine, PLAIN, VALUES, WEIGHT)
+    assert asked == 1
+    assert torch.equal(torch.get_rng_state(), state)  # a run's own draws are not touched
+
+
+class WrongGradient(torch.autograd.Function):
+    """The right values, the wrong gradient."""
+
+    @staticmethod
+    def forward(ctx: object, values: Tensor) -> Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: object, *gradients: Tensor) -> Tensor:
+        return gradients[0].flip(-1)
+
+
+@pytest.mark.parametrize(
+    "mine",
+    [
+        lambda values, weight: PLAIN(values, weight).flip(-1),
+        lambda values, weight: PLAIN(WrongGradient.apply(values), weight),  # type: ignore[no-untyped-call]
+        lambda values, weight: PLAIN(values, weight) * float("nan"),
+    ],
+    ids=["values", "gradient", "nan"],
+)
+def test_a_kernel_that_does_not_agree_is_refused(mine: fallback.Layer) -> None:
+    with pytest.raises(CannotStack, match="odd kernel"):
+        check_kernel("odd", "other", mine, PLAIN, VALUES, WEIGHT)
+
+
+@pytest.mark.parametrize(
+    ("layer", "own"),
+    [
+        (nn.Conv2d(4, 8, 1), True),
+        (nn.Conv2d(4, 8, 3, 2, 1), True),
+        (nn.Conv2d(4, 4, 5, 1, 2, groups=4), True),
+        (nn.Conv2d(4, 8, 5, 1, 2), False),
+        (nn.Conv2d(4, 8, 3, groups=2), False),
+        (nn.Conv2d(4, 8, 3, dilation=2), False),
+        (nn.Conv2d(4, 8, (3, 1)), False),
+    ],
+)
+def test_only_regular_convolutions_have_a_kernel_of_their_own(layer: nn.Conv2d, own: bool) -> None:
+    assert geometry(layer).has_kernel == own
