@@ -79,7 +79,7 @@ GOOD = (*OWN, "--model", "small_cnn_a")
         (("--data", "empty", "--model", "small_cnn_a"), "empty must hold the folder train"),
         (("--data", "broken.npz", "--model", "small_cnn_a"), "broken.npz is damaged or not an .npz file"),
         (("--data", "test.npz", "--model", "small_cnn_a"), "test.npz must hold the arrays x_train and y_train"),
-        (("--data", "uneven", "--model", "small_cnn_a"), "give --image-size to bring all to one size"),
+        (("--data", "uneven", "--model", "small_cnn_a"), "give --image-size"),
         ((*GOOD, "--image-size", "8"), "--image-size is for a folder of images, and own.npz is a file"),
         (("--share", "trial.yaml", "--image-size", "8", "--model", "small_cnn_a"), "--image-size goes with --data"),
     ],

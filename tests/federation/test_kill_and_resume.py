@@ -193,7 +193,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_leads_to_the_same_bytes
     (told,) = federation.events("damaged")
     assert told["round"] == 2
     assert told["reason"].startswith(f"{newest} is damaged")
-    assert told["reason"].endswith("; resuming from round 2, with the checkpoint before")
+    assert "resuming from round 2" in told["reason"]
 
 
 def test_when_every_checkpoint_is_damaged_a_federation_says_to_start_another(
