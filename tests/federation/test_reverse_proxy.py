@@ -34,7 +34,7 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
 
 @pytest.fixture
 def port(federation: Federation) -> Iterator[int]:
-    """Where the proxy of the page listens, in front of the federation."""
+    """Start the page's proxy in front of the federation; return its port."""
     (shown,) = [block for block in blocks_of(ROOT / "docs" / "how-to" / "harden.md") if "proxy_pass" in block.text]
     found = free_port()
     text = shown.text.replace("listen 8444", f"listen {found}").replace(

@@ -92,7 +92,7 @@ def test_the_readme_s_federation(reader: Reader) -> None:
 
 
 def test_every_block_of_the_page_is_typed_somewhere() -> None:
-    machines = (ROOT / "tests" / "flower" / "test_machines.py").read_text()
+    machines = (ROOT / "tests" / "federation" / "test_machines.py").read_text()
     assert "test_the_commands_of_the_tutorial_federate_four_machines" in machines
     assert len(COMMANDS) == 9
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tinyproto.config import parse_config
-from tinyproto.config.schema import neutral_keys
 from tinyproto.errors import CheckpointError
 from tinyproto.tracking.recorder import check_same_config
 
@@ -26,8 +25,3 @@ def test_any_other_key_is_refused_and_named(changed: dict[str, Any]) -> None:
     (key,) = changed
     with pytest.raises(CheckpointError, match=rf"train\.{key}: .* → "):
         check_same_config(config(), config(**changed))
-
-
-def test_device_and_trainer_change_results_by_rounding_only() -> None:
-    assert neutral_keys(rounding=True) - neutral_keys() == {"train.device", "train.trainer"}
-    assert {"name", "data.root", "train.workers", "checkpoint.every_seconds", "keep_models"} < neutral_keys()
