@@ -73,7 +73,7 @@ MORE_BAD = [
         ["trial.yaml", "data.first_classes=11"],
     ),
     Bad(
-        "more first classes than a file has", ["data.first_classes", "3 classes", "4"],
+        "more first classes than a file has", ["data.first_classes", "3", "4"],
         ["trial.yaml", "data.name=image_folder", "data.root=pictures", "data.first_classes=4"],
         files={f"pictures/{name}/a.png": "" for name in "abc"},
     ),
