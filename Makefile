@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 FLOWER := .venv-flower/bin
 LOWEST := .venv-lowest/bin
-COVERED := core algorithms wire engine
+COVERED := core algorithms wire engine stacked
 SUITES := paper benchmarks docs
 # Two processes; each keeps to neighbouring tests, which share fixtures, and takes over others when it is done.
 SHARED := -n 2 --dist worksteal

@@ -3,8 +3,8 @@
     python -m benchmarks attacks --seeds 0 1 2 --processes 2
 
 trains the quickstart's federation (20 clients on the digits, 4 of them hostile) once per cell, and writes
-results/attacks: a line per cell, and the table that docs/security.md shows. Hostile clients train honestly and send
-other rows. They claim (a) the classes they hold or (b) all classes.
+results/attacks: a line per cell, and the table that docs/explain/hostile_clients.md shows. Hostile clients train
+honestly and send other rows. They claim (a) the classes they hold or (b) all classes.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m benchmarks networks --seeds 0 1 2 --processes 2
 
 trains nine ordinary networks (`benchmarks/ordinary.py`) on the digits and on a folder of images, with TinyProto-FT and
-with Local, and writes results/networks: a line per training, and the table that docs/networks.md shows.
+with Local, and writes results/networks: a line per training, and the table that docs/reference/networks.md shows.
 """
 
 from __future__ import annotations

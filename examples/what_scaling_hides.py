@@ -4,7 +4,7 @@ python examples/what_scaling_hides.py [--config CONFIG] [KEY=VALUE ...] [--json]
 
 Clients upload n_ij · prototype, the masks are known to both sides, and a hello tells the server n_i. The script plays
 the algorithms of a config, decodes every frame that passes the channel as the server does, guesses n_ij by six rules
-that see nothing else, and holds the guesses to the truth. docs/privacy.md says what came of it.
+that see nothing else, and holds the guesses to the truth. docs/explain/privacy.md says what came of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Running the command line on a small project."""
+"""Run the command line on a small project."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CELLS = [(name, seed) for seed in (0, 1) for name in ("local", "fedproto", "tiny
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Ours, less what makes rich and typer believe that they write to a terminal."""
+    """Return this environment without the variables that make rich and typer expect a terminal."""
     unwanted = {"FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "CLICOLOR_FORCE", "PYTHONIOENCODING"}
     kept = {name: value for name, value in os.environ.items() if name not in unwanted}
     return {**kept, "COLUMNS": "120", "PYTHONUTF8": "1", **more}
@@ -90,7 +90,7 @@ def called(*arguments: str, cwd: Path, **variables: str) -> subprocess.Completed
 
 
 def in_process(monkeypatch: pytest.MonkeyPatch, cwd: Path, *arguments: str) -> int:
-    """The same entry point in this process, which saves importing torch again; its exit status."""
+    """Run the entry point in this process, which saves importing torch again; return its exit status."""
     monkeypatch.chdir(cwd)
     monkeypatch.setattr(sys, "argv", ["tinyproto", *arguments])
     monkeypatch.setattr(sys, "path", [str(cwd), *sys.path])

@@ -38,7 +38,7 @@ def free_port() -> int:
 
 
 def marked(mark: str) -> list[int]:
-    """Every process that runs and was started, however indirectly, with this mark in its environment."""
+    """Return every running process with this mark in its environment, which descendants inherit."""
     wanted, found = f"{MARK}={mark}".encode(), []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -92,7 +92,7 @@ class Running:
         return any(program in command for command in commands(self.all()))
 
     def signal_all(self, number: int) -> None:
-        """To every process of it at once, as a power cut would be."""
+        """Signal all its processes at once, like a power cut."""
         for process in self.all():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, number)
@@ -150,7 +150,7 @@ class Federation:
         return self.folder / "clients" / f"client-{client}"
 
     def events(self, event: str, **facts: Any) -> list[Mapping[str, Any]]:
-        """What the coordinator told so far."""
+        """Return the coordinator's events so far."""
         file = self.run_folder / "progress.jsonl"
         lines = jsonl(file) if file.exists() else []
         return [line for line in lines if line["event"] == event and facts.items() <= line.items()]

@@ -15,9 +15,11 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from support_members import TOKEN, small_values, write_arrays, write_join
 from tinyproto.config import Config, parse_config
-from tinyproto.federation.coordinator import Coordinator, Pace
+from tinyproto.federation.channel import Pace
+from tinyproto.federation.coordinator import Coordinator
+from tinyproto.federation.flower import RECORD
 from tinyproto.federation.flower.client_app import app
-from tinyproto.federation.refusal import RECORD
+from tinyproto.federation.flower.server_app import GridTransport
 from tinyproto.wire.frame import unpack
 
 NODE = 1000  # client i is at node NODE + i
@@ -149,7 +151,7 @@ class Federation:
         self.run_folder.mkdir(exist_ok=True)
         (self.run_folder / "serve.json").write_text(json.dumps(serve))
         clock = self.grid.clock
-        return Coordinator(self.run_folder, self.grid, Pace(clock, clock.sleep, poll=1.0))
+        return Coordinator(self.run_folder, GridTransport(self.grid), Pace(clock, clock.sleep, poll=1.0))
 
     def play(self, **more: Any) -> Coordinator:
         coordinator = self.coordinator(**more)
@@ -179,7 +181,7 @@ def small_federation(folder: Path, values: Mapping[str, Any] | None = None) -> F
 
 
 def in_round(number: int, change: Change) -> Change:
-    """Only what is trained in this round."""
+    """Change replies to train messages of this round only."""
 
     def changed(asked: Message, reply: Message) -> Iterable[tuple[float, Message]]:
         if asked.metadata.message_type != "train" or unpack(frame_of(asked))[0].round_number != number:

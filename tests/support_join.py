@@ -1,4 +1,4 @@
-"""A client's stay without a network: nobody is reached, and nothing is counted."""
+"""A client's session without a network: nobody is reached, and nothing is counted."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ from typing import cast
 import pytest
 
 from tinyproto.cli.interrupt import StopOnInterrupt
-from tinyproto.cli.join import Own, Stay
+from tinyproto.cli.join import ClientSession, JoinOptions
 from tinyproto.cli.terminal import Output
-from tinyproto.federation.certificates import ClientKeys, make_keys
-from tinyproto.federation.flower.socket_bytes import Relay
+from tinyproto.federation.flower.connection import Relay
+from tinyproto.federation.keys import ClientKeys, make_keys
 
 
 class NoRelay:
-    """Where nothing is sent, nothing is counted."""
+    """Counts nothing; tests say since when the coordinator has not answered."""
 
     proxy = ""
+    unanswered_since: float | None = None
 
     def add(self, counts: object) -> None:
         pass
 
 
-def make_stay(folder: Path, give_up: int | None = None, quiet: bool = True) -> Stay:
+def make_session(folder: Path, give_up: int | None = None, quiet: bool = True) -> ClientSession:
     """Client 0 of a federation at h:1, with its keys and all it keeps in one folder."""
     if not (folder / "client-0").exists():
         make_keys(folder, 1, [])
-    own = Own(0, folder, None, None, None, "m", "cpu", folder, give_up)
+    options = JoinOptions(0, folder, None, None, None, "m", "cpu", folder, give_up)
     keys = ClientKeys.open(folder / "client-0")
     relay = cast("Relay", NoRelay())
-    return Stay(own, ("h", 1), "h:1", keys, relay, StopOnInterrupt(), Output(quiet=quiet))
+    return ClientSession(options, ("h", 1), "h:1", keys, relay, StopOnInterrupt(), Output(quiet=quiet))
 
 
 def only_waiting_takes_time(monkeypatch: pytest.MonkeyPatch, start: float = 0.0) -> list[float]:

@@ -8,8 +8,8 @@ import ssl
 import threading
 from pathlib import Path
 
-from tinyproto.federation.certificates import ServerKeys
 from tinyproto.federation.flower.connection import reach
+from tinyproto.federation.keys import ServerKeys
 
 
 def shake_hands(server: ServerKeys, host: str, authority: Path) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Run folders made by hand, so that a report can be checked against numbers that are known."""
+"""Run folders with known numbers, to check a report against."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIVE = ("local", "fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft")
 
 
 def better_each_round(label: str, seed: int, round_: int, client: int, rule: str) -> int | None:
-    """Of ten samples so many correct; nothing by prototypes before anyone trained, nor for Local by global ones."""
+    """Return the correct ones of ten samples; None by prototypes before training, and for Local by global ones."""
     if (rule != "head" and round_ == 1) or (rule == "global" and label == "local"):
         return None
     return min(SAMPLES, 2 + 2 * round_ + (client + seed) % 2)
@@ -32,7 +32,7 @@ def better_each_round(label: str, seed: int, round_: int, client: int, rule: str
 
 @dataclass(frozen=True)
 class Made:
-    """A run folder to be written: who trains what, who gets how much right, and what it costs."""
+    """A run folder to write: its algorithms, accuracies and costs."""
 
     name: str = "made"
     algorithms: Sequence[str | Mapping[str, Any]] = ("local", "fedproto")
@@ -55,7 +55,7 @@ class Made:
     whole: Mapping[str, Any] | None = None  # a resolved config to take as it is
 
     def write(self, folder: Path) -> Path:
-        """All files of a run folder."""
+        """Write all files of a run folder."""
         folder.mkdir(parents=True)
         config = self.resolved()
         (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
@@ -91,11 +91,11 @@ class Made:
         return folder
 
     def read(self, folder: Path) -> Run:
-        """Written and read again."""
+        """Write the run folder and read it."""
         return read_run(self.write(folder))
 
     def resolved(self) -> dict[str, Any]:
-        """A config with everything decided, as far as a report looks."""
+        """Return a resolved config with the keys that a report reads."""
         if self.whole is not None:
             return dict(self.whole)
         entries: list[dict[str, Any]] = [
@@ -144,7 +144,7 @@ class Made:
         return {"evaluation": {"up": dict.fromkeys(down, 0), "down": down}} if count else {}
 
     def _tensors(self, label: str, seed: int) -> dict[str, NDArray[Any]]:
-        """Noise, half of it zero; client 0 does not hold class 0."""
+        """Return noise, half of it zero; client 0 does not hold class 0."""
         noise = np.random.default_rng([seed, *label.encode()])
         shape = (self.clients, self.classes, self.dim)
         present = np.ones(shape[:2], np.uint8)

@@ -27,7 +27,7 @@ def quoted(row: Row, gain: float | None) -> str:
 
 
 @pytest.mark.parametrize(
-    ("page", "record"), [("README.md", "quickstart"), ("docs/add_an_algorithm.md", "robust_proto")]
+    ("page", "record"), [("README.md", "quickstart"), ("docs/how-to/add_an_algorithm.md", "robust_proto")]
 )
 def test_a_page_s_table_is_the_record_s(page: str, record: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # a record may name an algorithm of ours by its dotted path
@@ -55,7 +55,9 @@ def test_the_record_is_of_the_quickstart_config_and_says_where_it_was_made() -> 
     assert len(cells) == 15
 
 
-@pytest.mark.parametrize(("page", "study"), [("docs/security.md", attacks), ("docs/networks.md", networks)])
+@pytest.mark.parametrize(
+    ("page", "study"), [("docs/explain/hostile_clients.md", attacks), ("docs/reference/networks.md", networks)]
+)
 def test_a_page_s_table_is_what_the_study_s_record_says(page: str, study: ModuleType) -> None:
     folder = ROOT / "results" / study.__name__.rpartition(".")[2]
     cells = [json.loads(line) for line in (folder / "cells.jsonl").read_text().splitlines()]

@@ -2,7 +2,7 @@
 
     python -m benchmarks soak [--only kills frames rounds disk resumes] [--seed N] [--json FILE]
 
-docs/reliability.md has the figures of the latest run.
+docs/explain/reliability.md has the figures of the latest run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Folders for the clients of a Flower simulation: each has its share of a config's dataset, and one of its networks.
+"""Make folders for the clients of a Flower simulation, each with its share of a config's dataset and a network.
 
 Run:  python examples/flower_app/prepare.py configs/federation.yaml clients
 """
@@ -14,15 +14,15 @@ from tinyproto.federation.terms import members
 
 
 def prepare(config_file: Path, folder: Path) -> None:
-    """A folder `client-N` with a `join.json`, as `tinyproto join` would write it, for every client."""
+    """Write `client-N/join.json` for each client, as `tinyproto join` would."""
     config = load_config(config_file, [])
     model = config.model
     share = {"data": model.data.model_dump(mode="json"), "partition": model.partition.model_dump(mode="json")}
     for client in range(members(config)):
-        own = folder / f"client-{client}"
-        own.mkdir(parents=True, exist_ok=True)
+        place = folder / f"client-{client}"
+        place.mkdir(parents=True, exist_ok=True)
         network = model.models[client % len(model.models)]
-        (own / "join.json").write_text(json.dumps({"data": {"share": share}, "model": network, "device": "cpu"}))
+        (place / "join.json").write_text(json.dumps({"data": {"share": share}, "model": network, "device": "cpu"}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The report in Chromium: on a phone and a desk, by day and by night, and on paper."""
+"""The report in Chromium: on a phone and a desktop, light and dark, and printed."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, R
 
 
 class Seen:
-    """A page with everything that it asked for or complained of."""
+    """A page with its requests and console messages."""
 
     def __init__(self, browser: Browser, file: Path, width: int = 1280, scheme: Any = "light") -> None:
         context = browser.new_context(
@@ -98,7 +98,7 @@ class Seen:
 
 
 def luminance(colour: str) -> float:
-    """Of `rgb(r, g, b)`, as WCAG defines it."""
+    """Return the luminance of `rgb(r, g, b)` as WCAG defines it."""
     channels = [int(part) / 255 for part in colour.removeprefix("rgb(").removesuffix(")").split(", ")]
     linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -1,4 +1,4 @@
-"""What a user can get wrong: one line, exit status 2, nothing half written."""
+"""User errors: one line, exit status 2, and no file left behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support_cli import CONFIG, GoodRun, called, command, in_process, jsonl, tre
 
 @dataclass(frozen=True)
 class Bad:
-    """Something a user gets wrong, and what the one line has to say about it."""
+    """A user error, and the facts that its one line names."""
 
     name: str
     says: Sequence[str]
@@ -89,7 +89,7 @@ MORE_BAD = [
 
 
 def assert_refused(bad: Bad, project: Path, refuse: Callable[[], tuple[int, str]]) -> None:
-    """Status 2, one line that says what it has to, and the folder as it was."""
+    """Assert status 2, one line with the facts, and an unchanged folder."""
     for name, text in bad.files.items():
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(text)

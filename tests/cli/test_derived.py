@@ -1,4 +1,4 @@
-"""A run says the s that its byte budget and the scale that the hello gave it, and keeps both."""
+"""A run reports and records the s of its byte budget and the scale of its hello."""
 
 from __future__ import annotations
 

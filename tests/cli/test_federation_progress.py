@@ -45,9 +45,9 @@ def shown(events: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], **ou
 
 def test_each_event_that_matters_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(EVENTS, capsys) == [
-        "going on after round 2 of 5",
-        "1 client here, 2 needed; missing: 1, 2",
-        "client 1 is here",
+        "resuming after round 2 of 5",
+        "1 client present, 2 needed; missing: 1, 2",
+        "client 1 joined",
         "node 9 refused: its client id is none of the federation's",
         "client 1 is silent in round 3: no answer within 60 s",
         "round 3: 1 good answer of 2; it is asked again",
@@ -63,11 +63,11 @@ def test_each_event_that_matters_is_one_line(capsys: pytest.CaptureFixture[str])
     ("facts", "words"),
     [
         ({"present": [], "missing": [0, 1, 2], "needed": 2, "seconds": 120},
-         "0 clients here; waiting for: 0, 1, 2, or for any 2 after 120 s"),
-        ({"present": [], "missing": [0, 1], "needed": 2, "seconds": 120}, "0 clients here; waiting for: 0, 1"),
+         "0 clients present; waiting for: 0, 1, 2, or for any 2 after 120 s"),
+        ({"present": [], "missing": [0, 1], "needed": 2, "seconds": 120}, "0 clients present; waiting for: 0, 1"),
         ({"present": [0, 1], "missing": [2], "needed": 2, "seconds": 87},
-         "2 clients here, which is enough; waiting 87 s more for: 2"),
-        ({"present": [0], "missing": [1, 2], "needed": 2}, "1 client here, 2 needed; missing: 1, 2"),
+         "2 clients present, which is enough; waiting 87 s more for: 2"),
+        ({"present": [0], "missing": [1, 2], "needed": 2}, "1 client present, 2 needed; missing: 1, 2"),
     ],
 )  # fmt: skip
 def test_it_says_whom_it_waits_for_and_how_long(
@@ -110,16 +110,16 @@ def test_the_bar_says_who_is_here_what_is_done_and_what_was_reached_last() -> No
         {"event": "waiting", "present": [], "missing": [0, 1, 2], "needed": 2},
     ]  # fmt: skip
     assert on_a_terminal(events)[1] == [
-        "0 here, waiting for clients",
-        "1 here, waiting for clients",
-        "2 here, waiting for clients",
-        "3 here, waiting for clients",
-        "3 here, round 3: 3 asked",
-        "3 here, round 3: 3 asked, head 50.0 %",
-        "3 here, round 4: 3 asked, head 50.0 %",
-        *["2 here, round 4: 3 asked, head 50.0 %"] * 3,
-        "1 here, round 4: 3 asked, head 50.0 %",
-        "0 here, waiting for clients, head 50.0 %",
+        "0 present, waiting for clients",
+        "1 present, waiting for clients",
+        "2 present, waiting for clients",
+        "3 present, waiting for clients",
+        "3 present, round 3: 3 asked",
+        "3 present, round 3: 3 asked, head 50.0 %",
+        "3 present, round 4: 3 asked, head 50.0 %",
+        *["2 present, round 4: 3 asked, head 50.0 %"] * 3,
+        "1 present, round 4: 3 asked, head 50.0 %",
+        "0 present, waiting for clients, head 50.0 %",
     ]
 
 

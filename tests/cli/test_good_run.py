@@ -1,4 +1,4 @@
-"""What a run leaves behind."""
+"""The files of a completed run."""
 
 from __future__ import annotations
 

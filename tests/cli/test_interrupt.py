@@ -1,4 +1,4 @@
-"""Signals while something is under way: noted, or ignored as whoever started it wanted."""
+"""Signals during a run: noted, or ignored if they were ignored before."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ASKED = (signal.SIGTERM, signal.SIGHUP)
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """As they are in a process that a terminal started, and afterwards as they were."""
+    """Set the handlers of a process started in a terminal; restore the previous ones afterwards."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, *ASKED)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in ASKED:
@@ -27,7 +27,7 @@ def handlers() -> Iterator[None]:
 
 
 class Clock:
-    """Stands still until it is set."""
+    """A clock that stands still until it is set."""
 
     def __init__(self) -> None:
         self.now = 100.0

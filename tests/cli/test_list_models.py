@@ -1,4 +1,4 @@
-"""`tinyproto models`: a table, a JSON list, and one line for what is wrong."""
+"""`tinyproto models`: a table, a JSON list, and one line for an error."""
 
 from __future__ import annotations
 

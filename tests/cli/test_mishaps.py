@@ -1,4 +1,4 @@
-"""What a run does when the world gets in its way."""
+"""Runs that are interrupted, damaged, out of disk space or diverging."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_resuming_a_completed_run_without_its_summary_does_not_advise_to_resume(
 
 
 def with_files_of(most: int, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run the command with files of at most so many bytes, as on a disk that is nearly full."""
+    """Run the command with files of at most `most` bytes, as on a disk that is nearly full."""
 
     def limit() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""What is printed, and how soon."""
+"""The output of the command, and its speed."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_doctor_says_where_the_checkout_differs_from_its_commit(
 
 
 def best_of_five_is_below(limit: float, measure: Callable[[], float]) -> bool:
-    """Whether the best of five stays below a limit; stops at the first that does."""
+    """Return True if one of five measurements is below a limit."""
     return any(measure() < limit for _ in range(5))
 
 

@@ -1,4 +1,4 @@
-"""What is shown while several cells are under way."""
+"""Progress of several running cells."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Clock:
 
 
 class Screen:
-    """A progress whose output and clock are ours."""
+    """A progress with captured output and a clock of its own."""
 
     def __init__(self, *, terminal: bool = False, verbose: bool = False, height: int = 30) -> None:
         self.clock = Clock()

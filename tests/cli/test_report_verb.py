@@ -1,4 +1,4 @@
-"""`tinyproto report`, and the report that `run` and `resume` leave."""
+"""`tinyproto report`, and the report that `run` and `resume` write."""
 
 from __future__ import annotations
 

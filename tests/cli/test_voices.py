@@ -1,4 +1,4 @@
-"""How loud, for whom and in which colours: --json, --quiet, --verbose, NO_COLOR."""
+"""Verbosity, JSON and colours: --json, --quiet, --verbose, NO_COLOR."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_doctor_prints_one_json_value(tmp_path: Path, monkeypatch: Patch, capsys
 
 
 def in_terminal(monkeypatch: Patch, cwd: Path, *arguments: str, **variables: str) -> str:
-    """What a terminal is sent."""
+    """Return what a terminal receives."""
     for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"TERM": "xterm-256color", **variables}.items():

@@ -76,7 +76,7 @@ def test_a_whole_number_will_do_where_any_number_is_asked_for(base: Path) -> Non
 
 @pytest.mark.parametrize(("text", "value"), [("1e-2", 0.01), ("5E-3", 0.005), ("1.5e-4", 0.00015)])
 def test_numbers_may_be_written_with_an_exponent(base: Path, text: str, value: float) -> None:
-    # Everybody writes learning rates so; YAML 1.1 alone would make 1e-2 a word.
+    # Learning rates are often written so; YAML 1.1 alone would read 1e-2 as text.
     assert load_config(base, [f"train.learning_rate={text}"]).model.train.learning_rate == value
     base.write_text(BASE.replace("[local, fedproto]", f"[{{name: fedproto, proto_weight: {text}}}]"))
     assert load_config(base).algorithms[0].hyper.proto_weight == value

@@ -1,4 +1,4 @@
-"""Only the first classes of a dataset: the same samples whatever else is on disk, and a name that says so."""
+"""Only the first classes of a dataset: the same samples regardless of other files on disk, and a name that says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory a dataset takes: at most 1.2 × its raw size, at any moment, clients and all."""
+"""A dataset takes at most 1.2 × its raw size of memory at any moment, clients included."""
 
 from __future__ import annotations
 

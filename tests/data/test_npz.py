@@ -57,7 +57,7 @@ def test_grey_images_get_a_channel(tmp_path: Path) -> None:
         ({"images": PIXELS.astype(np.float32), "labels": LABELS}, "`images` has to be uint8"),
         ({"images": PIXELS[0, 0], "labels": LABELS}, r"its shape is \(6, 5\)"),
         ({"images": np.asfortranarray(PIXELS), "labels": LABELS}, "stored by columns; save numpy.ascontiguousarray"),
-        ({"images": PIXELS, "labels": LABELS[:-1]}, "7 images need 7 labels"),
+        ({"images": PIXELS, "labels": LABELS[:-1]}, "7 images need as many labels"),
         ({"images": PIXELS, "labels": LABELS - 1}, "in -1 …"),
         ({"images": PIXELS, "labels": LABELS.astype(float)}, "integers"),
         ({"images": PIXELS[:0], "labels": LABELS[:0]}, "at least one image"),

@@ -1,4 +1,4 @@
-"""Images are decoded once; a cache of no use is made anew."""
+"""Images are decoded once; an invalid cache is written again."""
 
 from __future__ import annotations
 

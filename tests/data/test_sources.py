@@ -64,8 +64,8 @@ def test_arrays_carry_the_name_they_are_given() -> None:
     [
         (GREY.astype(np.float32), FOUR_LABELS, None, "uint8"),
         (GREY[0], FOUR_LABELS, None, r"\(N, C, H, W\)"),
-        (GREY, [0, 1, 2], None, "4 images need 4 labels"),
-        (GREY, [[0], [1], [2], [1]], None, "4 images need 4 labels"),
+        (GREY, [0, 1, 2], None, "4 images need as many labels"),
+        (GREY, [[0], [1], [2], [1]], None, "4 images need as many labels"),
         (GREY, [0.0, 1.0, 2.0, 1.0], None, "integers"),
         (GREY, [0, 1, -1, 2], None, r"0 … 2, .* in -1 … 2"),
         (GREY, FOUR_LABELS, 2, r"0 … 1, .* in 0 … 2"),

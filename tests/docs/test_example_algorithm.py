@@ -51,7 +51,11 @@ def simulate(algorithm: Any, **changes: Any) -> tp.Result:
 def test_it_has_fewer_than_60_lines_and_the_page_shows_all_of_them() -> None:
     text = FILE.read_text(encoding="utf-8")
     assert len(text.splitlines()) < 60
-    shown = [block.text for block in blocks_of(ROOT / "docs" / "add_an_algorithm.md") if block.language == "python"]
+    shown = [
+        block.text
+        for block in blocks_of(ROOT / "docs" / "how-to" / "add_an_algorithm.md")
+        if block.language == "python"
+    ]
     assert text in shown, "docs/how-to/add_an_algorithm.md does not show examples/robust_proto.py as it is"
 
 

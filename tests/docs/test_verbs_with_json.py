@@ -11,7 +11,7 @@ import typer
 
 from tinyproto.cli.main import app
 
-PAGE = Path(__file__).parents[2] / "docs" / "report.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "report.md"
 
 
 def with_json(verb: Any, name: str) -> Iterator[str]:

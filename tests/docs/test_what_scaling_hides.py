@@ -272,7 +272,7 @@ def test_a_record_s_scores_follow_from_its_guesses(name: str) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_page_s_table_is_the_record_s(name: str) -> None:
     """A row: uploads, rule, and four scores after the first round and after the last."""
-    page = (ROOT / "docs" / "privacy.md").read_text()
+    page = (ROOT / "docs" / "explain" / "privacy.md").read_text()
     section = page.partition(f"[{name}.json]")[2].partition("\n##")[0]
     shown = [[cell.strip() for cell in line.strip("| ").split("|")] for line in section.splitlines() if "%" in line]
     rows = [row for row in shown if len(row) == 10]
@@ -284,7 +284,7 @@ def test_the_page_s_table_is_the_record_s(name: str) -> None:
 
 def test_what_the_page_says_plain_prototypes_cost_is_the_record_s() -> None:
     cells = json.loads(record_text("digits"))["cells"]
-    page = " ".join((ROOT / "docs" / "privacy.md").read_text().split())
+    page = " ".join((ROOT / "docs" / "explain" / "privacy.md").read_text().split())
     for method, words in (("FP", "{} with scaling, {} without"), ("FT", "({} and {})")):
         scaled, plain = (
             np.mean([cell["accuracy"]["global"] for cell in cells if cell["label"] == f"{method} {kind}"])
@@ -294,7 +294,7 @@ def test_what_the_page_says_plain_prototypes_cost_is_the_record_s() -> None:
 
 
 def test_what_the_page_says_plain_prototypes_tell_is_the_records() -> None:
-    page = " ".join((ROOT / "docs" / "privacy.md").read_text().split())
+    page = " ".join((ROOT / "docs" / "explain" / "privacy.md").read_text().split())
     tables = {name: example.table(json.loads(record_text(name))) for name in ("digits", "cifar100")}
     (over_all,) = [row[10:] for row in tables["digits"] if row[:2] == ["FT plain", "length"]]
     assert f"rank FT's plain rows at {over_all[0]} and find {over_all[3]} of the largest classes" in page

@@ -1,4 +1,4 @@
-"""What `auto` takes, how stacks shrink, and how products round."""
+"""The choice of a trainer, the schedule of a stack, fused nodes, and the precision of products."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_equal_clients_stay_together_and_a_long_one_goes_on_alone() -> None:
 
 
 class Asked:
-    """Remembers how products rounded when it was asked."""
+    """Records the precision of products at each call."""
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")

@@ -78,7 +78,7 @@ def test_an_error_says_whom_it_hit() -> None:
 
 
 def logits_task(client: Client, plan: BatchPlan, seed: int = 0) -> Task:
-    """Pulls all logits to zero."""
+    """Return a task that pulls all logits to zero."""
     return Task(
         name="client 0",
         key="k",
@@ -154,7 +154,7 @@ def test_dropout_follows_the_task_s_seed() -> None:
 
 
 class Viewing(nn.Module):
-    """A network as users write them: `view` needs a feature map whose channels come first."""
+    """A network like those of users: `view` needs a feature map with channels first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ def test_channels_come_last_in_our_networks_to_the_same_numbers(name: str) -> No
 
 
 def test_features_of_a_fresh_network_have_the_bits_of_one_that_was_trained_and_put_back() -> None:
-    """What a resumed run evaluates first is what the interrupted one would have evaluated."""
+    """A resumed run evaluates the same bits that the interrupted run would have evaluated."""
     trained, fresh = colourful_client("small_cnn_a"), colourful_client("small_cnn_a")
     EagerTrainer().fit([logits_task(trained, batch_plan(12, 4, 1, last="join", shuffle=None))])
     fresh.model.load_state_dict({name: value.contiguous() for name, value in trained.model.state_dict().items()})

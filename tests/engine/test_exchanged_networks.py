@@ -133,7 +133,7 @@ WEIGHT = "extractor.1.weight"
         (
             "fedkd",
             {WEIGHT: None, f"{WEIGHT}.left": torch.ones(16, 3), f"{WEIGHT}.right": torch.ones(2, 36)},
-            f"tensor {WEIGHT!r}: its parts do not fit each other",
+            f"tensor {WEIGHT!r}: its parts do not fit",
         ),
         ("fedkd", {f"{WEIGHT}.left": torch.ones(16, 12)}, f"tensor '{WEIGHT}.left': its shape is 16 × 12, not 16 × up"),
         ("fedavg", {"stranger": torch.ones(1)}, "tensor 'stranger': this algorithm exchanges no such tensor"),

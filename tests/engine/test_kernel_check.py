@@ -1,4 +1,4 @@
-"""A kernel of our own is held to PyTorch before it is used."""
+"""Each of our kernels is compared with PyTorch before it is used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLAIN = partial(plain_convolution, bias=None, shape=geometry(nn.Conv2d(3, 6, 3, 
 
 
 @pytest.fixture(autouse=True)
-def nothing_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fallback, "_CHECKED", set())
 
 

@@ -1,4 +1,4 @@
-"""A step of the server's fit, written out for a GPU: here with PyTorch in place of its kernels."""
+"""The server's fit with its backward pass written out; PyTorch stands in for the GPU kernels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tinyproto.stacked.fallback import CannotStack
 
 
 class Plain:
-    """What the kernels do, by PyTorch."""
+    """The kernels' results, computed by PyTorch."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -44,14 +44,14 @@ class Plain:
 
 
 class Reversed(Plain):
-    """Right in the loss, wrong in its gradient."""
+    """Returns the right loss and a wrong gradient."""
 
     def loss_gradient(self, batch: Batch, learned: Tensor, penalty: Tensor, logged: Tensor) -> Tensor:
         return super().loss_gradient(batch, learned, penalty, logged).flip(0)
 
 
 class Still(Plain):
-    """Leaves a bias where it is."""
+    """Does not move a bias."""
 
     def relu_gradient(
         self, of_hidden: Tensor, hidden: Tensor, hidden_bias: Tensor, of_learned: Tensor, output_bias: Tensor,
@@ -61,14 +61,14 @@ class Still(Plain):
 
 
 class Empty(Plain):
-    """Gives what is not a number."""
+    """Returns NaN."""
 
     def loss_gradient(self, batch: Batch, learned: Tensor, penalty: Tensor, logged: Tensor) -> Tensor:
         return super().loss_gradient(batch, learned, penalty, logged) * torch.nan
 
 
 class Failing(Plain):
-    """Cannot be compiled."""
+    """Fails to compile."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def steps_of(network: nn.Module, kernels: Plain, rate: float) -> PrototypeFit:
 
 
 def steps_by(monkeypatch: pytest.MonkeyPatch, kernels: Plain) -> None:
-    """The steps of every fit are taken by these kernels."""
+    """Let every fit take its steps with these kernels."""
 
     def replaced(task: Task) -> PrototypeFit:
         return steps_of(task.modules["prototypes"], kernels, task.groups[0].learning_rate)
@@ -114,14 +114,14 @@ def test_a_fit_in_steps_written_out_ends_where_the_reference_ends(monkeypatch: p
     (expected,) = EagerTrainer().fit([reference])
     trainer = GraphedTrainer()
     (found,) = trainer.fit([mine])
-    assert kernels.calls == found.steps + len(set(task.plan.sizes))  # one proof for every size of a batch
+    assert kernels.calls == found.steps + len(set(task.plan.sizes))  # one check for every batch size
     assert trainer.notes == []
     torch.testing.assert_close(found.parts, expected.parts, rtol=1e-5, atol=1e-6)
     for one, two in zip(mine.modules.parameters(), reference.modules.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
 
 
-def test_a_second_fit_with_more_uploads_is_proven_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_fit_with_more_uploads_is_checked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     steps_by(monkeypatch, Plain())
     trainer = GraphedTrainer()
     for count in (40, 50, 40):
@@ -138,9 +138,7 @@ def test_a_second_fit_with_more_uploads_is_proven_anew(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("kernels", [Reversed(), Still(), Empty()], ids=["gradient", "bias", "nan"])
-def test_kernels_that_give_other_values_are_left_alone_and_that_is_said(
-    monkeypatch: pytest.MonkeyPatch, kernels: Plain
-) -> None:
+def test_kernels_that_disagree_are_not_used_and_a_note_says_so(monkeypatch: pytest.MonkeyPatch, kernels: Plain) -> None:
     task = make_fit(7, 20, 40)
     expected, found = again(task), again(task)
     GraphedTrainer().fit([expected])
@@ -155,7 +153,7 @@ def test_kernels_that_give_other_values_are_left_alone_and_that_is_said(
         assert torch.equal(one, two)
 
 
-def test_kernels_that_cannot_be_compiled_are_left_alone_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_fail_to_compile_are_not_used_and_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     steps_by(monkeypatch, Failing(RuntimeError("Failed to find C compiler.")))
     trainer = GraphedTrainer()
     (found,) = trainer.fit([make_fit(7, 20, 40)])
@@ -164,14 +162,14 @@ def test_kernels_that_cannot_be_compiled_are_left_alone_and_that_is_said(monkeyp
     assert re.match(r"the server .*kernels: RuntimeError: Failed to find C compiler\.$", note)
 
 
-def test_a_lack_of_memory_in_a_proof_is_no_reason_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lack_of_memory_in_a_check_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     steps_by(monkeypatch, Failing(torch.OutOfMemoryError("none left")))
     with pytest.raises(torch.OutOfMemoryError, match="none left"):
         GraphedTrainer().fit([make_fit(7, 20, 40)])
 
 
 @pytest.mark.parametrize("classes", [2, 3, 7])
-def test_a_proof_is_asked_for_once_and_touches_neither_weights_nor_draws(classes: int) -> None:
+def test_a_check_runs_once_and_touches_neither_weights_nor_draws(classes: int) -> None:
     network, kernels = make_network(classes, 20), Plain()
     weights = {name: value.detach() for name, value in network.named_parameters()}
     before = {name: value.clone() for name, value in weights.items()}
@@ -186,7 +184,7 @@ def test_a_proof_is_asked_for_once_and_touches_neither_weights_nor_draws(classes
         steps_of(network, Reversed(), rate=0.1).check(weights, batch, all_but_the_last(classes))
 
 
-def test_what_is_no_fit_on_a_gpu_has_no_step_of_its_own() -> None:
+def test_only_a_fit_on_a_gpu_has_these_steps() -> None:
     task = make_fit(7, 20, 40)
     assert prototype_fit(task) is None  # on a CPU
     assert prototype_fit(replace(task, groups=[ParamGroup("prototypes", 0.1, clip_norm=1.0)])) is None

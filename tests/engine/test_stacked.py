@@ -1,4 +1,4 @@
-"""Clients trained together have to end where each would have ended alone."""
+"""Clients trained together must end with the weights that each gets alone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def stacked_trainer() -> StackedTrainer:
     return StackedTrainer(GraphedTrainer())
 
 
-def without_chance(model: nn.Module) -> None:
+def without_randomness(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -44,13 +44,13 @@ def without_chance(model: nn.Module) -> None:
 
 def built(name: str, seed: int) -> SplitModel:
     model = build_model(name, ModelShape((3, SIZE, SIZE), DIM, CLASSES, 0.0), seed).double()
-    without_chance(model)
+    without_randomness(model)
     return model
 
 
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both trainers in float64: what is left between them is a mistake, not rounding that deep networks enlarge."""
+    """Run both trainers in float64, so that a difference is a mistake and not amplified rounding."""
 
     def batch(data: TensorData, indices: Tensor | slice) -> Batch:
         return Batch(data._stored(indices).double() * data.scale + data.shift, data.labels[indices])
@@ -59,7 +59,7 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def clients_of(side: ClientSide, network: str, sizes: Sequence[int]) -> list[Client]:
-    """Clients of unequal size over one pool, one with fewer samples than a batch."""
+    """Return clients of unequal size over one pool, one with fewer samples than a batch."""
     clients = []
     for number, size in enumerate(sizes):
         rows = torch.arange(60 * number, 60 * number + size)
@@ -69,7 +69,7 @@ def clients_of(side: ClientSide, network: str, sizes: Sequence[int]) -> list[Cli
         client = Client(number, network, built(network, number), data, data, counts, absent)
         side.init(client, Streams(0))
         client.modules.double()
-        without_chance(client.modules)
+        without_randomness(client.modules)
         if "values" in client.state:
             shape = client.state["values"].shape
             client.state["values"] = torch.rand(shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
@@ -167,7 +167,7 @@ def test_clients_of_unequal_size_end_where_each_ends_alone(algorithm: str) -> No
 
 
 @pytest.mark.usefixtures("exact")
-def test_clients_that_are_done_leave_the_stack_and_what_was_paid_for_is_told() -> None:
+def test_clients_without_steps_leave_the_stack_and_a_note_counts_the_steps() -> None:
     side = side_of("fedproto", "small_cnn_a")
     sizes = (8, 160, 16, 16)  # one client with twenty batches, three with one or two
     alone, _ = trained(side, EagerTrainer(), "small_cnn_a", sizes)
@@ -211,7 +211,7 @@ def test_captured_steps_of_one_client_end_where_the_reference_ends(algorithm: st
 
 
 @pytest.mark.usefixtures("exact")
-def test_what_cannot_be_captured_is_done_as_the_reference_does_it_and_that_is_said() -> None:
+def test_what_cannot_be_captured_runs_eagerly_and_a_note_says_so() -> None:
     def refusing(task: Task) -> Task:
         def loss(modules: nn.ModuleDict, batch: Batch, context: Mapping[str, Tensor]) -> Step:
             if modules is not task.modules:
@@ -229,7 +229,7 @@ def test_what_cannot_be_captured_is_done_as_the_reference_does_it_and_that_is_sa
 
 
 @pytest.mark.parametrize("make", [stacked_trainer, GraphedTrainer])
-def test_a_lack_of_memory_is_no_reason_to_train_otherwise(make: Callable[[], Trainer]) -> None:
+def test_a_lack_of_memory_is_raised(make: Callable[[], Trainer]) -> None:
     def greedy(task: Task) -> Task:
         def loss(modules: nn.ModuleDict, batch: Batch, context: object) -> Step:
             raise torch.OutOfMemoryError("tried to allocate")
@@ -249,7 +249,7 @@ def test_resnet_8_is_trained_together_too() -> None:
 
 
 class Odd(nn.Module):
-    """Does what no rule knows."""
+    """Uses an operation without a stacked form."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -261,7 +261,7 @@ class Odd(nn.Module):
 
 
 @pytest.mark.usefixtures("exact")
-def test_a_network_without_a_stacked_form_is_trained_alone_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_without_a_stacked_form_is_trained_alone_and_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def odd(_name: str, seed: int) -> SplitModel:
         torch.manual_seed(seed)
         return SplitModel(Odd(), nn.Linear(DIM, CLASSES)).double()
@@ -277,7 +277,7 @@ def test_a_network_without_a_stacked_form_is_trained_alone_and_that_is_said(monk
 
 
 @pytest.mark.usefixtures("exact")
-def test_a_loss_that_cannot_be_stacked_is_found_out_before_anything_has_changed() -> None:
+def test_a_loss_that_cannot_be_stacked_fails_before_anything_has_changed() -> None:
     def shifted(task: Task) -> Task:
         def loss(modules: nn.ModuleDict, batch: Batch, context: object) -> Step:
             logits = modules["model"](batch.inputs + 1.0).logits
@@ -292,7 +292,7 @@ def test_a_loss_that_cannot_be_stacked_is_found_out_before_anything_has_changed(
     together, _ = trained(side, trainer, "small_cnn_a", (20, 12), shifted)
     assert_alike(together, alone)
     (note,) = trainer.notes
-    assert re.match(r"client 0 .*one by one: .*other inputs", note)
+    assert re.match(r"client 0 .*one by one: its loss .*inputs", note)
 
 
 @pytest.mark.parametrize("network", ["small_cnn_d", "shufflenet_v2"])
@@ -311,7 +311,7 @@ def test_features_of_a_stack_are_each_client_s_own(network: str) -> None:
 
 
 class Columns(nn.Module):
-    """A mean over one axis of the map, which only shows as odd once values pass."""
+    """Averages over one axis of the map, which fails only when it is computed."""
 
     def __init__(self) -> None:
         super().__init__()

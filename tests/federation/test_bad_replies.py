@@ -1,4 +1,4 @@
-"""Whatever a client sends, the global state takes no bad value, the log names client and reason, the rounds go on."""
+"""Bad replies: none changes the global state, the journal names client and reason, and the rounds continue."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from support_members import CLASSES, small_values
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.task import State
 from tinyproto.federation.coordinator import Coordinator
-from tinyproto.federation.refusal import RECORD
+from tinyproto.federation.flower import RECORD
+from tinyproto.federation.refusals import WORDS
 from tinyproto.wire.codec import encode
 from tinyproto.wire.frame import HEADER_BYTES, Header, Kind, pack, unpack
 from tinyproto.wire.validate import Expectation, open_frame
@@ -151,8 +152,8 @@ def crash(asked: Message, reply: Message, expected: Expectation) -> Message:
     [
         (no_record, "its reply has no frame"),
         (arrays, "its reply has no frame"),
-        (unheard_of_code, "it failed; its own log says why"),
-        (code_of_another_type, "it failed; its own log says why"),
+        (unheard_of_code, WORDS["failed"]),
+        (code_of_another_type, WORDS["failed"]),
         (crash, "its app crashed"),
     ],
 )
@@ -219,7 +220,7 @@ def test_what_flower_cannot_read_is_the_senders_refusal_and_takes_nobody_along(
     pull = InProcessGrid.pull_messages
 
     def pull_messages(grid: InProcessGrid, message_ids: Iterable[str]) -> list[Any]:
-        """As a SuperLink does: what is pulled is handed out once, whether or not it can be read."""
+        """Hand out each reply once, readable or not, as a SuperLink does."""
         replies = pull(grid, message_ids)
         for reply in replies:
             asked = next(one for one in grid.asked if one.metadata.message_id == reply.metadata.reply_to_message_id)
@@ -232,7 +233,7 @@ def test_what_flower_cannot_read_is_the_senders_refusal_and_takes_nobody_along(
     monkeypatch.setattr(InProcessGrid, "pull_messages", pull_messages)
     coordinator = federation.play()
     assert same_tensors(coordinator.server.state, without)
-    reason = "its reply is no message that can be read"
+    reason = "its reply cannot be read"
     assert federation.records()[ROUND - 1]["refused"] == {str(BAD): f"client {BAD}, round {ROUND}: {reason}"}
     told = [event for event in federation.events("refused") if event.get("round") == ROUND]
     assert [(event["client"], event["reason"]) for event in told] == [(BAD, reason)]
@@ -252,7 +253,7 @@ def test_a_hello_that_flower_cannot_read_is_refused(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(InProcessGrid, "pull_messages", pull_messages)
     federation.play()
     assert BAD not in federation.records()[0]["participants"]
-    assert federation.events("refused")[0]["reason"] == "its reply is no message that can be read"
+    assert federation.events("refused")[0]["reason"] == "its reply cannot be read"
 
 
 def test_a_way_that_is_blocked_for_a_moment_is_tried_again(tmp_path: Path) -> None:

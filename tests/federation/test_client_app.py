@@ -1,4 +1,4 @@
-"""What a client puts on the wire: frames and short codes, never what went wrong inside."""
+"""A client sends frames and short codes, never the text of an error."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from support import same_tensors
 from support_flower import NODE, Killed, small_federation
 from support_members import small_values
 from tinyproto.errors import ConfigError
-from tinyproto.federation import member_state
+from tinyproto.federation import member as member_module
+from tinyproto.federation.flower import RECORD
 from tinyproto.federation.flower.client_app import app as client_app
 from tinyproto.federation.flower.server_app import app as server_app
 from tinyproto.federation.member import Member
-from tinyproto.federation.refusal import RECORD, WORDS
-from tinyproto.storage.tensor_files import save_tensors
+from tinyproto.federation.refusals import WORDS
+from tinyproto.storage.tensor_files import save_sealed
 
 pytestmark = pytest.mark.flower
 
@@ -62,7 +63,7 @@ def test_a_bug_travels_as_a_code_and_its_text_stays(
 
 def test_a_refusal_travels_as_a_code_and_its_sentence_stays(tmp_path: Path) -> None:
     assert ask(tmp_path, "query.hello", {"terms": SECRET}) == {"error": "terms", "client-id": 0}
-    assert "no JSON" in (tmp_path / "client-0" / "progress.jsonl").read_text()
+    assert "not JSON" in (tmp_path / "client-0" / "progress.jsonl").read_text()
 
 
 def test_a_folder_without_a_join_file_is_answered_with_a_code(tmp_path: Path) -> None:
@@ -84,9 +85,9 @@ def test_a_client_without_space_is_done_without_for_a_round(tmp_path: Path, monk
             times.append(1)
             if len(times) == 2:  # its second round
                 raise OSError(errno.ENOSPC, "No space left on device")
-        return save_tensors(target, *arguments)
+        return save_sealed(target, *arguments)
 
-    monkeypatch.setattr(member_state, "save_tensors", save)
+    monkeypatch.setattr(member_module, "save_sealed", save)
     federation.play()
     assert [record["participants"] for record in federation.records()] == [[0, 1, 2], [0, 2], [0, 1, 2], []]
     assert federation.records()[1]["refused"] == {"1": f"client 1, round 2: {WORDS['no-space']}"}

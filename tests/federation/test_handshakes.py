@@ -18,10 +18,10 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from tinyproto.federation.certificates import ServerKeys, make_keys
 from tinyproto.federation.flower import handshakes
 from tinyproto.federation.flower.gate import Gate, OpenGate, listening
 from tinyproto.federation.flower.handshakes import Crowd, Pending, network_of
+from tinyproto.federation.keys import ServerKeys, make_keys
 
 pytestmark = pytest.mark.flower
 
@@ -51,13 +51,13 @@ class Site:
         return opened
 
     def ask(self) -> bytes:
-        """What an honest client is answered on a connection of its own."""
+        """Return the answer to an honest client on a new connection."""
         with self.connect() as opened, self.context.wrap_socket(opened, server_hostname="localhost") as secured:
             secured.sendall(REQUEST)
             return secured.recv(12)
 
     def client_hello(self) -> bytes:
-        """How TLS begins."""
+        """Return the first bytes of a TLS handshake."""
         received, to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
         with contextlib.suppress(ssl.SSLWantReadError):
             self.context.wrap_bio(received, to_send, server_hostname="localhost").do_handshake()

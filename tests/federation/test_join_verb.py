@@ -1,4 +1,4 @@
-"""What `tinyproto join` looks at before it waits for anybody, and what it says while it stays."""
+"""Checks of `tinyproto join` before it connects, and its messages while it runs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -20,17 +21,17 @@ pytest.importorskip("flwr")
 
 from support_cli import in_process
 from support_federation import CONFIG, Running, eventually, free_port
-from support_join import make_stay, only_waiting_takes_time
+from support_join import make_session, only_waiting_takes_time
 from support_members import write_arrays
 from tinyproto.cli import join as join_verb
 from tinyproto.errors import FederationError
-from tinyproto.federation.certificates import make_keys
 from tinyproto.federation.flower import processes
-from tinyproto.federation.flower.connection import BLIP_SECONDS, AwayError, Line, TurnedAwayError
+from tinyproto.federation.flower.connection import BLIP_SECONDS, AwayError, Relay, TurnedAwayError, Watch
 from tinyproto.federation.flower.processes import SuperNode, program
 from tinyproto.federation.journal import Journal
+from tinyproto.federation.keys import make_keys
 from tinyproto.federation.member import JoinFile
-from tinyproto.federation.refusal import ADVICE, NEEDS_A_RESTART, REMEDIES, WORDS
+from tinyproto.federation.refusals import ADVICE, NEEDS_A_RESTART, REMEDIES, WORDS
 from tinyproto.tracking.lock import locked
 
 pytestmark = pytest.mark.flower
@@ -73,12 +74,12 @@ GOOD = (*OWN, "--model", "small_cnn_a")
         ((*OWN, "--model", "nets:width"), "model 'nets:width' is int, not a factory or a network"),
         ((*GOOD, "--device", "gpu"), "--device: unsupported device 'gpu'; expected auto, cpu, cuda or cuda:N"),
         ((*GOOD, "--device", "cuda:99"), "--device: missing device 'cuda:99'; torch finds "),
-        (("--model", "small_cnn_a"), "either --data says where this client's samples are, or --share"),
-        (("--data", "nowhere", "--model", "small_cnn_a"), "--data: there is nothing at nowhere"),
-        (("--data", "empty", "--model", "small_cnn_a"), "empty has to hold the folder train, and test beside it"),
+        (("--model", "small_cnn_a"), "give either --data"),
+        (("--data", "nowhere", "--model", "small_cnn_a"), "--data: nowhere does not exist"),
+        (("--data", "empty", "--model", "small_cnn_a"), "empty must hold the folder train"),
         (("--data", "broken.npz", "--model", "small_cnn_a"), "broken.npz is damaged or not an .npz file"),
-        (("--data", "test.npz", "--model", "small_cnn_a"), "test.npz has to hold the arrays x_train and y_train"),
-        (("--data", "uneven", "--model", "small_cnn_a"), "give --image-size to bring all to one size"),
+        (("--data", "test.npz", "--model", "small_cnn_a"), "test.npz must hold the arrays x_train and y_train"),
+        (("--data", "uneven", "--model", "small_cnn_a"), "give --image-size"),
         ((*GOOD, "--image-size", "8"), "--image-size is for a folder of images, and own.npz is a file"),
         (("--share", "trial.yaml", "--image-size", "8", "--model", "small_cnn_a"), "--image-size goes with --data"),
     ],
@@ -104,7 +105,7 @@ def test_a_share_that_nobody_has_is_no_share(
     arguments = ("join", "--server", "h:1", "--client-id", "3", "--share", "trial.yaml", "--model", "small_cnn_a")
     assert in_process(monkeypatch, site, *arguments) == 2
     said = capsys.readouterr().err
-    assert said == "tinyproto: error: client 3: --share: the partition has clients 0 … 2\n"
+    assert said == "tinyproto: error: client 3: --share: the partition has clients 0 … 2, not 3\n"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ def test_a_folder_in_use_is_no_reason_to_take_another_folder(
     with locked(folder / ".lock", FederationError("not here")):
         assert in_process(monkeypatch, site, *JOIN, *GOOD) == 2
     said = capsys.readouterr().err
-    assert "client 0: another process is the client in clients/client-0; end that first, or join as another" in said
+    assert "client 0: another process is the client in clients/client-0; stop it first, or join as another" in said
     assert not (folder / "join.json").exists()
 
 
@@ -143,7 +144,7 @@ def test_what_goes_wrong_later_is_no_fault_of_the_folder(site: Path, monkeypatch
     def reset(*_: object) -> None:
         raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
 
-    monkeypatch.setattr(join_verb.Stay, "last", reset)
+    monkeypatch.setattr(join_verb.ClientSession, "run", reset)
     with pytest.raises(ConnectionResetError):
         in_process(monkeypatch, site, *JOIN, *GOOD)
 
@@ -208,54 +209,49 @@ def test_with_nohup_a_client_outlives_its_terminal(site: Path) -> None:
     assert join.wait(30) == 130, join.said
 
 
-class Log:
-    """A SuperNode's, to which is added as time passes; and a coordinator that can be reached, or not."""
+class Coordinator:
+    """A coordinator that can be reached, or not, and a relay to it."""
 
     def __init__(self) -> None:
-        self.said = "SuperNode ID: 1\n"
+        self.unanswered_since: float | None = None
         self.there = True
-        self.looked = 0
-        self.line = Line(lambda: self.said, self._look)
+        self.tried = 0
+        self.watch = Watch(cast("Relay", self), self._reach)
 
-    def _look(self) -> None:
-        self.looked += 1
+    def _reach(self) -> None:
+        self.tried += 1
         if not self.there:
             raise AwayError("Connection refused")
 
 
-FAILED = "Connection attempt failed, retrying in 1.00 seconds\n"
+def test_a_connection_that_breaks_for_a_moment_is_not_reported() -> None:
+    coordinator = Coordinator()
+    coordinator.unanswered_since = 0.0
+    assert coordinator.watch.why_away(0.0) is None
+    coordinator.unanswered_since = None
+    assert coordinator.watch.why_away(BLIP_SECONDS + 1) is None
+    assert coordinator.tried == 0
 
 
-def test_a_line_that_breaks_for_a_moment_is_not_dead() -> None:
-    log = Log()
-    log.said += FAILED
-    assert log.line.why_dead(0.0) is None
-    log.said += "Connection successful after 1.00 seconds and 2 tries.\n"
-    assert log.line.why_dead(BLIP_SECONDS + 1) is None
-    assert log.looked == 0
+def test_a_coordinator_is_away_once_nobody_answers_and_back_when_somebody_does_again() -> None:
+    coordinator = Coordinator()
+    coordinator.unanswered_since, coordinator.there = 0.0, False
+    assert coordinator.watch.why_away(0.0) is None
+    assert coordinator.watch.why_away(BLIP_SECONDS) == "Connection refused"
+    away = [coordinator.watch.why_away(BLIP_SECONDS + seconds) for seconds in (0.5, 3, 60)]
+    assert away == 3 * ["Connection refused"]
+    assert coordinator.tried == 1
+    coordinator.unanswered_since = None
+    assert coordinator.watch.why_away(100.0) is None
 
 
-def test_a_line_is_dead_once_nobody_answers_and_lives_when_somebody_does_again() -> None:
-    log = Log()
-    log.said += FAILED
-    log.there = False
-    assert log.line.why_dead(0.0) is None
-    assert log.line.why_dead(BLIP_SECONDS) == "Connection refused"
-    log.said += FAILED
-    assert [log.line.why_dead(BLIP_SECONDS + seconds) for seconds in (0.5, 3, 60)] == 3 * ["Connection refused"]
-    assert log.looked == 1
-    log.said += "Connection successful after 61.00 seconds and 9 tries.\n"
-    assert log.line.why_dead(100.0) is None
-
-
-def test_a_line_is_not_dead_where_a_supernode_tries_again_for_another_reason() -> None:
-    log = Log()
-    log.said += FAILED
-    assert [log.line.why_dead(seconds) for seconds in (0.0, 6.0, 12.0, 60.0)] == 4 * [None]
-    assert log.looked == 1
-    log.said += FAILED
-    log.there = False
-    assert [log.line.why_dead(seconds) for seconds in (70.0, 76.0)] == [None, "Connection refused"]
+def test_a_slow_answer_is_no_absence_and_is_looked_into_now_and_then() -> None:
+    coordinator = Coordinator()
+    coordinator.unanswered_since = 0.0
+    assert [coordinator.watch.why_away(seconds) for seconds in (0.0, 6.0, 10.0, 12.0)] == 4 * [None]
+    assert coordinator.tried == 2
+    coordinator.there = False
+    assert [coordinator.watch.why_away(seconds) for seconds in (13.0, 18.0)] == [None, "Connection refused"]
 
 
 class Node:
@@ -263,6 +259,7 @@ class Node:
 
     is_connected = True
     has_answered = True
+    status = 1
     happens: tuple[Callable[[], object], ...] = ()
 
     def __init__(self, *_: object) -> None:
@@ -286,75 +283,75 @@ class Node:
 
 
 @pytest.fixture
-def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> join_verb.Stay:
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> join_verb.ClientSession:
     """Client 0; time passes in waiting only."""
     only_waiting_takes_time(monkeypatch, start=1000.0)
     monkeypatch.setattr(join_verb, "SuperNode", Node)
-    return make_stay(tmp_path, quiet=False)
+    return make_session(tmp_path, quiet=False)
 
 
-def told(client: join_verb.Stay, event: str, **facts: object) -> Callable[[], None]:
+def told(client: join_verb.ClientSession, event: str, **facts: object) -> Callable[[], None]:
     return lambda: Journal(client.journal.file).tell(event, **facts)
 
 
 def test_a_connected_client_says_once_that_it_waits_and_once_that_it_is_back(
-    client: join_verb.Stay, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    client: join_verb.ClientSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     node = Node()
 
     def away(*_: object) -> dict[str, int]:
         raise AwayError("Connection refused")
 
-    def says(words: str) -> Callable[[], None]:
-        def add() -> None:
-            node.text += words
+    def unanswered() -> None:
+        client.relay.unanswered_since = time.monotonic()
 
-        return add
+    def answered() -> None:
+        client.relay.unanswered_since = None
 
     def pass_time() -> None:
         time.sleep(10.0)
 
-    once = (says(FAILED), pass_time, pass_time, says(FAILED), pass_time, says("Connection successful after 9 s\n"))
+    once = (unanswered, pass_time, pass_time, pass_time, answered)
     node.left = [*once, pass_time, *once, pass_time]
     monkeypatch.setattr(join_verb, "reach", away)
     monkeypatch.setattr(join_verb, "SuperNode", lambda *_: node)
     with pytest.raises(AwayError, match="the connection broke"):
-        client._be_there()
+        client._run_node()
     connected, waiting = "client 0 is connected to h:1", "client 0: waiting for h:1: Connection refused"
     assert capsys.readouterr().out.splitlines() == [connected, waiting, connected, waiting, connected]
 
 
 @pytest.mark.parametrize("code", sorted(NEEDS_A_RESTART))
 def test_what_only_another_command_mends_ends_a_client_once_it_was_heard(
-    code: str, client: join_verb.Stay, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    code: str, client: join_verb.ClientSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refused = told(client, "refused", code=code, reason="it does not fit")
     monkeypatch.setattr(Node, "happens", (refused, *10 * (told(client, "never mind"),)))
     began = time.monotonic()
     with pytest.raises(FederationError) as error:
-        client._be_there()
+        client._run_node()
     assert str(error.value) == f"it does not fit; {REMEDIES[code]}"
-    assert "start it again with" in str(error.value)
+    assert "restart it with" in str(error.value)
     assert time.monotonic() - began >= join_verb.HEARD_SECONDS
     assert "does not fit" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("code", sorted(WORDS.keys() - NEEDS_A_RESTART))
 def test_of_other_refusals_it_says_once_what_to_do_and_stays(
-    code: str, client: join_verb.Stay, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    code: str, client: join_verb.ClientSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refused = told(client, "refused", code=code, reason="it does not fit")
     joined = told(client, "joined", federation="0123456789")
     monkeypatch.setattr(Node, "happens", (refused, refused, refused, joined, refused, joined))
     with pytest.raises(AwayError, match="the connection broke"):
-        client._be_there()
+        client._run_node()
     remedy = f"; {REMEDIES[code]}" if code in REMEDIES else ""
-    no, yes = f"client 0: refused: it does not fit{remedy}", "client 0: takes part in federation 01234567"
+    no, yes = f"client 0: refused: it does not fit{remedy}", "client 0: joined federation 01234567"
     assert capsys.readouterr().out.splitlines()[1:] == [no, yes, no, yes]
 
 
 def test_in_each_round_it_says_once_why_the_coordinator_refused_its_update(
-    client: join_verb.Stay, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    client: join_verb.ClientSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reason = "the coordinator refused this client's update: rows: norm 1e+16 of row 1 is absurd"
     happens = []
@@ -363,7 +360,7 @@ def test_in_each_round_it_says_once_why_the_coordinator_refused_its_update(
         happens += [refused, told(client, "answered", round=number + 1, rounds=20, kind="update", bytes=7)]
     monkeypatch.setattr(Node, "happens", tuple(happens))
     with pytest.raises(AwayError, match="the connection broke"):
-        client._be_there()
+        client._run_node()
     said = [f"client 0: round {number}: {reason}. What to do: {ADVICE['diverged']}" for number in (8, 9)]
     assert [line for line in capsys.readouterr().out.splitlines() if "refused" in line] == said
 
@@ -372,7 +369,9 @@ def test_every_refusal_that_ends_a_client_says_what_to_do() -> None:
     assert NEEDS_A_RESTART <= REMEDIES.keys() <= WORDS.keys()
 
 
-def test_who_is_turned_away_after_an_absence_tries_again_for_as_long_as_it_says(client: join_verb.Stay) -> None:
+def test_who_is_turned_away_after_an_absence_tries_again_for_as_long_as_it_says(
+    client: join_verb.ClientSession,
+) -> None:
     reason = TurnedAwayError("the coordinator does not take this key")
     client._turned_away(reason)
     time.sleep(join_verb.PATIENCE_SECONDS - 10)

@@ -26,10 +26,9 @@ from tinyproto.engine.round import RoundPlan, play_round
 from tinyproto.engine.server import Reply, ServerRuntime
 from tinyproto.engine.training import EagerTrainer
 from tinyproto.errors import ConfigError
-from tinyproto.federation.client_data import own_data
-from tinyproto.federation.member import JoinFile, Member
-from tinyproto.federation.member_state import MemberFiles
-from tinyproto.federation.refusal import WORDS, Refusal
+from tinyproto.federation.client_data import client_data
+from tinyproto.federation.member import JoinFile, Member, MemberFiles
+from tinyproto.federation.refusals import WORDS, Refusal
 from tinyproto.federation.terms import accepted_terms, agree, new_token, offered_terms
 from tinyproto.storage.tensor_files import load_sealed, save_tensors
 from tinyproto.wire.frame import Header, Kind, pack, unpack
@@ -122,7 +121,7 @@ def test_asked_again_for_the_round_before_its_last_it_says_the_same_and_one_befo
     member, before = Member(channel.folders[0], 0), state_file(channel.folders[0]).read_bytes()
     assert member.answer(TOKEN, channel.frames[2, 0]) == channel.replies[2, 0]
     assert state_file(channel.folders[0]).read_bytes() == before
-    with pytest.raises(Refusal, match="train in round 1, but round 3 is done already") as refusal:
+    with pytest.raises(Refusal, match="train in round 1 after completing 3") as refusal:
         member.answer(TOKEN, channel.frames[1, 0])
     assert refusal.value.code == "stale"
 
@@ -156,7 +155,7 @@ def test_a_federation_nobody_said_hello_for_is_unknown(token: str, played: Direc
 def test_a_damaged_state_is_refused_and_says_what_to_do(tmp_path: Path) -> None:
     _, channel = play(tmp_path, small_values(clients=2, rounds=1), 1)
     state_file(channel.folders[0]).write_bytes(b"damaged")
-    with pytest.raises(Refusal, match="remove it, and the client starts anew") as refusal:
+    with pytest.raises(Refusal, match="remove it") as refusal:
         Member(channel.folders[0], 0).answer(TOKEN, channel.frames[1, 0])
     assert refusal.value.code == "state"
 
@@ -168,19 +167,20 @@ def test_a_state_with_a_flipped_bit_is_refused(tmp_path: Path, place: float) -> 
     content = bytearray(file.read_bytes())
     content[int(place * (len(content) - 1))] ^= 4
     file.write_bytes(content)
-    with pytest.raises(Refusal, match=f"{file} is damaged .*; remove it, and the client starts anew") as refusal:
+    with pytest.raises(Refusal, match=f"{file} is damaged .*; remove it") as refusal:
         Member(channel.folders[0], 0).answer(TOKEN, channel.frames[1, 0])
     assert refusal.value.code == "state"
 
 
-def test_a_state_that_an_earlier_release_wrote_without_a_digest_is_read(tmp_path: Path) -> None:
+def test_a_state_without_a_digest_is_refused(tmp_path: Path) -> None:
     _, channel = play(tmp_path, small_values(clients=2, rounds=1), 1)
     file = state_file(channel.folders[0])
     facts, tensors = load_sealed(file)
     del facts["tensors"]
     save_tensors(file, tensors, {"tinyproto": json.dumps(facts)})
-    member = Member(channel.folders[0], 0)
-    assert member.answer(TOKEN, channel.frames[1, 0]) == tensors["reply/TRAIN"].numpy().tobytes()
+    with pytest.raises(Refusal, match="damaged|digest") as refusal:
+        Member(channel.folders[0], 0).answer(TOKEN, channel.frames[1, 0])
+    assert refusal.value.code == "state"
 
 
 def test_another_network_than_the_one_that_is_kept_is_refused_at_the_hello_already(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_another_network_than_the_one_that_is_kept_is_refused_at_the_hello_alrea
     before = state_file(folder).read_bytes()
     other = make_member(folder, model="small_cnn_b")
     for ask in (lambda: other.hello(terms_of(values)), lambda: other.answer(TOKEN, channel.frames[1, 0])):
-        with pytest.raises(Refusal, match="'small_cnn_a', not of 'small_cnn_b'; go on with --model small_cnn_a") as no:
+        with pytest.raises(Refusal, match=r"'small_cnn_a', not of 'small_cnn_b'; .*--model small_cnn_a") as no:
             ask()
         assert no.value.code == "model"
     assert state_file(folder).read_bytes() == before
@@ -215,7 +215,7 @@ def test_a_network_that_changed_under_its_name_is_refused_in_a_sentence(
     changed = "nn.Sequential(nn.Flatten(), nn.Linear(36, 5), nn.Linear(5, proto_dim))"
     net = sys.modules["changing_net"]
     exec(f"def flat(proto_dim):\n    return {changed}", vars(net))
-    with pytest.raises(Refusal, match="does not fit the network 'changing_net:flat' any more") as refusal:
+    with pytest.raises(Refusal, match="does not fit the network 'changing_net:flat'") as refusal:
         Member(folder, 0).answer(TOKEN, channel.frames[2, 0])
     assert refusal.value.code == "model"
 
@@ -229,9 +229,7 @@ def test_a_file_without_anything_to_train_on_is_refused(tmp_path: Path) -> None:
     pixels, labels = np.zeros((3, 6, 6), np.uint8), np.arange(3)
     file = tmp_path / "empty.npz"
     np.savez(file, x_train=pixels[:0], y_train=labels[:0], x_test=pixels, y_test=labels)
-    with pytest.raises(
-        Refusal, match=r"empty\.npz has nothing in its training part; every client needs something to train on"
-    ) as refusal:
+    with pytest.raises(Refusal, match=r"empty\.npz has no training samples") as refusal:
         make_member(tmp_path / "client", path=str(file)).hello(terms_of(small_values()))
     assert refusal.value.code == "data"
 
@@ -254,13 +252,13 @@ def test_a_file_of_other_arrays_is_refused_with_the_names_that_are_needed(
     with pytest.raises(Refusal) as refusal:
         make_member(tmp_path / "client", path=str(tmp_path / "other.npz")).hello(terms_of(small_values()))
     assert refusal.value.code == "data"
-    words = "other.npz has to hold the arrays x_train and y_train, and x_test and y_test to test on, not "
-    assert f"{words}{', '.join(names)}" in str(refusal.value)
+    assert "other.npz must hold the arrays x_train and y_train" in str(refusal.value)
+    assert str(refusal.value).endswith(f"it has {', '.join(names)}")
 
 
 @pytest.mark.parametrize(
     ("name", "content", "words"),
-    [("no.npz", b"no archive", "is damaged or not an .npz file"), ("none.npz", None, "there is nothing at")],
+    [("no.npz", b"no archive", "is damaged or not an .npz file"), ("none.npz", None, "does not exist")],
 )
 def test_a_file_that_cannot_be_read_is_refused(name: str, content: bytes | None, words: str, tmp_path: Path) -> None:
     if content is not None:
@@ -273,7 +271,7 @@ def test_a_file_that_cannot_be_read_is_refused(name: str, content: bytes | None,
 
 def test_an_empty_folder_is_refused_with_what_it_has_to_hold(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
-    with pytest.raises(Refusal, match=r"images has to hold the folder train, .* \(train/CLASS/\*\.png\)") as refusal:
+    with pytest.raises(Refusal, match=r"images must hold the folder train, .* \(train/CLASS/\*\.png\)") as refusal:
         make_member(tmp_path / "client", path=str(tmp_path / "images")).hello(terms_of(small_values()))
     assert refusal.value.code == "data"
 
@@ -304,7 +302,7 @@ LIMITED = """\
 import resource, sys
 from pathlib import Path
 from tinyproto.federation.member import Member
-from tinyproto.federation.refusal import Refusal
+from tinyproto.federation.refusals import Refusal
 
 folder, token, frame, limit = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]).read_bytes(), int(sys.argv[4])
 member = Member(folder, 0)
@@ -351,11 +349,11 @@ def entry(values: Mapping[str, Any], **change: Any) -> dict[str, Any]:
 
 BAD_TERMS: Mapping[str, tuple[str, str, str]] = {
     "other protocol": (spoilt({"protocol": 2}), "protocol", "version 2 of the protocol, this client version 1"),
-    "no JSON": ("{", "terms", "no JSON"),
+    "no JSON": ("{", "terms", "not JSON"),
     "a list": ("[]", "protocol", "None"),
     "an unknown key": (spoilt({"more": 1}), "terms", "more: Extra inputs"),
     "a token that is a path": (spoilt({"federation": "../" * 10 + "xx"}), "terms", "federation"),
-    "another digest": (spoilt({"digest": "0" * 32}), "digest", "the two ends differ in release"),
+    "another digest": (spoilt({"digest": "0" * 32}), "digest", "install the same release"),
     "another K": (spoilt({"num_classes": CLASSES + 1}), "digest", "digest"),
     "other masks": (spoilt(entry(small_values(), mask_seed=7)), "digest", "digest"),
     "a dotted algorithm": (spoilt({"algorithm": {"name": "os:system"}}), "path", "'os:system'"),
@@ -365,8 +363,8 @@ BAD_TERMS: Mapping[str, tuple[str, str, str]] = {
     "a nested hyper-parameter": (spoilt(entry(small_values(), distance={"name": "os:system"})), "path", "os:system"),
     "an unknown algorithm": (spoilt({"algorithm": {"name": "magic"}}), "terms", "unknown algorithm 'magic'"),
     "fewer members": (terms_of(small_values(clients=1)), "member", "0 … 0, this is 1"),
-    "other shape": (terms_of(small_values(input_shape=[3, 6, 6])), "shape", "3 × 6 × 6, those of client 1 1 × 6 × 6"),
-    "fewer classes": (terms_of(small_values(num_classes=2)), "classes", "label 3, the federation has 0 … 1"),
+    "other shape": (terms_of(small_values(input_shape=[3, 6, 6])), "shape", "3 × 6 × 6, those of client 1 are 1 ×"),
+    "fewer classes": (terms_of(small_values(num_classes=2)), "classes", "label 3, the federation has labels 0 … 1"),
 }  # fmt: skip
 
 
@@ -394,7 +392,7 @@ def test_nothing_that_terms_name_is_imported(tmp_path: Path, monkeypatch: pytest
 def test_where_networks_are_averaged_another_network_is_another_digest(tmp_path: Path) -> None:
     values = {**small_values("fedavg"), "models": ["small_cnn_a"]}
     assert make_member(tmp_path / "same").hello(terms_of(values)) == TOKEN
-    with pytest.raises(Refusal, match="network 'small_cnn_b' has other parameters") as refusal:
+    with pytest.raises(Refusal, match="network instead of 'small_cnn_b'") as refusal:
         make_member(tmp_path / "other", model="small_cnn_b").hello(terms_of(values))
     assert refusal.value.code == "digest"
 
@@ -444,7 +442,7 @@ def test_a_folder_of_images_goes_by_the_federations_names(tmp_path: Path) -> Non
     member = make_member(tmp_path / "client", path=str(tmp_path / "images"))
     assert sizes(member, text) == {"train_samples": 6, "counted_samples": 6, "counted_classes": 2}
     data = member.join.data
-    found = own_data(data, 0, accepted_terms(text, "small_cnn_a").terms)
+    found = client_data(data, 0, accepted_terms(text, "small_cnn_a").terms)
     assert found.train_counts.tolist() == [[3, 0, 0, 3]]
     assert found.counts.tolist() == [[4, 0, 0, 4]]
 
@@ -453,9 +451,9 @@ def test_a_folder_of_images_goes_by_the_federations_names(tmp_path: Path) -> Non
     ("names", "parts", "code", "words"),
     [
         (["dog", "wolf"], ("train", "test"), "classes", "unknown class 'wolf'"),
-        (["dog", "ant"], ("val", "test"), "data", "images has to hold the folder train, and test beside it"),
-        (["dog", "ant"], ("one", "two"), "data", "images has to hold the folder train, and test beside it"),
-        (["dog", "ant"], ("train", "two"), "data", "images has to hold the folder train, and test beside it"),
+        (["dog", "ant"], ("val", "test"), "data", "images must hold the folder train"),
+        (["dog", "ant"], ("one", "two"), "data", "images must hold the folder train"),
+        (["dog", "ant"], ("train", "two"), "data", "images must hold the folder train"),
     ],
 )
 def test_a_folder_that_does_not_fit_is_refused(
@@ -510,8 +508,8 @@ def test_a_missing_join_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     [
         ({"algorithms": ["local", "fedproto"]}, "one algorithm with one seed"),
         ({"seeds": [0, 1]}, "one algorithm with one seed"),
-        ({"federation": {}}, "federation.num_classes has to be given: the dataset 'npz' can have any"),
-        ({"federation": {"num_classes": 4}}, "federation.input_shape has to be given"),
+        ({"federation": {}}, "federation.num_classes is missing"),
+        ({"federation": {"num_classes": 4}}, "federation.input_shape is missing"),
     ],
 )
 def test_what_no_federation_can_be_is_an_error_of_the_coordinator(change: dict[str, Any], words: str) -> None:
@@ -530,6 +528,6 @@ def test_a_dotted_path_that_clients_would_have_to_import_is_an_error_of_the_coor
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "served_nets.py").write_text(NETS)
     values = {**small_values("fml"), "models": ["served_nets:flat"]}
-    with pytest.raises(ConfigError, match="'served_nets:flat' is a dotted path, which no client imports"):
+    with pytest.raises(ConfigError, match="'served_nets:flat' is a dotted path"):
         terms_of(values)
     assert json.loads(terms_of({**values, "algorithms": ["fedproto"]}))["algorithm"]["name"] == "fedproto"

@@ -19,7 +19,8 @@ from support_flower import NODE, Change, Federation, frame_of, framed, in_round,
 from support_members import small_values
 from tinyproto.core.prototypes import Message as Content
 from tinyproto.core.prototypes import Prototypes
-from tinyproto.federation.refusal import ADVICE, MOST_WORDS, NOTICE, RECORD, notice, plain, read_notice
+from tinyproto.federation.flower import RECORD
+from tinyproto.federation.refusals import ADVICE, LONGEST_REASON, NOTICE, notice, printable, read_notice
 from tinyproto.wire.codec import encode
 from tinyproto.wire.frame import Kind, unpack
 from tinyproto.wire.validate import Expectation, open_frame
@@ -45,14 +46,14 @@ def huge(proto_dim):
 """
 
 
-def own_events(federation: Federation, client: int = BAD) -> list[dict[str, Any]]:
-    """What a client's own journal tells."""
+def client_events(federation: Federation, client: int = BAD) -> list[dict[str, Any]]:
+    """Return the events in a client's journal."""
     lines = (federation.grid.folders[NODE + client] / "progress.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 
 def refusals(federation: Federation, client: int = BAD) -> list[dict[str, Any]]:
-    return [event for event in own_events(federation, client) if event["event"] == "refused"]
+    return [event for event in client_events(federation, client) if event["event"] == "refused"]
 
 
 def notices(federation: Federation) -> list[int]:
@@ -83,7 +84,7 @@ def in_training(change: Change) -> Change:
 
 
 def play(federation: Federation, change: Change | None = None, number: int | None = None) -> None:
-    """All rounds; what the bad client sends in one round, or in all, is changed."""
+    """Run all rounds; change what the bad client sends in one round, or in all."""
     coordinator = federation.coordinator()
     change = change or diverged(coordinator.agreement.setup.expectation)
     federation.grid.changes[NODE + BAD] = in_training(change) if number is None else in_round(number, change)
@@ -98,7 +99,7 @@ def test_a_refused_client_is_told_beside_its_next_frame_also_after_the_last_roun
     assert (told["code"], told["round"]) == ("diverged", number)
     assert told["reason"].startswith("the coordinator refused this client's update: training diverged at client 1 in ")
     assert "lower algorithms.proto_weight, then " in told["reason"]
-    order = [(event["event"], event.get("round")) for event in own_events(federation)]
+    order = [(event["event"], event.get("round")) for event in client_events(federation)]
     assert order.index(("refused", number)) == order.index(("answered", number)) + 1
     assert order[-1][0] == "finished"
     assert refusals(federation, 0) == refusals(federation, 2) == []
@@ -173,16 +174,16 @@ def test_what_a_coordinator_writes_is_cleaned_before_it_is_kept(beside: bool, tm
     told = refusals(federation)[0]
     assert told["reason"].startswith("the coordinator refused this client's answer: a [31m b ccc")
     assert told["reason"].isprintable()
-    assert len(told["reason"]) < MOST_WORDS + 60
+    assert len(told["reason"]) < LONGEST_REASON + 60
     assert told["code"] == "other"
     assert "round" not in told
 
 
 def test_a_reason_is_one_printable_line_of_limited_length() -> None:
-    assert plain("a\tb\u2028c\u200fd") == "a b c d"
-    assert plain("é × 3 → “x”") == "é × 3 → “x”"
-    assert (len(plain(1000 * "x")), plain(1000 * "x")[-1]) == (MOST_WORDS, "…")
-    assert plain(None) == "None"
+    assert printable("a\tb\u2028c\u200fd") == "a b c d"
+    assert printable("é × 3 → “x”") == "é × 3 → “x”"
+    assert (len(printable(1000 * "x")), printable(1000 * "x")[-1]) == (LONGEST_REASON, "…")
+    assert printable(None) == "None"
 
 
 @pytest.mark.parametrize(

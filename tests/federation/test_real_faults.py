@@ -1,4 +1,4 @@
-"""What may happen to real processes beside kill, silence and restart; nothing is left running in the end."""
+"""Faults of real processes beside kill, silence and restart; nothing is left running in the end."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ import pytest
 pytest.importorskip("flwr")
 
 from support_federation import Federation, Running, eventually
-from support_join import make_stay, only_waiting_takes_time
+from support_join import make_session, only_waiting_takes_time
 from tinyproto.cli import join as join_verb
 from tinyproto.errors import FederationError
-from tinyproto.federation.certificates import make_keys
-from tinyproto.federation.flower.connection import BLIP_SECONDS, AwayError, TurnedAwayError, is_cut_off, why_it_ended
+from tinyproto.federation.flower.connection import BLIP_SECONDS, AwayError, TurnedAwayError
+from tinyproto.federation.flower.processes import read_log, why_it_ended
 from tinyproto.federation.journal import Journal
+from tinyproto.federation.keys import ClientKeys, make_keys
 
 pytestmark = pytest.mark.flower
 slow = pytest.mark.flower_slow
@@ -143,7 +144,7 @@ def test_a_port_in_use_ends_serve_with_a_sentence_and_leaves_nothing(federation:
         serve = federation.serve()
         assert serve.wait(60) == 2
     assert "cannot listen on 127.0.0.1:" in serve.said
-    assert "--listen HOST:PORT goes elsewhere" in serve.said
+    assert "--listen HOST:PORT" in serve.said
     assert "Traceback" not in serve.said
     serve.assert_nothing_left(5)
 
@@ -160,8 +161,8 @@ def test_nothing_is_left_running_however_serve_and_join_end(number: signal.Signa
         assert running.wait(40) == (-signal.SIGKILL if number is signal.SIGKILL else 130)
         running.assert_nothing_left()
     if number is not signal.SIGKILL:
-        assert "interrupted; go on with: tinyproto serve" in serve.said
-        assert "the same command" in join.said
+        assert "interrupted; resume with: tinyproto serve" in serve.said
+        assert "run the same command to continue" in join.said
 
 
 @slow
@@ -176,7 +177,7 @@ def test_a_second_client_in_the_same_folder_is_refused(federation: Federation) -
 def test_who_is_turned_away_gives_up_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    client, reason = make_stay(tmp_path), TurnedAwayError("the coordinator does not take this key")
+    client, reason = make_session(tmp_path), TurnedAwayError("the coordinator does not take this key")
     for seconds in (1.0, 60.0, join_verb.PATIENCE_SECONDS):
         now[0] = seconds
         client._turned_away(reason)
@@ -196,54 +197,54 @@ def away(monkeypatch: pytest.MonkeyPatch) -> list[float]:
             raise AssertionError("it waits for ever")
         raise AwayError("Connection refused")
 
-    def wait(_: join_verb.Stay, seconds: float) -> None:
+    def wait(_: join_verb.ClientSession, seconds: float) -> None:
         now[0] += seconds
 
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(join_verb, "reach", nobody)
-    monkeypatch.setattr(join_verb.Stay, "_wait", wait)
+    monkeypatch.setattr(join_verb.ClientSession, "_wait", wait)
     return looked
 
 
 def test_a_client_waits_for_ever_unless_it_is_told_when_to_give_up(tmp_path: Path, away: list[float]) -> None:
     with pytest.raises(AssertionError, match="it waits for ever"):
-        make_stay(tmp_path).last()
+        make_session(tmp_path).run()
     assert away[-1] > 100_000
 
 
 def test_give_up_ends_a_client_whose_coordinator_is_away(tmp_path: Path, away: list[float]) -> None:
-    with pytest.raises(FederationError, match=r"h:1 has been away for 5 minutes \(Connection refused\)"):
-        make_stay(tmp_path, give_up=5).last()
+    with pytest.raises(FederationError, match=r"h:1 has been unreachable for 5 minutes \(Connection refused\)"):
+        make_session(tmp_path, give_up=5).run()
     assert 300 <= away[-1] <= 300 + join_verb.LONGEST_PAUSE
 
 
-def answered(client: join_verb.Stay, round_number: int, kind: str = "update") -> None:
+def answered(client: join_verb.ClientSession, round_number: int, kind: str = "update") -> None:
     Journal(client.journal.file).tell("answered", round=round_number, rounds=3, kind=kind, bytes=7)
-    client._show()
+    client._show_events()
 
 
 def test_after_its_last_round_a_client_does_not_wait_for_ever(tmp_path: Path, away: list[float]) -> None:
-    client = make_stay(tmp_path)
+    client = make_session(tmp_path)
     answered(client, 3)
-    assert client.last() == 3
+    assert client.run() == 3
     assert client.missed_the_end
     assert join_verb.CLOSING_SECONDS <= away[-1] <= join_verb.CLOSING_SECONDS + join_verb.LONGEST_PAUSE
 
 
 @pytest.mark.parametrize(("round_number", "kind"), [(2, "update"), (3, "evaluation"), (0, "hello")])
 def test_before_its_last_round_is_done_it_does(round_number: int, kind: str, tmp_path: Path, away: list[float]) -> None:
-    client = make_stay(tmp_path)
+    client = make_session(tmp_path)
     answered(client, round_number, kind)
     with pytest.raises(AssertionError, match="it waits for ever"):
-        client.last()
+        client.run()
     assert not client.missed_the_end
     assert away[-1] > 100_000
 
 
 def test_nor_when_it_is_started_again_after_it(tmp_path: Path, away: list[float]) -> None:
-    answered(make_stay(tmp_path), 3)
-    again = make_stay(tmp_path)
-    assert again.last() == 3
+    answered(make_session(tmp_path), 3)
+    again = make_session(tmp_path)
+    assert again.run() == 3
     assert again.missed_the_end
     assert join_verb.CLOSING_SECONDS <= away[-1] <= join_verb.CLOSING_SECONDS + join_verb.LONGEST_PAUSE
 
@@ -251,13 +252,13 @@ def test_nor_when_it_is_started_again_after_it(tmp_path: Path, away: list[float]
 def test_who_has_seen_the_end_waits_for_another_federation_and_says_so(
     tmp_path: Path, away: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    client = make_stay(tmp_path)
+    client = make_session(tmp_path)
     answered(client, 3)
     Journal(client.journal.file).tell("finished", rounds=3)
     with pytest.raises(AssertionError, match="it waits for ever"):
-        make_stay(tmp_path, quiet=False).last()
+        make_session(tmp_path, quiet=False).run()
     said = capsys.readouterr().out
-    assert "the federation that client 0 took part in is over after 3 rounds; this waits for another at h:1" in said
+    assert "the federation of client 0 is over after 3 rounds; waiting for another one at h:1" in said
 
 
 def nobody_there(*_: object) -> dict[str, int]:
@@ -276,9 +277,6 @@ class CutOff:
         time.sleep(seconds)
         return False
 
-    def said(self) -> str:
-        return "SuperNode ID: 1\nSent successfully\nConnection attempt failed, retrying in 20.00 seconds"
-
     def stop(self) -> None:
         pass
 
@@ -290,51 +288,64 @@ def test_a_supernode_that_tries_for_ever_does_not_keep_a_client_from_giving_up(
     now = only_waiting_takes_time(monkeypatch)
     monkeypatch.setattr(join_verb, "SuperNode", CutOff)
     monkeypatch.setattr(join_verb, "reach", nobody_there)
-    client = make_stay(tmp_path, give_up=2)
+    client = make_session(tmp_path, give_up=2)
+    client.relay.unanswered_since = now[0]
     if last_round:
         answered(client, 3)
-        client._be_there()
+        client._run_node()
         assert client.missed_the_end
     else:
-        with pytest.raises(FederationError, match="h:1 has been away for 2 minutes"):
-            client._be_there()
+        with pytest.raises(FederationError, match="h:1 has been unreachable for 2 minutes"):
+            client._run_node()
     assert 120 + BLIP_SECONDS <= now[0] <= 130
 
 
 @pytest.mark.parametrize(
-    ("said", "cut_off"),
+    ("said", "connected", "answered"),
     [
-        ("SuperNode ID: 1\nReceiving: train\nSent successfully", False),
-        ("Sent successfully\nConnection attempt failed, retrying in 1 s", True),
-        ("Connection attempt failed, retrying in 1 s\nConnection successful after 2.00 seconds and 2 tries.", False),
-        ("Connection attempt failed, retrying in 1 s\nReceiving: train", False),
-        ("", False),
+        ("SuperNode ID: 1\nReceiving: train\nSent successfully", True, True),
+        ("SuperNode ID: 1\nSent successfully\nReceiving: train", True, False),
+        ("Connection attempt failed, retrying in 1 s", False, False),
+        ("", False, False),
     ],
 )
-def test_from_what_a_supernode_says_it_is_known_whether_it_is_cut_off(said: str, cut_off: bool) -> None:
-    assert is_cut_off(said) == cut_off
+def test_the_log_says_whether_a_supernode_is_connected_and_has_answered(
+    said: str, connected: bool, answered: bool
+) -> None:
+    log = read_log(said)
+    assert (log.is_connected, log.has_answered) == (connected, answered)
 
 
 def test_a_client_s_folder_is_its_owner_s_alone(tmp_path: Path) -> None:
     for folder in (tmp_path / "new" / "client", tmp_path / "old"):
         if folder.name == "old":
             folder.mkdir(mode=0o755)
-        with join_verb._alone(folder):
+        with join_verb._locked(folder):
             assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("status", "said", "kind"),
     [
-        ("Exit Code: 305\nFailed to initialize the connection\n[code: 2004] Failed to activate", TurnedAwayError),
-        ("SuperNode terminated gracefully.", TurnedAwayError),
-        ("Exit Code: 305\nFailed to initialize the connection\nServer disconnected", AwayError),
-        ("Exit Code: 302\nUnable to parse the private key file.", FederationError),
-        ("RuntimeError: SuperNode Runtime HTTP API failed to start.", AwayError),
+        (1, "Exit Code: 305\nFailed to initialize the connection\n[code: 2004] Failed to activate", TurnedAwayError),
+        (0, "SuperNode terminated gracefully.", TurnedAwayError),
+        (1, "Exit Code: 305\nFailed to initialize the connection\nServer disconnected", AwayError),
+        (1, "RuntimeError: SuperNode Runtime HTTP API failed to start.", AwayError),
+        (137, "", AwayError),
     ],
 )
-def test_why_a_supernode_ended_is_read_from_its_log(said: str, kind: type[Exception]) -> None:
-    assert type(why_it_ended(said, Path("log"))) is kind
+def test_why_a_supernode_ended_is_known_from_its_status_and_its_log(
+    status: int, said: str, kind: type[Exception]
+) -> None:
+    assert type(why_it_ended(status, said, Path("log"))) is kind
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage"])
+def test_a_damaged_client_key_is_named_before_anything_is_started(content: bytes, tmp_path: Path) -> None:
+    make_keys(tmp_path, 1, [])
+    (tmp_path / "client-0" / "client.key").write_bytes(content)
+    with pytest.raises(FederationError, match=r"client\.key is not a valid private key; .*serve --init"):
+        ClientKeys.open(tmp_path / "client-0")
 
 
 def test_everything_that_is_started_carries_the_mark(tmp_path: Path) -> None:

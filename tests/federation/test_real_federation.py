@@ -1,4 +1,4 @@
-"""One federation of real processes, under TLS and with registered keys, that is mistreated and ends as if it were not.
+"""A federation of real processes, with TLS and registered keys, that survives faults with the same results.
 
 Its quorum is everyone, so that each round waits for each client, and the end can be held against a simulation.
 """
@@ -67,7 +67,7 @@ def test_a_federation_lives_through_a_kill_a_silence_and_a_new_coordinator(feder
     assert "Traceback" not in said
     assert {event["client"] for event in federation.events("silent", round=3)} == {1}
     assert [event["done"] for event in federation.events("started")] == [0, 3]
-    assert f"going on after round 3 of {ROUNDS}" in serve.said
+    assert f"resuming after round 3 of {ROUNDS}" in serve.said
     assert_equal_to_the_simulation(federation)
     for way in ("up", "down"):
         by_client = federation.result()["socket_bytes_per_round"]["clients"]
@@ -88,5 +88,5 @@ def assert_equal_to_the_simulation(federation: Federation) -> None:
 
 
 def less_hellos(record: dict[str, Any]) -> dict[str, Any]:
-    """Who comes back is greeted again, and says hello again."""
+    """Remove hello traffic: a client that comes back is greeted again."""
     return {**record, "traffic": {purpose: ways for purpose, ways in record["traffic"].items() if purpose != "hello"}}

@@ -1,9 +1,10 @@
-"""Which keys the SuperLink takes, after a start that was interrupted, and after keys were taken away."""
+"""Registration of keys at the SuperLink, after an interrupted start and after keys were removed."""
 
 from __future__ import annotations
 
-import os
-import time
+import http.server
+import ssl
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,39 +15,38 @@ pytest.importorskip("flwr")
 
 from flwr.proto.node_pb2 import NodeInfo
 
+from support_federation import free_port
 from tinyproto.errors import FederationError, Interrupted
-from tinyproto.federation.certificates import ServerKeys, make_keys
-from tinyproto.federation.flower import processes
 from tinyproto.federation.flower.processes import SuperLink
+from tinyproto.federation.keys import ServerKeys, make_keys
 
 pytestmark = pytest.mark.flower
 CLIENTS = 6
 
 
 class Pretended(SuperLink):
-    """Flower's registry of keys, as it behaves at its command line, without the processes."""
+    """Flower's registry of keys, as it behaves at its Control interface, without the processes."""
 
-    def __init__(self, keys: ServerKeys) -> None:
-        self.keys = keys
+    def __init__(self, keys: ServerKeys, look: Callable[[], None] = lambda: None) -> None:
+        self.keys, self.look = keys, look
         self.registry: dict[int, NodeInfo] = {}
         self.fails_at = -1
 
-    def _nodes(self) -> list[NodeInfo]:
-        return list(self.registry.values())
-
-    def _flwr(self, verb: str, *arguments: str) -> dict[str, Any]:
-        assert verb == "supernode"
-        if arguments[0] == "unregister":
-            self.registry[int(arguments[1])].status = "unregistered"
-            return {}
-        told = bytes.fromhex(self.keys.public_keys()[int(Path(arguments[1]).stem)])
-        if any(told == known.public_key for known in self.registry.values()):
-            raise FederationError("`flwr supernode register` failed: Public key already in use.")
-        node = len(self.registry)
-        self.registry[node] = NodeInfo(node_id=node, public_key=told, status="registered")
-        if node == self.fails_at:  # registered, but we do not hear of it
+    def _control(self, call: str, request: Any, response: Any) -> Any:
+        self.look()
+        if call == "list-nodes":
+            return response(nodes_info=list(self.registry.values()))
+        if call == "unregister-node":
+            self.registry[request.node_id].status = "unregistered"
+            return response()
+        assert call == "register-node"
+        if any(request.public_key == known.public_key for known in self.registry.values()):
+            raise FederationError("register-node failed: Public key already in use.")
+        node = len(self.registry) + 1
+        self.registry[node] = NodeInfo(node_id=node, public_key=request.public_key, status="registered")
+        if node - 1 == self.fails_at:  # registered, but we do not hear of it
             raise FederationError("it did not answer")
-        return {"node-id": node}
+        return response(node_id=node)
 
 
 @pytest.fixture(scope="module")
@@ -82,63 +82,51 @@ def test_a_key_that_is_gone_is_taken_back_and_the_others_keep_their_nodes(keys: 
     again = link.register(left)
     assert again == {client: node for client, node in first.items() if client != 2}
     assert_registered(link, left, again)
-    with pytest.raises(FederationError, match=r"2\.pub was taken back in this federation.*client 2 needs a new one"):
+    with pytest.raises(FederationError, match=r"2\.pub .*key for client 2"):
         link.register(keys.clients)
 
 
-class Slow(SuperLink):
-    """A SuperLink at which Flower's own command takes its time."""
-
-    def __init__(self, keys: ServerKeys, folder: Path, script: str, look: Callable[[], None]) -> None:
-        self.keys, self.look = keys, look
-        command = folder / "flwr"
-        command.write_text(f"#!/bin/sh\n{script}\n")
-        command.chmod(0o755)
-        self.env = {"PATH": f"{folder}:/usr/bin:/bin"}
-
-    def _nodes(self) -> list[NodeInfo]:
-        return []
-
-
-@pytest.fixture
-def own_flwr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(processes, "program", lambda name: str(tmp_path / name))
-    return tmp_path
-
-
-def test_a_wish_to_stop_ends_a_registration_at_once(keys: ServerKeys, own_flwr: Path) -> None:
+def test_a_wish_to_stop_ends_a_registration_at_once(keys: ServerKeys) -> None:
     def look() -> None:
-        if len(list(own_flwr.glob("pid-*"))) >= processes.REGISTER_AT_ONCE:
-            raise Interrupted("go on with: …")
+        if len(link.registry) == 2:
+            raise Interrupted("resume with: …")
 
-    link = Slow(keys, own_flwr, f"echo > {own_flwr}/pid-$$; exec sleep 50", look)
-    start = time.monotonic()
+    link = Pretended(keys, look)
     with pytest.raises(Interrupted):
         link.register(keys.clients)
-    assert time.monotonic() - start < 10
-    begun = [int(file.name.partition("-")[2]) for file in own_flwr.glob("pid-*")]
-    assert len(begun) == processes.REGISTER_AT_ONCE < CLIENTS
-    assert not [process for process in begun if Path(f"/proc/{process}").exists()]
+    assert len(link.registry) == 2 < CLIENTS
 
 
-def test_a_ctrl_c_at_the_terminal_does_not_reach_the_commands(keys: ServerKeys, own_flwr: Path) -> None:
-    script = """set -- $(cat /proc/$$/stat); echo "{\\"success\\": true, \\"node-id\\": $5}" """
-    nodes = Slow(keys, own_flwr, script, lambda: None).register(keys.clients)
-    assert os.getpgrp() not in nodes.values()
-    assert len(set(nodes.values())) == CLIENTS
+class Answering(http.server.BaseHTTPRequestHandler):
+    """A SuperLink that refuses."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(409)
+        self.end_headers()
+        self.wfile.write(b'{"message": "key  in use"}')
+
+    def log_message(self, *_: object) -> None:
+        pass
 
 
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [
-        ("echo no such option >&2; exit 2", "failed: no such option"),
-        ("""echo '{"success": false, "error-message": "key  in use"}'""", "failed: key in use"),
-        ("sleep 30", "failed: it did not answer within 0.5 s"),
-    ],
-)
-def test_a_command_that_fails_is_quoted(
-    script: str, words: str, keys: ServerKeys, own_flwr: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(processes, "COMMAND_SECONDS", 0.5)
-    with pytest.raises(FederationError, match=f"`flwr supernode register` {words}"):
-        Slow(keys, own_flwr, script, lambda: None).register(keys.of([0]).clients)
+class Unreachable(SuperLink):
+    """A SuperLink at this port, without its process."""
+
+    def __init__(self, keys: ServerKeys, port: int) -> None:
+        self.keys, self.look, self.address = keys, lambda: None, f"127.0.0.1:{port}"
+
+
+def test_an_answer_that_refuses_is_quoted(keys: ServerKeys) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(keys.certificate, keys.key)
+    with http.server.HTTPServer(("127.0.0.1", 0), Answering) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        with pytest.raises(FederationError, match=r"list-nodes.*key in use"):
+            Unreachable(keys, server.server_port).register(keys.clients)
+
+
+def test_a_superlink_that_is_gone_is_an_error(keys: ServerKeys) -> None:
+    with pytest.raises(FederationError, match=r"list-nodes.*refused"):
+        Unreachable(keys, free_port()).register(keys.clients)

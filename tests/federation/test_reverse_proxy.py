@@ -1,4 +1,4 @@
-"""The reverse proxy that docs/security.md shows lets clients through, and nothing else."""
+"""The reverse proxy that docs/how-to/harden.md shows lets clients through, and nothing else."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
 
 @pytest.fixture
 def port(federation: Federation) -> Iterator[int]:
-    """Where the proxy of the page listens, in front of the federation."""
-    (shown,) = [block for block in blocks_of(ROOT / "docs" / "security.md") if "proxy_pass" in block.text]
+    """Start the page's proxy in front of the federation; return its port."""
+    (shown,) = [block for block in blocks_of(ROOT / "docs" / "how-to" / "harden.md") if "proxy_pass" in block.text]
     found = free_port()
     text = shown.text.replace("listen 8444", f"listen {found}").replace(
         "127.0.0.1:8443", f"127.0.0.1:{federation.port}"

@@ -29,7 +29,7 @@ from support_flower import (
 )
 from support_members import small_values, write_arrays, write_join
 from tinyproto.config import parse_config
-from tinyproto.federation.refusal import WORDS
+from tinyproto.federation.refusals import WORDS
 from tinyproto.report.page import make_report
 from tinyproto.report.runs import read_run
 from tinyproto.report.words import size
@@ -95,7 +95,7 @@ def test_below_the_quorum_a_round_is_asked_again_of_those_who_have_not_answered(
     assert trained(disturbed.grid, 1) == trained(disturbed.grid, 2) == [1, 2, 2, 2]
     again = disturbed.events("again")
     assert [told["reason"] for told in again] == [
-        "round 2: 1 of 3 clients answered well within 60 s, 2 have to; it is asked again"
+        "round 2: 1 of 3 clients gave a good answer within 60 s, 2 are needed; asking again"
     ] * 2
 
 
@@ -271,7 +271,7 @@ def test_with_keys_a_client_id_belongs_to_its_key(tmp_path: Path) -> None:
     assert coordinator.channel.roster.nodes == {client: NODE + client for client in range(3)}
     (told,) = federation.events("refused")
     assert (told["client"], told["node"]) == (0, thief)
-    assert told["reason"] == "it calls itself client 1, and its key is that of client 0"
+    assert told["reason"] == "it claims to be client 1, but its key belongs to client 0"
 
 
 def test_with_keys_a_client_is_named_by_its_key_whatever_it_calls_itself(tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_where_keys_are_known_a_client_without_one_is_nobody_and_not_waited_for(
     coordinator = federation.play(keys=keys)
     assert [record["participants"] for record in federation.records()[:2]] == [[0, 1], [0, 1]]
     (told,) = federation.events("refused")
-    assert told["reason"] == "it calls itself client 2, and its key is none of this federation's"
+    assert told["reason"] == "it claims to be client 2, but its key is not in this federation"
     assert (told.get("client"), told["node"]) == (None, NODE + 2)
     assert list(coordinator.channel.roster.missing()) == []
     assert grid.clock.now < 60  # nobody waited for it
@@ -344,7 +344,7 @@ def test_refused_at_the_hello_a_client_is_named_on_both_ends_and_the_others_go_o
     assert (told["client"], told["node"], told["reason"]) == (1, NODE + 1, WORDS["classes"])
     own, *_ = map(json.loads, (tmp_path / "client-1" / "progress.jsonl").read_text().splitlines())
     assert own["code"] == "classes"
-    assert "label 8, the federation has 0 … 3" in own["reason"]
+    assert "label 8, the federation has labels 0 … 3" in own["reason"]
 
 
 def test_a_client_that_lost_its_folder_is_greeted_again_and_starts_anew(tmp_path: Path) -> None:
@@ -371,7 +371,7 @@ def test_a_node_that_flower_takes_no_messages_for_is_not_waited_for(tmp_path: Pa
     grid.changes[NODE + 1] = in_round(2, doing(grid.closed.clear))
     federation.play()
     assert grid.clock.now < 60
-    assert federation.records()[0]["refused"] == {"2": "client 2, round 1: Flower takes no message for its node"}
+    assert federation.records()[0]["refused"] == {"2": "client 2, round 1: no message can be sent to its node"}
     assert [record["participants"] for record in federation.records()] == [[0, 1], [0, 1, 2], []]
 
 

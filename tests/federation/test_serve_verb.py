@@ -1,4 +1,4 @@
-"""What `tinyproto serve` looks at before it touches a run folder."""
+"""Checks of `tinyproto serve` before it touches a run folder."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from support_members import TOKEN
 from tinyproto.cli import serve as serve_verb
 from tinyproto.config import load_config
 from tinyproto.errors import FederationError
-from tinyproto.federation.certificates import ServerKeys, make_keys
 from tinyproto.federation.flower import gate, processes
+from tinyproto.federation.keys import ServerKeys, make_keys
 from tinyproto.tracking.lock import alone_in
 
 pytestmark = pytest.mark.flower
@@ -140,7 +140,7 @@ def test_without_a_key_a_client_is_shut_out_of_what_goes_on_and_nothing_new_begi
     (keys / "2.pub").unlink()
     serve.refused("has no key for client 2", "trial.yaml", "--overwrite")
     assert "Flower would be started here" in serve("runs/trial", "--resume")
-    assert "keys has no key for client 2: no part in it without one" in serve.shown
+    assert "keys has no key for client 2: excluded" in serve.shown
     assert serve.registered == [0, 1]
     told: dict[str, Any] = json.loads((serve.site / "runs" / "trial" / "serve.json").read_text())
     assert sorted(told["keys"]) == ["0", "1"]
@@ -167,9 +167,7 @@ def test_what_goes_on_takes_the_address_and_the_keys_of_before(serve: Serve) -> 
     assert "Flower would be started here" in serve.plain("trial.yaml", "--resume", "--listen", other)
     assert (serve.listened[-1], serve_file(serve.site)["listen"]) == (other, other)
     (serve.site / "other").rename(serve.site / "moved")
-    serve.refused(
-        "where the keys of runs/trial were, is not there; --keys names their folder", "runs/trial", "--resume"
-    )
+    serve.refused("the folder of the keys of runs/trial, is missing; name it with --keys", "runs/trial", "--resume")
     assert "Flower would be started here" in serve("runs/trial", "--resume", "--keys", "moved")
     assert serve_file(serve.site)["key_folder"] == str(serve.site / "moved")
 
@@ -190,7 +188,7 @@ def test_another_federations_keys_do_not_shut_its_clients_out(serve: Serve) -> N
     assert "Flower would be started here" in serve("runs/trial", "--resume")
     serve.registered = []
     serve.refused(
-        "other/server/clients/0.pub is not the key that client 0 has in runs/trial; --keys names the folder",
+        "other/server/clients/0.pub is not the key of client 0 in runs/trial",
         "runs/trial", "--resume", "--keys", "other",
     )  # fmt: skip
     assert serve.registered == []
@@ -200,7 +198,7 @@ def test_a_new_key_is_taken_once_the_old_one_was_taken_back(serve: Serve) -> Non
     assert "Flower would be started here" in serve("runs/trial", "--resume")
     (serve.site / "keys" / "server" / "clients" / "2.pub").unlink()
     make_keys(serve.site / "keys", 3, [])
-    serve.refused("a new key is taken after a --resume without the old one", "runs/trial", "--resume")
+    serve.refused("--resume once without this client's key", "runs/trial", "--resume")
     (serve.site / "keys" / "server" / "clients" / "2.pub").unlink()
     assert "Flower would be started here" in serve("runs/trial", "--resume")
     make_keys(serve.site / "keys", 3, [])
@@ -213,14 +211,14 @@ def test_where_nothing_was_served_there_is_nothing_to_go_on_with(serve: Serve) -
     file.write_text("{torn")
     serve.refused("serve.json: ", "runs/trial", "--resume")
     file.unlink()
-    serve.refused("runs/trial holds no federation to go on with", "runs/trial", "--resume")
+    serve.refused("runs/trial holds no federation to resume", "runs/trial", "--resume")
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("trial.yaml", "--keys", "nowhere"), "ca.crt is not there; tinyproto serve --init makes it"),
-        (("trial.yaml", "--listen", "8443"), "--listen: HOST:PORT is needed"),
+        (("trial.yaml", "--keys", "nowhere"), "ca.crt is missing; `tinyproto serve --init`"),
+        (("trial.yaml", "--listen", "8443"), "--listen: expected HOST:PORT"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_sentence(arguments: tuple[str, ...], words: str, serve: Serve) -> None:
@@ -264,14 +262,14 @@ def garbage(name: str) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (spoil_public, "1.pub is no public key"),
+        (spoil_public, "1.pub is not a valid public key"),
         (same_public, "2.pub are the same key; each client needs its own"),
-        (other_kind, "1.pub is no ECDSA key, and Flower takes no other"),
+        (other_kind, "1.pub is not an ECDSA key"),
         (other_key, "server.key is not the key of"),
-        (other_authority, "vouches for here: "),
-        (garbage("ca.crt"), "ca.crt is no certificate"),
-        (garbage("server.crt"), "server.crt is no certificate"),
-        (garbage("server.key"), "server.key is no private key"),
+        (other_authority, "is not trusted under "),
+        (garbage("ca.crt"), "ca.crt is not a valid certificate"),
+        (garbage("server.crt"), "server.crt is not a valid certificate"),
+        (garbage("server.key"), "server.key is not a valid private key"),
     ],
 )
 def test_keys_are_looked_at_before_any_run_folder(spoil: Callable[[Path], None], words: str, serve: Serve) -> None:
@@ -305,7 +303,7 @@ def test_a_folder_of_flower_s_that_cannot_be_made_is_named(
     folder = site / "runs" / "trial"
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text("a file")
-    monkeypatch.setattr(processes, "Kept", lambda *_: None)
+    monkeypatch.setattr(processes, "Leashed", lambda *_: None)
     with pytest.raises(FederationError, match=f"cannot write to {folder / name}: File exists"):
         processes.SuperLink(folder / "flower", ServerKeys.open(site / "keys")).submit(folder)
 
@@ -313,8 +311,8 @@ def test_a_folder_of_flower_s_that_cannot_be_made_is_named(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("trial.yaml", "--overwrite"), "interrupted; nothing has begun"),
-        (("runs/trial", "--resume"), "interrupted; go on with: tinyproto serve runs/trial --resume"),
+        (("trial.yaml", "--overwrite"), "interrupted; nothing has started"),
+        (("runs/trial", "--resume"), "interrupted; resume with: tinyproto serve runs/trial --resume"),
     ],
 )
 def test_a_ctrl_c_while_keys_are_registered_ends_it_there(
@@ -326,7 +324,7 @@ def test_a_ctrl_c_while_keys_are_registered_ends_it_there(
     assert in_process(monkeypatch, serve.site, "serve", *arguments, "--listen", listen) == 130
     shown, said = serve.capsys.readouterr()
     assert words in said
-    assert "open at" not in shown
+    assert "listening at" not in shown
     after = tree(serve.site / "runs" / "trial")
     assert {name: after[name] for name in before if name != "serve.json"} == {
         name: before[name] for name in before if name != "serve.json"
@@ -337,8 +335,8 @@ def test_a_ctrl_c_while_keys_are_registered_ends_it_there(
 @pytest.mark.parametrize(
     ("listen", "words"),
     [
-        ("nohost.invalid:8450", "cannot listen on nohost.invalid:8450: nothing is called nohost.invalid here"),
-        ("192.0.2.1:8450", "it is none of this machine's addresses; 0.0.0.0 is all of them"),
+        ("nohost.invalid:8450", "cannot listen on nohost.invalid:8450: the host name nohost.invalid is unknown"),
+        ("192.0.2.1:8450", "it is not an address of this machine; 0.0.0.0 listens"),
     ],
 )
 def test_an_address_that_is_not_here_is_named(listen: str, words: str, serve: Serve) -> None:

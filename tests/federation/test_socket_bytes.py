@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tinyproto.errors import FederationError
-from tinyproto.federation.flower.socket_bytes import Relay
+from tinyproto.federation.flower.connection import Relay
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The commands of docs/federation.md and of the README, typed one block after another in a fresh folder."""
+"""The commands of docs/start/federation.md and of the README, typed one block after another in a fresh folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support_federation import MARK, eventually, marked
 
 pytestmark = [pytest.mark.flower, pytest.mark.flower_slow]
 
-PAGE = ROOT / "docs" / "federation.md"
+PAGE = ROOT / "docs" / "start" / "federation.md"
 COMMANDS = [block.text for block in blocks_of(PAGE) if block.info == "bash flower"]
 
 
@@ -92,7 +92,7 @@ def test_the_readme_s_federation(reader: Reader) -> None:
 
 
 def test_every_block_of_the_page_is_typed_somewhere() -> None:
-    machines = (ROOT / "tests" / "flower" / "test_machines.py").read_text()
+    machines = (ROOT / "tests" / "federation" / "test_machines.py").read_text()
     assert "test_the_commands_of_the_tutorial_federate_four_machines" in machines
     assert len(COMMANDS) == 9
 

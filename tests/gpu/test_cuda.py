@@ -1,4 +1,4 @@
-"""The same federation on a GPU: devices are a choice of the trainer, so the CPU's numbers have to come out."""
+"""The same federation on a GPU gives the CPU's numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels of the server's fit against PyTorch, and whole fits against the reference."""
+"""The kernels of the server's fit compared with PyTorch, and whole fits with the eager trainer."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def uploads(classes: int, dim: int, count: int) -> Batch:
 
 
 def found_by(kernels: Kernels, batch: Batch, learned: Tensor, penalty: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean loss, and its gradient."""
+    """Return the mean loss and its gradient."""
     logged = torch.zeros(1, 1, device="cuda").double()
     gradient = kernels.loss_gradient(batch, learned, penalty, logged)
     return logged.squeeze() / len(batch.labels), gradient
 
 
 def exact(batch: Batch, learned: Tensor, penalty: Tensor) -> tuple[Tensor, Tensor]:
-    """The same by PyTorch in float64."""
+    """Return the same computed by PyTorch in float64."""
     leaf = learned.double().requires_grad_()
     loss = margin_contrastive_loss(batch.inputs.double(), batch.labels, leaf, penalty.double())
     (gradient,) = torch.autograd.grad(loss, leaf)
@@ -52,7 +52,7 @@ def exact(batch: Batch, learned: Tensor, penalty: Tensor) -> tuple[Tensor, Tenso
 
 
 def assert_close(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], tolerance: float = 5e-5) -> None:
-    """Up to a share of the largest value."""
+    """Compare up to a share of the largest value."""
     for one, two in zip(found, expected, strict=True):
         assert float((one.double() - two).abs().max()) <= tolerance * float(two.abs().max())
 
@@ -149,7 +149,7 @@ def test_a_whole_fit_ends_where_the_reference_ends(classes: int, dim: int, count
         assert float((after[name] - wanted[name]).detach().norm()) <= 1e-3 * way
 
 
-def test_more_classes_than_a_program_holds_and_other_types_go_the_way_of_all() -> None:
+def test_more_classes_than_a_program_holds_and_other_types_use_autograd() -> None:
     task = make_fit(MOST_CLASSES + 1, 20, 300, device="cuda")
     reference, mine = again(task), again(task)
     EagerTrainer("cuda").fit([reference])

@@ -1,4 +1,4 @@
-"""The stack on a GPU: its own kernels against PyTorch's, captured steps against the reference."""
+"""The stack on a GPU: our kernels compared with PyTorch's, captured steps with the eager trainer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def drawn(*shape: int) -> Tensor:
 
 
 def assert_same(mine: Callable[..., Tensor], plain: Callable[..., Tensor], *inputs: Tensor) -> None:
-    """Values, and gradients of all inputs, as the same in float64 has them; sums of many terms may cancel."""
+    """Compare values and gradients of all inputs with float64; sums of many terms may cancel."""
     exact = [each.detach().double().requires_grad_() for each in inputs]
     outcome, expected = mine(*inputs), plain(*exact)
     upstream = torch.randn_like(outcome)
@@ -132,7 +132,7 @@ def test_captured_steps_give_the_reference_s_numbers_up_to_rounding(algorithm: s
             assert mine.accuracy[rule] == (None if accuracy is None else pytest.approx(accuracy, abs=0.02))
 
 
-def test_a_kernel_that_gives_other_values_is_found_out_before_it_is_used() -> None:
+def test_a_kernel_that_disagrees_is_refused_before_it_is_used() -> None:
     values, weight = drawn(1, 2, 3, 4, 4), drawn(1, 2, 2, 3, 3)
     shape = geometry(nn.Conv2d(2, 2, 3, 1, 1))
     plain = partial(plain_convolution, bias=None, shape=shape)

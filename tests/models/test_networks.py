@@ -96,7 +96,7 @@ WHOLE: dict[str, Callable[[], nn.Module]] = {
 
 
 def whole(name: str) -> nn.Module:
-    """With a classifier over 1 000 classes, as torchvision has it."""
+    """Return the network with a classifier for 1 000 classes, as torchvision has it."""
     with torch.device("meta"):
         return WHOLE[name]()
 

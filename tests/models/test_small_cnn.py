@@ -1,4 +1,4 @@
-"""What stays true of the four small CNNs however they are tuned."""
+"""Properties of the four small CNNs that tuning does not change."""
 
 from __future__ import annotations
 

@@ -72,6 +72,8 @@ def test_a_network_that_torchvision_does_not_have_is_refused() -> None:
 
 
 def test_the_documentation_s_python_runs_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
-    (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "networks.md").read_text(), re.DOTALL)
+    (snippet,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "reference" / "networks.md").read_text(), re.DOTALL
+    )
     exec(snippet, {"__name__": "documentation"})
     assert "[2, 500]" in capsys.readouterr().out

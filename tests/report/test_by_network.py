@@ -17,7 +17,7 @@ from tinyproto.report.studies import arrange
 
 
 def by_client(label: str, seed: int, round_: int, client: int, rule: str) -> int | None:
-    """Of ten: Local the same everywhere; others best in round 3, odd clients better by global prototypes."""
+    """Return how many of ten are correct: equal for Local; others are best in round 3, odd clients better by global."""
     if (rule != "head" and round_ == 1) or (rule == "global" and label == "local"):
         return None
     if label == "local":

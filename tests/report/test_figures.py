@@ -26,7 +26,7 @@ def study_of(made: Made, folder: Path) -> Study:
 
 
 def rows(figure: Figure | None) -> list[list[str]]:
-    """The CSV without its header, read back."""
+    """Return the rows of the CSV, without its header."""
     assert figure is not None
     header, *found = csv.reader(io.StringIO(figure.csv()))
     assert header == list(figure.columns)

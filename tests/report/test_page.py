@@ -1,4 +1,4 @@
-"""The page: what is on it, what is kept out of it, and how large it gets."""
+"""The page: its content, its safety and its size."""
 
 from __future__ import annotations
 

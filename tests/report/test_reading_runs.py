@@ -1,4 +1,4 @@
-"""Run folders that are broken in every way are one sentence each."""
+"""Damaged run folders: one sentence each."""
 
 from __future__ import annotations
 

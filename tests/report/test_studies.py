@@ -1,4 +1,4 @@
-"""Which runs share a table, which a figure, and what is said of them."""
+"""Runs that share a table or a figure, and the sentences about them."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """What the server knows about a client from its hello: sizes, never the sizes of its classes."""
+    """A client as the server knows it from its hello: sizes, never the sizes of its classes."""
 
     id: int
     train_samples: int

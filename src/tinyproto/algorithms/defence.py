@@ -2,7 +2,7 @@
 
 A defence wraps any `ServerSide`. It compares the uploads of a round and passes on those that it trusts (`guard`,
 `krum`), or as many robust ones (`median`, `trimmed_mean`). It needs all uploads at once, so there is no streaming.
-docs/security.md has measurements of what each defence can and cannot do.
+docs/explain/hostile_clients.md has measurements of what each defence can and cannot do.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class FedKDHyper(AuxiliaryHyper):
         super().__post_init__()
         if not 0 < self.energy_start <= self.energy_end <= 1:
             raise ValueError(
-                f"0 < energy_start ≤ energy_end ≤ 1 is required, not {self.energy_start} and {self.energy_end}"
+                f"0 < energy_start ≤ energy_end ≤ 1 is needed, not {self.energy_start} and {self.energy_end}"
             )
 
 

@@ -30,7 +30,7 @@ class HolderSums:
 
     Sums are float64. With m holders of a class, whose values of one dimension are x_1 … x_m, the sum is off by at most
     (m − 1)·u·Σ|x_i|, for any order of the uploads and any tree of merges; two orders differ by at most twice that.
-    Rounding to float32 happens once, at the end. docs/scale.md has the proof.
+    Rounding to float32 happens once, at the end. docs/explain/aggregation.md has the proof.
     """
 
     def __init__(self, num_classes: int, width: int) -> None:

@@ -39,8 +39,8 @@ class TinyProtoFPHyper(TinyProtoHyper):
 
     aggregation: Annotated[
         Literal["weighed", "sum", "mean"],
-        "of count-scaled uploads: `weighed` divides a class's sum by who sent it, over the rounds, without μ; `sum` "
-        "and `mean` over a class's holders multiply by one μ for all classes",
+        "of count-scaled uploads: `weighed` divides a class's sum, over the rounds, by the weight of its senders, "
+        "without μ; `sum` and `mean` over a class's holders multiply by one μ for all classes",
     ] = "weighed"
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a coordinator shows while a federation goes on: a bar for its rounds, a line for whoever comes, goes or errs."""
+"""The coordinator's display: a bar for the rounds, and a line for each client that joins, leaves or is refused."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from tinyproto.report.words import counted, derived_words, percent
 
 
 class FederationProgress(Bars):
-    """Is told the coordinator's events, one after another."""
+    """Shows the coordinator's events, one after another."""
 
     def __init__(self, output: Output, rule: str) -> None:
         super().__init__(output, "state")
         self.rule = rule
         self.over = False
         self.failure: str | None = None
-        self._here: dict[int, int | None] = {}  # nodes by client, as far as they were told
+        self._present: dict[int, int | None] = {}  # nodes by client, None if unknown
         self._doing = self._reached = ""
         self._rounds = 0
         self._bar: bars.TaskID | None = None
 
     def tell(self, event: dict[str, Any]) -> None:
-        """One event; kinds that nobody here knows are shown with --verbose only."""
+        """Show one event; other kinds are shown with --verbose only."""
         getattr(self, f"_{event['event']}", self._other)(event)
 
     def _started(self, event: dict[str, Any]) -> None:
@@ -33,31 +33,31 @@ class FederationProgress(Bars):
         self._bar = self.bars.add_task(event["algorithm"], total=self._rounds, completed=event["done"], state="")
         self._state("waiting for clients")
         if event["done"]:
-            self.output.say(f"going on after round {event['done']} of {self._rounds}")
+            self.output.say(f"resuming after round {event['done']} of {self._rounds}")
 
     def _waiting(self, event: dict[str, Any]) -> None:
-        self._here = {client: self._here.get(client) for client in event["present"]}
+        self._present = {client: self._present.get(client) for client in event["present"]}
         self._state("waiting for clients")
         self.output.say(_waiting_words(event))
 
     def _joined(self, event: dict[str, Any]) -> None:
-        self._here[event["client"]] = event.get("node")
+        self._present[event["client"]] = event.get("node")
         self._state(self._doing)
-        self.output.say(f"client {event['client']} is here")
+        self.output.say(f"client {event['client']} joined")
 
     def _left(self, event: dict[str, Any]) -> None:
-        self._here.pop(event["client"], None)
+        self._present.pop(event["client"], None)
         self._state(self._doing)
         self.output.say(f"client {event['client']} left: {event['reason']}")
 
     def _refused(self, event: dict[str, Any]) -> None:
-        if "node" in event and self._here.get(event.get("client", -1)) == event["node"]:  # not merely its answer
-            del self._here[event["client"]]
+        if "node" in event and self._present.get(event.get("client", -1)) == event["node"]:  # not only its answer
+            del self._present[event["client"]]
             self._state(self._doing)
-        self.output.say(f"{_who(event)} refused{_when(event)}: {event['reason']}")
+        self.output.say(f"{_name(event)} refused{_when(event)}: {event['reason']}")
 
     def _silent(self, event: dict[str, Any]) -> None:
-        self.output.say(f"{_who(event)} is silent{_when(event)}: {event['reason']}")
+        self.output.say(f"{_name(event)} is silent{_when(event)}: {event['reason']}")
 
     def _dropped(self, event: dict[str, Any]) -> None:
         dropped = counted(event["connections"], "connection")
@@ -66,8 +66,7 @@ class FederationProgress(Bars):
     def _damaged(self, event: dict[str, Any]) -> None:
         self.output.say(event["reason"])
 
-    def _again(self, event: dict[str, Any]) -> None:
-        self.output.say(event["reason"])
+    _again = _damaged
 
     def _round(self, event: dict[str, Any]) -> None:
         name = "closing" if event.get("closing") else f"round {event['round']}"
@@ -86,7 +85,7 @@ class FederationProgress(Bars):
         self._state(self._doing)
         who = "" if closing else f"{counted(len(event['participants']), 'client')}{without}, "
         if distrusted := event.get("distrusted"):
-            who += f"uploads set aside in part or whole: {', '.join(distrusted)}, "
+            who += f"uploads set aside, in part or entirely: {', '.join(distrusted)}, "
         self.output.say(f"{name}: {who}{event['seconds']:.1f} s{f', {reached}' if reached else ''}")
 
     def _derived(self, event: dict[str, Any]) -> None:
@@ -104,25 +103,25 @@ class FederationProgress(Bars):
             self.output.say(f"{event['event']}: {facts}")
 
     def _state(self, doing: str) -> None:
-        """In the bar: who is here, what is being done, and the accuracy reached last."""
+        """Show in the bar how many clients are present, the current step, and the last accuracy."""
         self._doing = doing
         if self._bar is not None:
-            words = (f"{len(self._here)} here", doing, self._reached)
+            words = (f"{len(self._present)} present", doing, self._reached)
             self.bars.update(self._bar, state=", ".join(filter(None, words)))
 
 
 def _waiting_words(event: dict[str, Any]) -> str:
-    here, needed, seconds = len(event["present"]), event["needed"], event.get("seconds")
-    missing = ", ".join(map(str, event["missing"]))
+    present, needed, seconds = len(event["present"]), event["needed"], event.get("seconds")
+    clients, missing = f"{counted(present, 'client')} present", ", ".join(map(str, event["missing"]))
     if seconds is None:
-        return f"{counted(here, 'client')} here, {needed} needed; missing: {missing}"
-    if here >= needed:
-        return f"{counted(here, 'client')} here, which is enough; waiting {seconds} s more for: {missing}"
-    fewer = f", or for any {needed} after {seconds} s" if needed < here + len(event["missing"]) else ""
-    return f"{counted(here, 'client')} here; waiting for: {missing}{fewer}"
+        return f"{clients}, {needed} needed; missing: {missing}"
+    if present >= needed:
+        return f"{clients}, which is enough; waiting {seconds} s more for: {missing}"
+    fewer = f", or for any {needed} after {seconds} s" if needed < present + len(event["missing"]) else ""
+    return f"{clients}; waiting for: {missing}{fewer}"
 
 
-def _who(event: dict[str, Any]) -> str:
+def _name(event: dict[str, Any]) -> str:
     return f"client {event['client']}" if "client" in event else f"node {event.get('node')}"
 
 

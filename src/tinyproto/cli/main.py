@@ -213,7 +213,7 @@ def serve(
 ) -> None:
     """Coordinate a real federation over the network; clients take part with **tinyproto join**.
 
-    It runs on Flower, which needs an environment of its own (see docs/federation.md), and accepts clients with a
+    It runs on Flower, which needs an environment of its own (see docs/start/federation.md), and accepts clients with a
     registered key over TLS. Only the services that clients need are open to the network. Rounds continue when clients
     disappear, and wait when too few are connected. The run folder **runs/NAME** is like that of **tinyproto run**.
 
@@ -223,7 +223,7 @@ def serve(
     - tinyproto serve federation.yaml --listen 0.0.0.0:8443
     - tinyproto serve runs/federation --resume
     """
-    from tinyproto.federation.flower.processes import require_flower
+    from tinyproto.federation.flower import require_flower
 
     require_flower()
     output = Output(json=json, quiet=quiet, verbose=verbose)
@@ -246,10 +246,10 @@ def serve(
         raise ConfigError("name a CONFIG, such as the built-in config federation, or make keys with --init")
     if overwrite and resume:
         raise ConfigError("--resume continues a run and --overwrite replaces it; leave out one of them")
-    from tinyproto.cli.serve import Asked, serve_config
+    from tinyproto.cli.serve import ServeOptions, serve_config
 
     try:
-        serve_config(Asked(config, tuple(overrides or ()), runs, keys, listen, overwrite, resume), output)
+        serve_config(ServeOptions(config, tuple(overrides or ()), runs, keys, listen, overwrite, resume), output)
     except KeyboardInterrupt:
         raise Interrupted("--resume continues after the last completed round") from None
 
@@ -316,17 +316,17 @@ def join(
     - tinyproto join --server coordinator.example.org:8443 --client-id 0 --data images --model small_cnn_a
     - tinyproto join --server localhost:8443 --client-id 1 --share federation --model small_cnn_b
     """
-    from tinyproto.federation.flower.processes import require_flower
+    from tinyproto.federation.flower import require_flower
 
     require_flower()
-    from tinyproto.cli.join import Own, join_federation
+    from tinyproto.cli.join import JoinOptions, join_federation
 
-    own = Own(
+    options = JoinOptions(
         client_id, keys or Path("keys") / f"client-{client_id}", data, share, image_size, model, device,
         folder or Path("clients") / f"client-{client_id}", give_up,
     )  # fmt: skip
     try:
-        join_federation(server, own, Output(json=json, quiet=quiet))
+        join_federation(server, options, Output(json=json, quiet=quiet))
     except KeyboardInterrupt:
         raise Interrupted(f"client {client_id} resumes with the same command") from None
 

@@ -1,7 +1,7 @@
 """The presets: three readings of the paper, each with a value for all its open points; explicit keys override them.
 
 `sound` is an expert's choice, `reference` is closest to the runs behind the paper's tables, and `paper` is the printed
-text. `docs/algorithms.md` lists the points one by one.
+text. `docs/explain/algorithms.md` lists the points one by one.
 """
 
 from __future__ import annotations

@@ -296,7 +296,7 @@ class EvaluateSection(Section):
 
 
 class WireSection(Section):
-    """Messages and their value types; docs/bytes.md compares their costs."""
+    """Messages and their value types; docs/how-to/fewer_bytes.md compares their costs."""
 
     up: ValueName = Field("float32", description="value type of uploads")
     down: ValueName = Field("float32", description="value type of downloads")
@@ -315,7 +315,7 @@ class WireSection(Section):
 
 
 class RobustSection(Section):
-    """The server's defence against hostile clients; docs/security.md has measurements."""
+    """The server's defence against hostile clients; docs/explain/hostile_clients.md has measurements."""
 
     defence: DefenceName | Literal["auto"] = Field(
         "auto",
@@ -352,7 +352,7 @@ class CheckpointSection(Section):
 
 
 class FederationSection(Section):
-    """A real federation over a network, read by `tinyproto serve`; docs/federation.md explains how to run one."""
+    """A real federation over a network, read by `tinyproto serve`; docs/start/federation.md explains how to run one."""
 
     clients: Positive | None = Field(
         None, description="number of clients, with ids 0 … clients − 1; null: partition.num_clients"

@@ -135,8 +135,8 @@ def _blocks(num_classes: int, dim: int, cps_dim: int, random: _SplitMix) -> IntA
     length = dim // num_classes
     if length == 0 or cps_dim % length or cps_dim > length * num_classes:
         raise ValueError(
-            f"cps_dim: {dim} dimensions and {num_classes} classes make blocks of {length}, so {cps_dim} is impossible; "
-            "choose a multiple of the block length, or masks: balanced"
+            f"block masks of {dim} dimensions and {num_classes} classes have blocks of {length}, so cps_dim cannot be "
+            f"{cps_dim}; choose a multiple of the block length, or masks: balanced"
         )
     blocks = cps_dim // length
     chosen = np.zeros((num_classes, num_classes), dtype=np.int64)

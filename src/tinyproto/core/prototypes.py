@@ -84,7 +84,7 @@ class PackedRows(NamedTuple):
 
 @dataclass(frozen=True)
 class Message:
-    """What travels between a client and the server, before it becomes bytes: rows, named tensors and metrics."""
+    """The content of a frame before it becomes bytes: rows by class, named tensors and metrics."""
 
     rows: Prototypes | None = None  # (K, w); only the rows present travel
     tensors: Mapping[str, Tensor] = field(default_factory=dict)  # heads, auxiliary networks, factors

@@ -1,7 +1,7 @@
 """Partitions: which client holds which samples, and which of them it trains and tests on.
 
-The Dirichlet partition and the train/test split draw the same random numbers as the published runs (numpy's legacy
-generator, whose stream is frozen), so `seed=1` gives the paper's partitions entry for entry.
+The Dirichlet partition and the train/test split draw the same random numbers as the published runs, so `seed=1` gives
+the paper's partitions entry for entry. The generator is numpy's legacy one, whose stream is frozen.
 """
 
 from __future__ import annotations

@@ -269,12 +269,8 @@ class _Copy:
             self.pieces.append(piece)
 
 
-class _Rest(NamedTuple):
-    """The rest of a client's memory; tensors that are replaced rather than changed need no copy."""
-
-    state: State
-    local: Prototypes
-    received: Prototypes | None
+_Rest = tuple[State, Prototypes, Prototypes | None]
+"""The rest of a client's memory: `state`, `local`, `received`. What is replaced rather than changed needs no copy."""
 
 
 class LastGood:
@@ -299,9 +295,7 @@ class LastGood:
             [tensor for one in weights for tensor in one.tensors()],
         )
         self._rest = {
-            client.id: _Rest(
-                {name: tensor.clone() for name, tensor in client.state.items()}, client.local, client.received
-            )
+            client.id: ({name: tensor.clone() for name, tensor in client.state.items()}, client.local, client.received)
             for client in clients
         }
 
@@ -310,8 +304,8 @@ class LastGood:
         """Put a client back to the state kept last."""
         weights = self._of(client)
         torch._foreach_copy_(weights.tensors(), weights.before.views)
-        rest = self._rest[client.id]
-        client.state, client.local, client.received = dict(rest.state), rest.local, rest.received
+        state, client.local, client.received = self._rest[client.id]
+        client.state = dict(state)
 
     @torch.no_grad()
     def diverged(self, clients: Sequence[Client]) -> set[int]:

@@ -92,7 +92,7 @@ class EagerTrainer:
 
 
 class Sgd:
-    """Plain SGD as torch.optim.SGD takes it, without its bookkeeping, which would take as long as the step."""
+    """Plain SGD as in torch.optim.SGD, without its bookkeeping, which would take as long as the step."""
 
     def __init__(self, modules: nn.ModuleDict, groups: Sequence[ParamGroup]) -> None:
         self.modules = modules

@@ -53,6 +53,7 @@ class GraphedTrainer:
             raise
         except Exception as error:  # the first fit has changed nothing yet, so the eager trainer can take over
             if captured.completed:
+                error.add_note(f"while training {task.name}")
                 raise
             self.captured[key] = None
             self.notes.append(fallback_note(task, "without graphs", error))

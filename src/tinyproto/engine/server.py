@@ -89,7 +89,7 @@ class Answers(NamedTuple):
     refused: dict[int, WireError]
     gathered: Gathered | None = None
     trained: Sequence[int] = ()  # the clients whose uploads are valid, in order
-    classes: Mapping[int, Tensor] = {}  # (K,) by client: the classes of its upload, if downloads are limited to them
+    classes: Mapping[int, Tensor] = {}  # (K,) by client: classes of its upload, if only these are sent
     aside: Mapping[int, Message] = {}  # uploads kept out of `gathered`, since they may have to be dropped
 
     def after(self, evaluation: Answers) -> Answers:
@@ -120,9 +120,7 @@ class ServerRuntime:
         self.state: State = self.side.init(streams)
         self.infos: dict[int, ClientInfo] = {}
         self._believed: tuple[int, Mapping[int, ClientInfo]] = (0, {})  # for this many clients
-        self.held: dict[
-            int, Tensor
-        ] = {}  # (K,) by client: classes of its last upload, if downloads are limited to them
+        self.held: dict[int, Tensor] = {}  # (K,) by client: classes of its last upload, if only these are sent
 
     def greet(
         self, channel: Channel, clients: Sequence[int], meter: Meter, *, tolerant: bool = False
@@ -132,7 +130,7 @@ class ServerRuntime:
         Raise the first refusal unless `tolerant`; then refused clients are left out.
         """
         asked = dict.fromkeys(clients, Kind.HELLO)
-        answers = self._ask(channel, 0, asked, evaluated=(), purposes=dict.fromkeys(clients, "hello"), meter=meter)
+        answers = self._exchange(channel, 0, asked, evaluated=(), purposes=dict.fromkeys(clients, "hello"), meter=meter)
         refused = dict(answers.refused)
         for client, message in answers.messages.items():
             try:
@@ -163,10 +161,10 @@ class ServerRuntime:
             meter.count(_TRAINING, "down", client, self._frame(Kind.TRAIN, client, number, client in evaluated)[1])
         if not self.evaluates_apart or not evaluated:
             purposes = {client: purpose for client, purpose in purposes.items() if client not in dropped}
-            return self._ask(channel, number, evaluate | train, evaluated, purposes | trains, meter, late)
-        evaluation = self._ask(channel, number, evaluate, evaluated, purposes, meter)
+            return self._exchange(channel, number, evaluate | train, evaluated, purposes | trains, meter, late)
+        evaluation = self._exchange(channel, number, evaluate, evaluated, purposes, meter)
         left = {client: kind for client, kind in train.items() if client not in evaluation.refused}
-        return self._ask(channel, number, left, (), trains, meter, late).after(evaluation) if left else evaluation
+        return self._exchange(channel, number, left, (), trains, meter, late).after(evaluation) if left else evaluation
 
     def aggregate(self, round_: Round, answers: Answers) -> dict[int, WireError]:
         """Aggregate the uploads, or what was gathered of them, to the next state.
@@ -232,7 +230,7 @@ class ServerRuntime:
         """Return the hyper-parameters that the algorithm derives in a round with these participants."""
         return self.algorithm.derived([self.believed[client] for client in participants])
 
-    def _ask(
+    def _exchange(
         self, channel: Channel, round_number: int, asked: Mapping[int, Kind], evaluated: Collection[int],
         purposes: Mapping[int, Purpose], meter: Meter, late: Collection[int] = (),
     ) -> Answers:  # fmt: skip

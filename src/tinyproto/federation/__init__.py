@@ -1,5 +1,5 @@
-"""A real federation on Flower: the same algorithms, engine and frames as a simulation, between processes and machines.
+"""A real federation: the algorithms, engine and frames of a simulation, between processes and machines.
 
-Only `client_app.py` and `server_app.py`, Flower's entry points, and `channel.py` know Flower; the extra `flower`
-installs it.
+`terms` is what both ends agree on, `coordinator` and `channel` the server's end, `member` a client's. They know no
+transport: a package beside them, as `flower`, implements `channel.Transport` and hands messages to `member.respond`.
 """

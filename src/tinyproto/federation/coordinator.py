@@ -1,16 +1,13 @@
-"""A federation from the coordinator's chair: rounds with whoever is here, a checkpoint after each, a run folder.
+"""The coordinator of a federation: rounds with the clients that are present, a checkpoint after each, a run folder.
 
-The run folder is a simulation's: config.yaml, environment.json, rounds.jsonl, timings.jsonl, summary.json, checkpoint/;
-and `progress.jsonl`, where everything that happens is told as it happens.
+The run folder has the files of a simulation (config.yaml, environment.json, rounds.jsonl, timings.jsonl, summary.json,
+checkpoint/) and `progress.jsonl`, which lists every event as it happens.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -24,42 +21,28 @@ from tinyproto.engine.participation import participant_count, plan_round
 from tinyproto.engine.round import play_round
 from tinyproto.engine.training import make_trainer
 from tinyproto.errors import RunFolderError
-from tinyproto.federation.files import ServeFile
-from tinyproto.federation.flower.channel import BelowQuorum, FlowerChannel
+from tinyproto.federation.channel import BelowQuorum, FederationChannel, Pace, Transport
 from tinyproto.federation.journal import Journal
-from tinyproto.federation.roster import Clock
-from tinyproto.federation.terms import agree, offered_terms
+from tinyproto.federation.terms import ServeFile, agree, offered_terms
 from tinyproto.memory import PeakMemory
 from tinyproto.tracking.environment import environment
 from tinyproto.tracking.recorder import CellRecorder, newest_checkpoint
 from tinyproto.tracking.run_folder import SERVE_FILE, RunFolder
 from tinyproto.tracking.summary import RoundResult
 
-if TYPE_CHECKING:
-    from flwr.serverapp import Grid
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How time passes, which tests have another notion of."""
-
-    clock: Clock = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-    poll: float = 0.5
-
 
 class Coordinator:
-    """Plays a federation into its run folder, from its newest checkpoint or from the start."""
+    """Runs a federation into its run folder, from the start or from the newest checkpoint."""
 
-    def __init__(self, path: Path, grid: Grid, pace: Pace | None = None) -> None:
+    def __init__(self, path: Path, transport: Transport, pace: Pace | None = None) -> None:
         pace = pace or Pace()
-        asked = ServeFile.read(path)
-        self.config = parse_config(asked.config, source=str(path / SERVE_FILE))
-        self.resume = asked.resume
+        served = ServeFile.read(path)
+        self.config = parse_config(served.config, source=str(path / SERVE_FILE))
+        self.resume = served.resume
         self.folder = RunFolder(path)
         self.journal = Journal(path / "progress.jsonl")
         model = self.config.model
-        self.terms = offered_terms(self.config, asked.federation)
+        self.terms = offered_terms(self.config, served.federation)
         self.agreement = agree(self.terms, model.models)
         self.device = resolve_device(model.train.device)
         self.peak_memory = PeakMemory(torch.device(self.device))
@@ -67,21 +50,20 @@ class Coordinator:
         setup = self.agreement.setup
         trainer = make_trainer("eager", torch.device(self.device), model.train.precision)
         self.server = setup.server(trainer, self.stopwatch, self._defence())
-        self.channel = FlowerChannel(
-            grid, self.terms, setup.expectation, self.journal, quorum=model.federation.quorum,
-            deadline=model.federation.deadline, keys=asked.public_keys(), clock=pace.clock, sleep=pace.sleep,
-            poll=pace.poll,
+        self.channel = FederationChannel(
+            transport, self.terms, setup.expectation, self.journal, quorum=model.federation.quorum,
+            deadline=model.federation.deadline, keys=served.public_keys(), pace=pace,
         )  # fmt: skip
 
     def _defence(self) -> Defence:
-        """What is believed of clients who are not ours; `auto` guards where the algorithm can be guarded."""
+        """Return the defence against clients that are not ours; `auto` guards every algorithm that can be guarded."""
         model, algorithm = self.config.model, self.agreement.setup.algorithm
         participants = participant_count(self.terms.clients, model.train.participation)
         otherwise: DefenceName = "none" if algorithm.tensor_parts else "guard"
         return build_defence(self.agreement.cell, algorithm, model.robust, otherwise, participants)
 
     def run(self) -> None:
-        """All rounds that are left, the closing exchange, and the summary."""
+        """Run the remaining rounds and the closing exchange, and write the summary."""
         if self.folder.read_results():
             self.journal.tell("finished", rounds=self.terms.train.rounds)
             return
@@ -104,11 +86,11 @@ class Coordinator:
         self.journal.tell("finished", rounds=total)
 
     def _begin(self) -> CellRecorder:
-        """Put state and files where the newest intact checkpoint was taken."""
+        """Restore state and files from the newest intact checkpoint."""
         folder = self.folder
         checkpoint = newest_checkpoint(folder, remedy="start another federation")
         if checkpoint is not None and not self.resume:
-            raise RunFolderError(f"{folder.path} holds a federation that is under way; --resume goes on with it")
+            raise RunFolderError(f"{folder.path} holds a federation that is under way; --resume continues it")
         next_round = 1 if checkpoint is None else checkpoint.position.next_round
         recorder = CellRecorder(folder, self._begun_with, self.agreement.cell.identity, self.server)
         recorder.resume(checkpoint, lambda words: self.journal.tell("damaged", reason=words, round=next_round))
@@ -120,27 +102,27 @@ class Coordinator:
 
     @property
     def _begun_with(self) -> dict[str, Any]:
-        """What must not change while it is under way; with another token, clients would start anew."""
+        """Return what must not change between runs; with another token, clients would start again."""
         return {**self.config.resolved(), "token": self.terms.federation}
 
     def _gather(self, hellos: Meter, *, everyone: bool) -> list[int]:
-        """Wait until enough members are here, and greet those whom the server does not know yet.
+        """Wait until enough clients are present, and greet those the server does not know yet.
 
-        At the start all members are waited for, when it goes on all who had a part in it, but no longer than a round's
-        deadline where a quorum is there. What is waited for is told as often as it changes.
+        With `everyone`, wait for all members (on resume: all that took part before), but at most for a round's deadline
+        once a quorum is present. Tell each change of what is waited for.
         """
         end = self.stopwatch.now() + self.channel.deadline
         told: tuple[bool, bool] | None = None
         roster = self.channel.roster
         needed = self.channel.needed(len(roster.members))
-        everybody = set(roster.members).intersection(self.server.infos) or set(roster.members)
+        expected = set(roster.members).intersection(self.server.infos) or set(roster.members)
         while True:
             self.channel.look_around()
             self._greet(hellos)
             present = [client for client in roster.present if client in self.server.infos]
             left = end - self.stopwatch.now()
             patient, enough = everyone and left > 0, len(present) >= needed
-            absent = sorted(everybody - set(present)) if patient else []
+            absent = sorted(expected - set(present)) if patient else []
             if enough and not absent:
                 return present
             if told != (patient, enough):
@@ -156,24 +138,20 @@ class Coordinator:
             self.channel.tell_refused(refused)
             for client, error in refused.items():
                 node = self.channel.roster.nodes.get(client)
-                if node is not None:  # else it has been forgotten, and is greeted anew
+                if node is not None:  # else the roster has forgotten it, and it is greeted again
                     self.channel.roster.stalled(node)
                     self.channel.roster.refuse(node, client, str(error))
 
     def _play(self, round_: Round, hellos: Meter) -> RoundResult:
-        """One round; below the quorum it is asked again, of those who are here then."""
+        """Run one round; below the quorum, ask again the clients that are present then."""
         start = self.stopwatch.now()
         model = self.config.model
         while True:
             present = self._gather(hellos, everyone=False)
             plan = plan_round(
-                present,
-                round_,
-                model.train.participation,
-                model.evaluate.every,
-                model.evaluate.clients,
+                present, round_, model.train.participation, model.evaluate.every, model.evaluate.clients,
                 self.server.streams,
-            )
+            )  # fmt: skip
             self.journal.tell("round", round=round_.number, of=round_.total, closing=plan.closing or None,
                               participants=list(plan.participants), evaluated=sorted(plan.evaluated))  # fmt: skip
             self.channel.participants = len(plan.participants)

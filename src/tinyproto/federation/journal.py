@@ -1,4 +1,4 @@
-"""What happens in a federation, line by line, for people and for whoever shows progress."""
+"""`progress.jsonl`: the events of a federation, one JSON object a line, for people and for progress displays."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ from tinyproto.tracking.run_folder import append_atomic
 
 
 class Journal:
-    """Appends one JSON object per event to a file; an event that cannot be written stops nothing."""
+    """Appends events to a file; an event that cannot be written is lost and stops nothing."""
 
     def __init__(self, file: Path, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self.file = file
         self._now = now
 
     def tell(self, event: str, **facts: Any) -> None:
-        """One line: when, what, and the facts that are not None."""
+        """Append one event with the time and the facts that are not None."""
         known = {key: value for key, value in facts.items() if value is not None}
         line = {"time": self._now().isoformat(timespec="milliseconds"), "event": event, **known}
         with suppress(OSError):
             self._append(json.dumps(line).encode() + b"\n")
 
     def _append(self, line: bytes) -> None:
-        """The whole line or nothing of it, on a line of its own whatever a crash left before it."""
+        """Append all of a line or none of it, and start a new line if a crash left half of one.
+
+        The lock is the file's own (filelock needs a second file), so that a failed write cuts off no other process's.
+        """
         with self.file.open("a+b", buffering=0) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # what another process adds meanwhile must not be cut off with ours
+            fcntl.flock(file, fcntl.LOCK_EX)
             end = file.seek(0, os.SEEK_END)
             if end:
                 file.seek(end - 1)
@@ -40,24 +43,21 @@ class Journal:
 
 
 class Follower:
-    """Gives each event once, in order; those that are there at the start are of the past."""
+    """Reads a journal while other processes write it; events that exist at the start are past events."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self._read = file.stat().st_size if file.is_file() else 0
-
-        self._past = self._read
+        self._read = self._past = file.stat().st_size if file.is_file() else 0
 
     def past(self) -> list[dict[str, Any]]:
-        """What was there at the start."""
+        """Return the events that existed at the start."""
         return _events(self._bytes(0, self._past))
 
     def new(self) -> list[dict[str, Any]]:
-        """What was added since; a line that is not whole yet comes later, one that is no event is passed over."""
-        whole, _, _ = self._bytes(self._read).rpartition(b"\n")
-        if whole:
-            self._read += len(whole) + 1
-        return _events(whole)
+        """Return the events added since the last call; skip lines that are no event, leave a half line for later."""
+        complete, newline, _ = self._bytes(self._read).rpartition(b"\n")
+        self._read += len(complete) + len(newline)
+        return _events(complete)
 
     def _bytes(self, begin: int, length: int = -1) -> bytes:
         try:
@@ -69,12 +69,10 @@ class Follower:
 
 
 def _events(lines: bytes) -> list[dict[str, Any]]:
-    return [event for line in lines.split(b"\n") if (event := _event(line)) is not None]
-
-
-def _event(line: bytes) -> dict[str, Any] | None:
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) and isinstance(found.get("event"), str) else None
+    found = []
+    for line in lines.split(b"\n"):
+        with suppress(ValueError):
+            event = json.loads(line)
+            if isinstance(event, dict) and isinstance(event.get("event"), str):
+                found.append(event)
+    return found

@@ -1,17 +1,24 @@
-"""A client of a federation, without Flower: bytes in, bytes out, everything that lasts on disk.
+"""A client of a federation, whatever carries its messages: values in, values out, everything that lasts on disk.
 
-In deployment every message is a process of its own, so a member is built from its folder each time: `join.json` says
-where its data is and which network it has, `state/FEDERATION/` holds the terms it accepted and what it has become.
+Each message may come in a process of its own, so `respond` builds the member from its folder each time: `join.json`
+says where its data is and which network it has; `state/FEDERATION/` holds the accepted terms and the client's state.
 """
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
+import safetensors
 import torch
+from filelock import FileLock
 from pydantic import Field
+from torch import Tensor
 
 from tinyproto.algorithms.base import Client, ClientInfo
 from tinyproto.builder import resolve_device
@@ -20,35 +27,92 @@ from tinyproto.core.streams import one_thread
 from tinyproto.data.images import FederatedData
 from tinyproto.engine.measure import Stopwatch
 from tinyproto.engine.training import make_trainer
-from tinyproto.errors import ModelError, WireError, one_line
-from tinyproto.federation.client_data import OwnDataSection, own_data
-from tinyproto.federation.files import read_section
-from tinyproto.federation.member_state import Kept, MemberFiles
-from tinyproto.federation.refusal import Refusal
-from tinyproto.federation.terms import Agreement, accepted_terms
+from tinyproto.errors import DamagedError, ModelError, TinyProtoError, WireError, one_line
+from tinyproto.federation.client_data import ClientDataSection, client_data
+from tinyproto.federation.journal import Journal
+from tinyproto.federation.refusals import NOTICE, Refusal, Values, printable, read_notice
+from tinyproto.federation.terms import Agreement, accepted_terms, read_section
 from tinyproto.models import build_model, rehearse_training
-from tinyproto.storage.client_files import put_back
+from tinyproto.storage.client_files import parts_of, put_back
+from tinyproto.storage.tensor_files import disk_words, host_copy, load_sealed, save_sealed, sealed_facts
+from tinyproto.tracking.run_folder import write_atomic
 from tinyproto.wire.frame import Kind, unpack
 from tinyproto.wire.validate import open_frame
 
-ASKED = (Kind.HELLO, Kind.TRAIN, Kind.EVALUATE)
+ORDER = {Kind.HELLO: 0, Kind.EVALUATE: 1, Kind.TRAIN: 2}
+"""Kinds of frames in the order in which a round asks for them."""
+
+_UNREADABLE = (DamagedError, KeyError, ValueError)
+
+
+def respond(
+    folder: Path, client: int, topic: Literal["hello", "notice", "frame"], asked: Mapping[str, object]
+) -> Values:
+    """Return the reply to a coordinator's message, or a short code for whatever went wrong.
+
+    The sentence, or the traceback of a bug, goes to `progress.jsonl` in the client's folder and never onto the network.
+    """
+    journal = Journal(folder / "progress.jsonl")
+    handlers = {"hello": _accept, "notice": _note, "frame": _answer}
+    try:
+        return handlers[topic](Member(folder, client), asked, journal)
+    except Refusal as refusal:
+        journal.tell("refused", code=refusal.code, reason=str(refusal))
+        return {"error": refusal.code, "client-id": client}
+    except TinyProtoError as error:
+        journal.tell("failed", reason=str(error))
+        return {"error": "failed", "client-id": client}
+    except Exception:
+        journal.tell("failed", reason=traceback.format_exc())
+        traceback.print_exc()
+        return {"error": "failed"}
+
+
+def _accept(member: Member, asked: Mapping[str, object], journal: Journal) -> Values:
+    federation = member.hello(str(asked["terms"]))
+    journal.tell("joined", federation=federation)
+    return {"client-id": member.client, "federation": federation}
+
+
+def _note(member: Member, asked: Mapping[str, object], journal: Journal) -> Values:  # noqa: ARG001
+    code, words = printable(asked["code"]), printable(asked["words"])
+    if "kind" in asked:
+        journal.tell("refused", **read_notice(asked))
+    else:
+        journal.tell("refused", code=code, reason=f"the coordinator says: {words}")
+    return {}
+
+
+def _answer(member: Member, asked: Mapping[str, object], journal: Journal) -> Values:
+    if f"{NOTICE}words" in asked:  # about an earlier answer
+        told = {name.removeprefix(NOTICE): value for name, value in asked.items() if name.startswith(NOTICE)}
+        journal.tell("refused", **read_notice(told))
+    frame = asked["frame"]
+    assert isinstance(frame, bytes)
+    reply = member.answer(str(asked["federation"]), frame)
+    header, _ = unpack(reply)
+    facts = {"round": header.round_number, "rounds": member.rounds, "kind": header.kind.name.lower()}
+    journal.tell("answered", **facts, bytes=len(reply))
+    if header.round_number > member.rounds:
+        journal.tell("finished", rounds=member.rounds)
+    return {"frame": reply}
 
 
 class JoinFile(Section):
-    """`join.json` in a client's folder: what is the client's own."""
+    """`join.json` in a client's folder: the client's data, network and device."""
 
-    data: OwnDataSection
+    data: ClientDataSection
     model: str = Field(description="a registered network, or a dotted path package.module:factory")
     device: str = "cpu"
 
     @classmethod
     def read(cls, folder: Path) -> JoinFile:
-        """Checked strictly."""
+        """Read it from a client's folder."""
         return read_section(cls, folder / "join.json")
 
 
 class Member:
-    """Client `client` of whichever federation asks it."""
+    """Client `client` of any federation that asks it."""
 
     def __init__(self, folder: Path, client: int) -> None:
         self.folder = folder
@@ -58,7 +122,7 @@ class Member:
         self.rounds = 0  # of the federation last answered
 
     def hello(self, text: str) -> str:
-        """Look at a federation's terms and accept them, which is remembered; its token. Or a Refusal says why not."""
+        """Accept a federation's terms, store them and return its token; raise Refusal if they do not fit."""
         agreement = accepted_terms(text, self.join.model)
         terms = agreement.terms
         if self.client >= terms.clients:
@@ -69,26 +133,26 @@ class Member:
                 rehearse_training(build_model(self.join.model, shape, seed=0), self.join.model, shape)
         except ModelError as error:
             raise Refusal("model", str(error)) from error
-        own_data(self.join.data, self.client, terms)
+        client_data(self.join.data, self.client, terms)
         files = self._files(terms.federation)
-        with files.alone():
+        with files.locked():
             files.check_model(self.join.model)
             if files.read_terms() != text:
                 files.write_terms(text)
         return terms.federation
 
     def answer(self, federation: str, frame: bytes) -> bytes:
-        """The reply to a frame of a federation whose terms were accepted.
+        """Return the reply to a frame of a federation whose terms were accepted.
 
-        Asked again for either of the last two rounds it did, the client returns the same bytes and does nothing; what
-        lies before that is refused. The state on disk changes after a round is done, or not at all.
+        Asked again for one of its last two rounds, the client returns the same bytes and does nothing else; it refuses
+        older rounds. The state on disk changes after a round is complete, or not at all.
         """
         if not federation.isalnum():
-            raise Refusal("unknown", f"{federation!r} is no federation's token")
+            raise Refusal("unknown", f"{federation!r} is not a federation's token")
         files = self._files(federation)
         if not files.terms.is_file():
-            raise Refusal("unknown", f"nobody has said hello for the federation {federation}")
-        with files.alone(), one_thread():
+            raise Refusal("unknown", f"no hello was received for federation {federation}")
+        with files.locked(), one_thread():
             agreement = accepted_terms(files.read_terms() or "", self.join.model)
             self.rounds = agreement.terms.train.rounds
             try:
@@ -99,39 +163,30 @@ class Member:
     def _answer(self, files: MemberFiles, agreement: Agreement, frame: bytes) -> bytes:
         asked, _ = unpack(frame)
         files.check_model(self.join.model)
-        kept = files.load()
-        if kept is not None and asked.kind in ASKED and kept.is_past(asked.round_number, asked.kind):
-            open_frame(frame, agreement.setup.expectation, self.client, round_number=None, kinds=ASKED)
+        saved = files.load()
+        if saved is not None and asked.kind in ORDER and saved.includes(asked.round_number, asked.kind):
+            open_frame(frame, agreement.setup.expectation, self.client, round_number=None, kinds=tuple(ORDER))
             if asked.kind is not Kind.HELLO:
-                return _said_before(kept, asked.round_number, asked.kind)
-        own = _Own(self, agreement, own_data(self.join.data, self.client, agreement.terms), kept)
-        runtime = agreement.setup.clients(own, make_trainer("eager", self.device), Stopwatch(lambda: 0.0))
+                return saved.reply(asked.round_number, asked.kind)
+        clients = OneClient(self, agreement, client_data(self.join.data, self.client, agreement.terms), saved)
+        runtime = agreement.setup.clients(clients, make_trainer("eager", self.device), Stopwatch(lambda: 0.0))
         reply = runtime.handle({self.client: frame})[self.client]
         if asked.kind is not Kind.HELLO:
-            files.save(own[self.client], self.join.model, asked.round_number, asked.kind, reply, kept)
+            files.save(clients[self.client], self.join.model, asked.round_number, asked.kind, reply, saved)
         return reply
 
     def _files(self, federation: str) -> MemberFiles:
         return MemberFiles(self.folder / "state" / federation, self.client)
 
 
-def _said_before(kept: Kept, round_number: int, kind: Kind) -> bytes:
-    reply = kept.reply(round_number, kind)
-    if reply is not None:
-        return reply
-    raise Refusal(
-        "stale", f"asked to {kind.name.lower()} in round {round_number}, but round {kept.round_number} is done already"
-    )
-
-
 @dataclass
-class _Own:
-    """The one client that is here, as the engine asks for clients; its network is built when it is first needed."""
+class OneClient:
+    """The engine's collection of clients with this one client in it; its network is built on first use."""
 
     member: Member
     agreement: Agreement
     data: FederatedData
-    kept: Kept | None
+    saved: SavedState | None
 
     def __contains__(self, client: object) -> bool:
         return client == self.member.client
@@ -141,12 +196,12 @@ class _Own:
         return self._client
 
     def info(self, client: int) -> ClientInfo:
-        """Sizes."""
+        """Return the client's sizes."""
         counts = self._counts
         return ClientInfo(client, len(self.data.shares[0].train), int(counts.sum()), int((counts > 0).sum()))
 
     @property
-    def _counts(self) -> torch.Tensor:
+    def _counts(self) -> Tensor:
         return self.data.counted(self.agreement.terms.prototypes.counted_samples)[0]
 
     @cached_property
@@ -154,11 +209,132 @@ class _Own:
         placed, model = self.data.to(self.member.device), self.member.join.model
         samples = (placed.train(0), placed.test(0))
         client = self.agreement.setup.new_client(self.member.client, model, model, samples, self._counts)
-        if self.kept is not None:
+        if self.saved is not None:
             try:
-                put_back(client, self.kept.parts)
-            except (RuntimeError, KeyError) as error:  # a network of the same name has other parameters by now
+                put_back(client, self.saved.parts)
+            except (RuntimeError, KeyError) as error:  # a network of the same name with other parameters
                 raise Refusal(
-                    "model", f"the state that is kept does not fit the network {model!r} any more: {one_line(error)}"
+                    "model", f"the saved state does not fit the network {model!r}, which has changed: {one_line(error)}"
                 ) from error
         return client
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """A client after its last round: its parts, and its replies in that round and in the one before.
+
+    A coordinator whose newest checkpoint is damaged repeats the round before the one that its clients are in.
+    """
+
+    parts: Mapping[str, Mapping[str, Tensor]]
+    replies: Mapping[tuple[int, Kind], bytes]  # by round and kind of frame
+
+    def includes(self, round_number: int, kind: Kind) -> bool:
+        """Return whether the client has already done what a frame asks for."""
+        return (round_number, ORDER[kind]) <= max((number, ORDER[done]) for number, done in self.replies)
+
+    def reply(self, round_number: int, kind: Kind) -> bytes:
+        """Return the reply of an earlier round; raise Refusal if it is no longer kept."""
+        if (round_number, kind) not in self.replies:
+            last = max(number for number, _ in self.replies)
+            raise Refusal("stale", f"asked to {kind.name.lower()} in round {round_number} after completing {last}")
+        return self.replies[round_number, kind]
+
+
+class MemberFiles:
+    """The files of one client in one federation: `state/FEDERATION/`."""
+
+    def __init__(self, folder: Path, client: int) -> None:
+        self.folder = folder
+        self.client = client
+        self.state = folder / f"client-{client}.safetensors"
+        self.terms = folder / "terms.json"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Let no other process answer for this client meanwhile: asked twice at once, the second finds the reply."""
+        try:
+            for folder in (self.folder.parent, self.folder):  # private: the state was learnt from the client's data
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = FileLock(self.folder / "lock").acquire()
+        except OSError as error:
+            raise _no_space(self.folder, error) from error
+        with lock:
+            yield
+
+    def read_terms(self) -> str | None:
+        """Return the accepted terms; None before the hello."""
+        try:
+            return self.terms.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise Refusal("state", f"cannot read {self.terms}: {one_line(error)}") from error
+
+    def write_terms(self, text: str) -> None:
+        """Store the accepted terms."""
+        try:
+            write_atomic(self.terms, text)
+        except OSError as error:
+            raise _no_space(self.terms, error) from error
+
+    def load(self) -> SavedState | None:
+        """Read the client's state; None before its first round."""
+        if not self.state.is_file():
+            return None
+        replies: dict[tuple[int, Kind], bytes] = {}
+        try:
+            facts, tensors = load_sealed(self.state)
+            parts: dict[str, dict[str, Tensor]] = {part: {} for part in facts["parts"]}
+            for name, tensor in tensors.items():
+                part, _, key = name.partition("/")
+                if part == "reply":
+                    number, _, kind = key.partition("/")
+                    replies[int(number), Kind[kind]] = tensor.numpy().tobytes()
+                else:
+                    parts[part][key] = tensor
+            return SavedState(parts, replies)
+        except _UNREADABLE as error:
+            raise self._damaged(error) from error
+
+    def check_model(self, model: str) -> None:
+        """Raise Refusal if the saved state is of another network."""
+        if not self.state.is_file():
+            return
+        try:
+            had = sealed_facts(self.state)["model"]
+        except _UNREADABLE as error:
+            raise self._damaged(error) from error
+        if had != model:
+            raise Refusal(
+                "model",
+                f"{self.state} is of the network {had!r}, not of {model!r}; use --model {had}, or remove the file to "
+                "start again",
+            )
+
+    def _damaged(self, error: Exception) -> Refusal:
+        what = str(error) if isinstance(error, DamagedError) else f"{self.state} is damaged ({one_line(error)})"
+        return Refusal("state", f"{what}; remove it, and the client starts again")
+
+    def save(
+        self, client: Client, model: str, round_number: int, kind: Kind, reply: bytes, before: SavedState | None
+    ) -> None:
+        """Write the client's changing parts and the replies of its last two rounds atomically."""
+        replies = {**(before.replies if before is not None else {}), (round_number, kind): reply}
+        last_two = sorted({number for number, _ in replies})[-2:]
+        parts = parts_of(client)
+        tensors = {f"{part}/{key}": host_copy(value) for part, values in parts.items() for key, value in values.items()}
+        for (number, asked), frame in replies.items():
+            if number in last_two:
+                name = f"reply/{number}/{asked.name}"
+                tensors[name] = torch.frombuffer(bytearray(frame), dtype=torch.uint8)
+        try:
+            save_sealed(self.state, tensors, {"client": self.client, "model": model, "parts": list(parts)})
+        except (OSError, safetensors.SafetensorError) as error:
+            raise _no_space(self.state, error) from error
+
+
+def _no_space(path: Path, error: Exception) -> Refusal:
+    return Refusal(
+        "no-space", f"cannot write {path}: {disk_words(error)}; free some space, and the round is asked again"
+    )

@@ -1,8 +1,8 @@
-"""The terms of a federation: what a coordinator tells a client in the hello, and what both make of them.
+"""The terms of a federation, which a coordinator sends in the hello, and `serve.json`, which starts a coordinator.
 
-They are a JSON object. Either side builds algorithm and expectation from it with the same function, and their digests
-have to be equal. A client never imports anything that the terms name: algorithms and auxiliary networks go by
-registered names, and the client's own network is the client's own affair.
+Terms are a JSON object. Both sides build algorithm and expectation from it with the same function, and their digests
+must be equal. A client imports nothing that the terms name: algorithms and auxiliary networks have registered names,
+and each client chooses its own network.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, ValidationError
 
@@ -25,20 +26,22 @@ from tinyproto.config.schema import Positive, PresetName, PrototypesSection, Sec
 from tinyproto.core.task import LastBatch
 from tinyproto.data.sources import SOURCES
 from tinyproto.errors import ConfigError, TinyProtoError
-from tinyproto.federation.files import first_fault
-from tinyproto.federation.refusal import Refusal
+from tinyproto.federation.refusals import Refusal
 from tinyproto.models import ModelEntry
+from tinyproto.tracking.run_folder import SERVE_FILE, write_atomic
 from tinyproto.wire.frame import VERSION
+
+S = TypeVar("S", bound=Section)
 
 
 def new_token() -> str:
-    """What tells one federation from another; made when it begins, and kept when it is resumed."""
+    """Return a token that identifies one federation; it is made at the start and kept on resume."""
     return secrets.token_hex(16)
 
 
 def _token(text: str) -> str:
     if not re.fullmatch("[0-9a-f]{32}", text):
-        raise ValueError("32 hexadecimal digits are needed")
+        raise ValueError("expected 32 hexadecimal digits")
     return text
 
 
@@ -46,7 +49,7 @@ Token = Annotated[str, AfterValidator(_token)]
 
 
 class TrainTerms(Section):
-    """Of the section `train`, what clients have to do alike."""
+    """The keys of section `train` that must be equal on every client."""
 
     rounds: Positive
     local_epochs: Positive
@@ -58,7 +61,7 @@ class TrainTerms(Section):
 
 
 class Terms(Section):
-    """All that a client has to know beforehand."""
+    """Everything a client must know before its first round."""
 
     protocol: int
     federation: Token
@@ -75,13 +78,13 @@ class Terms(Section):
     seed: Seed
 
     def text(self) -> str:
-        """As it travels."""
+        """Return the terms as they travel."""
         return self.model_dump_json()
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What either side has built from the terms."""
+    """The objects that both sides build from the terms."""
 
     terms: Terms
     cell: Cell
@@ -89,7 +92,7 @@ class Agreement:
 
 
 def agree(terms: Terms, networks: Sequence[ModelEntry]) -> Agreement:
-    """Build what both sides share under these terms, with the networks that this side knows: a client its own."""
+    """Build algorithm and expectation from the terms and the networks this side knows (a client knows its own)."""
     config = parse_config(
         {
             "preset": terms.preset,
@@ -107,11 +110,11 @@ def agree(terms: Terms, networks: Sequence[ModelEntry]) -> Agreement:
 
 
 def offered_terms(config: Config, token: str) -> Terms:
-    """A coordinator's terms from its config; what no federation can do is an error that says so."""
+    """Return a coordinator's terms for its config; raise ConfigError if a federation cannot run that config."""
     model = config.model
     if len(config.algorithms) != 1 or len(model.seeds) != 1:
         raise ConfigError(
-            "a federation runs one algorithm with one seed; choose them, such as with "
+            "a federation runs one algorithm with one seed; choose them, for example "
             f"algorithms=[{config.algorithms[0].reference}] seeds=[{model.seeds[0]}]"
         )
     (entry,) = config.algorithms
@@ -127,8 +130,8 @@ def offered_terms(config: Config, token: str) -> Terms:
     dotted = _dotted(algorithm)
     if dotted is not None:
         raise ConfigError(
-            f"algorithm {entry.label}: {dotted!r} is a dotted path, which no client imports for a coordinator; in a "
-            "federation algorithms and auxiliary networks are registered ones"
+            f"algorithm {entry.label}: {dotted!r} is a dotted path, and clients import nothing for a coordinator; use "
+            "a registered algorithm and auxiliary network"
         )
     terms = Terms(
         protocol=VERSION,
@@ -149,15 +152,15 @@ def offered_terms(config: Config, token: str) -> Terms:
 
 
 def members(config: Config) -> int:
-    """How many there are."""
+    """Return the number of clients; raise ConfigError if the config does not say it."""
     found = config.model.federation.clients or config.model.partition.num_clients
     if found is None:
-        raise ConfigError("federation.clients has to say how many members there are")
+        raise ConfigError("federation.clients is missing; set it to the number of clients")
     return found
 
 
 def accepted_terms(text: str, model: str) -> Agreement:
-    """What a client with this network makes of the terms it is offered; a Refusal says why it does not take them."""
+    """Return what a client with this network builds from offered terms; raise Refusal if it does not accept them."""
     terms = _read(text)
     dotted = _dotted(terms.algorithm)
     if dotted is not None:
@@ -169,9 +172,9 @@ def accepted_terms(text: str, model: str) -> Agreement:
     if found.setup.expectation.digest.hex() != terms.digest:
         raise Refusal(
             "digest",
-            f"the coordinator's digest of the federation is {terms.digest}, ours is "
-            f"{found.setup.expectation.digest.hex()}: the two ends differ in release, or network {model!r} has other "
-            "parameters where parameters are averaged",
+            f"the coordinator's digest of the federation is {terms.digest}, this client's is "
+            f"{found.setup.expectation.digest.hex()}; install the same release on both ends, and where parameters are "
+            f"averaged use the coordinator's network instead of {model!r}",
         )
     return found
 
@@ -180,12 +183,12 @@ def _read(text: str) -> Terms:
     try:
         values = json.loads(text)
     except ValueError as error:
-        raise Refusal("terms", f"the coordinator's terms are no JSON: {error}") from error
+        raise Refusal("terms", f"the coordinator's terms are not JSON: {error}") from error
     protocol = values.get("protocol") if isinstance(values, dict) else None
     if protocol != VERSION:
         raise Refusal(
             "protocol",
-            f"the coordinator speaks version {protocol!r} of the protocol, this client version {VERSION}; install the "
+            f"the coordinator uses version {protocol!r} of the protocol, this client version {VERSION}; install the "
             "same release of tinyproto on both ends",
         )
     try:
@@ -195,27 +198,60 @@ def _read(text: str) -> Terms:
 
 
 def _dotted(algorithm: Mapping[str, Any]) -> Any | None:
-    """What of an algorithm's entry is a path to something to import, or not even text or a number."""
-    values = algorithm.values()
-    return next(
-        (
-            value
-            for value in values
-            if (isinstance(value, str) and ":" in value) or not isinstance(value, str | int | float | None)
-        ),
-        None,
-    )
+    """Return a value of an algorithm's entry that is an import path, or neither text nor number; else None."""
+    for value in algorithm.values():
+        if (isinstance(value, str) and ":" in value) or not isinstance(value, str | int | float | None):
+            return value
+    return None
 
 
 def _sizes(config: Config) -> tuple[int, tuple[int, ...]]:
-    """K and (C, H, W)."""
+    """Return K and (C, H, W)."""
     section, data = config.model.federation, config.model.data
     known_classes, known_shape = SOURCES[data.name].always or (None, None)
     classes = section.num_classes or (len(section.classes) if section.classes else data.first_classes or known_classes)
     shape = tuple(section.input_shape) if section.input_shape else known_shape
-    for key, value in (("num_classes", classes), ("input_shape", shape)):
-        if value is None:
-            raise ConfigError(f"federation.{key} has to be given: the dataset {data.name!r} can have any")
-    assert classes is not None
-    assert shape is not None
+    if classes is None or shape is None:
+        key = "num_classes" if classes is None else "input_shape"
+        raise ConfigError(f"federation.{key} is missing; set it, since the dataset {data.name!r} does not fix it")
     return classes, shape
+
+
+def first_fault(error: ValidationError) -> str:
+    """Return the first invalid place of a JSON object and what is wrong there."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
+def read_section(kind: type[S], file: Path) -> S:
+    """Read a JSON file as this section; raise ConfigError if it is unreadable or invalid."""
+    try:
+        return kind.model_validate_json(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror or error}") from error
+    except ValidationError as error:
+        raise ConfigError(f"{file}: {first_fault(error)}") from error
+
+
+class ServeFile(Section):
+    """`serve.json` in a run folder: what the coordinator's process needs, now and on resume."""
+
+    config: dict[str, Any]  # resolved
+    federation: Token
+    resume: bool = False
+    keys: dict[str, str] | None = None  # by client id: its public key (PEM) in hexadecimal
+    listen: str | None = None  # HOST:PORT for clients
+    key_folder: str | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> ServeFile:
+        """Read it from a run folder."""
+        return read_section(cls, folder / SERVE_FILE)
+
+    def write(self, folder: Path) -> None:
+        """Write it into a run folder, atomically."""
+        write_atomic(folder / SERVE_FILE, self.model_dump_json(indent=1, exclude_none=True))
+
+    def public_keys(self) -> dict[int, bytes]:
+        """Return the public keys by client id."""
+        return {int(client): bytes.fromhex(key) for client, key in (self.keys or {}).items()}

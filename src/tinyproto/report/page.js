@@ -1,5 +1,5 @@
 "use strict";
-// A figure on the page takes its colours from the page; a file of its own brings them along.
+// A figure on the page takes its colours from the stylesheet of the page; a downloaded file needs them inside.
 for (const button of document.querySelectorAll("button[data-svg]")) {
   button.hidden = false;
   button.addEventListener("click", () => {

@@ -49,7 +49,7 @@ class Interleaved(NamedTuple):
 
 
 class Fusion:
-    """What to compute at the last node of each fused chain; `absorbed` are the nodes before it."""
+    """Fused chains of nodes: `fused` by the last node of each, `absorbed` are the nodes before it."""
 
     def __init__(self, graph: fx.Graph, modules: Mapping[str, nn.Module]) -> None:
         self.modules = modules

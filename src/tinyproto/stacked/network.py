@@ -77,7 +77,7 @@ class StackedModule:
         try:
             self.graph = _Tracer().trace(wrapped)
         except Exception as error:
-            raise CannotStack(f"it cannot be traced ({type(error).__name__})") from error
+            raise CannotStack(f"its network cannot be traced ({type(error).__name__})") from error
         self.modules = dict(wrapped.named_modules())
         for node in self.graph.nodes:
             self._check(node)
@@ -155,7 +155,7 @@ class StackedModule:
             if node.target not in ("chunk", "mean"):
                 raise CannotStack(f".{node.target}() has no stacked form")
         elif node.op == "get_attr":
-            raise CannotStack(f"it uses {node.target} outside of a layer")
+            raise CannotStack(f"its network uses {node.target} outside of a layer")
 
 
 def _apply_layer(module: nn.Module, get: GetTensor, values: Tensor, training: bool) -> Tensor:
@@ -198,5 +198,5 @@ def _apply_function(target: Any, arguments: Any, options: Mapping[str, Any]) -> 
 
 def _channels(dim: Any = 0) -> int:
     if dim != 1:
-        raise CannotStack("parts are joined along another axis than channels")
+        raise CannotStack("its network joins parts along an axis other than channels")
     return 1

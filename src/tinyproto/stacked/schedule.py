@@ -1,4 +1,4 @@
-"""Which clients of a stack take part in which steps, and in which order several stacks take their steps."""
+"""Schedule steps: how many clients of a stack take part in each, and in which order several stacks take theirs."""
 
 from __future__ import annotations
 

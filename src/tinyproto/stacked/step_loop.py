@@ -1,7 +1,8 @@
 """The step loop: all SGD steps of a round for clients of one network, each step computed once for all of them.
 
 `Stack.fit` is the loop over epochs and steps. `_Steps.step` is one step from top to bottom: gather the batches, forward
-of the stack, loss of each client, backward, update. On a GPU it is captured once and then replayed.
+of the stack, loss of each client, backward, update. On a GPU `capture` records it as one CUDA graph, and `_Steps.run`
+replays that.
 """
 
 from __future__ import annotations
@@ -52,8 +53,7 @@ class Stack:
         """Run all epochs of all tasks, those with most steps first; yield after each step so that stacks alternate."""
         self._load(tasks)
         epochs, batch = tasks[0].plan.epochs, (*tasks[0].plan.sizes, 0)[0]
-        orders = [task.plan.order.to(self.device) for task in tasks]
-        samples = [_samples(task.data, order) for task, order in zip(tasks, orders, strict=True)]
+        samples = [_samples(task.data, task.plan.order.to(self.device)) for task in tasks]
         full = [_full_batches(task.plan.sizes) for task in tasks]
         stretches = plan_widths(full)
         history = torch.zeros(epochs, *self.parts.shape, dtype=torch.float64, device=self.device)
@@ -184,7 +184,7 @@ class _Steps:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return one client's loss, logged terms and observed values; empty where it observes nothing."""
         modules: dict[str, Any] = {name: _computed(output, inputs) for name, output in outputs.items()}
-        modules |= {name: _with_weights(self.stack.others[name], own) for name, own in weights.items()}
+        modules |= {name: _with_weights(self.stack.others[name], values) for name, values in weights.items()}
         step = self.stack.loss(cast(nn.ModuleDict, modules), Batch(inputs, labels), context)
         return step.loss, step.parts, inputs.new_zeros(0) if step.observed is None else step.observed
 
@@ -221,7 +221,7 @@ def _computed(output: Output, batch: Tensor) -> Callable[[Tensor], Output]:
 
     def network(inputs: Tensor) -> Output:
         if inputs is not batch:
-            raise CannotStack("its loss gives a network other inputs than the batch")
+            raise CannotStack("its loss passes a network inputs other than the batch")
         return Output(*output)
 
     return network

@@ -18,10 +18,14 @@ is one row. Each section names its value type.
 
 A malformed body raises a WireError that names the field; nothing is read past the end.
 
-A message has one encoding. Bytes that `encode` never writes are refused, even if their meaning is clear: tensors or
-metrics out of order or repeated, an empty section of either, bits of the bitmap above the number of classes, a metric
-of the wrong width or spelled out although it has a code, and the values that `wire/values.py` lists. Rows without any
-class are valid: they differ from a message without rows.
+A message has one encoding. Bytes that `encode` never writes are refused, even if their meaning is clear:
+
+- tensors or metrics out of order or repeated, an empty section of either;
+- bits of the bitmap above the number of classes;
+- a metric of the wrong width, or spelled out although it has a code;
+- the values that `wire/values.py` lists.
+
+Rows without any class are valid: they differ from a message without rows.
 """
 
 from __future__ import annotations

@@ -28,9 +28,10 @@ is encoded as ones with scale NaN or infinity. Decoding accepts it, and `wire/va
 training.
 
 Decoding refuses scaled rows that no rounding of a float32 row gives. For the integers, rounding the scale up to
-a bfloat16 adds less than 2⁻⁷ of it, so `max` is more than 127 / (1 + 2⁻⁷) > 126 or 7 / (1 + 2⁻⁷) > 6 steps; stochastic
-rounding removes less than one. So some integer of the row has magnitude 126 or 127 (6 or 7), and some value of float16
-2¹⁴ … 2¹⁵. Only the smallest scale, 2⁻¹²⁶, may have smaller values, and only scale 0 has zeros alone. Refused are:
+a bfloat16 adds less than 2⁻⁷ of it. So `max` is more than 127 / (1 + 2⁻⁷) > 126 or 7 / (1 + 2⁻⁷) > 6 steps. Stochastic
+rounding removes less than one step. So some integer of the row has magnitude 126 or 127 (6 or 7), and some value of
+float16 2¹⁴ … 2¹⁵. Only the smallest scale, 2⁻¹²⁶, may have smaller values, and only scale 0 has zeros alone. Refused
+are:
 
 - rows too small for their scale, −128 and −8, padding other than 0;
 - scales that are negative, subnormal, larger than a float32 row needs or, for float16, not a power of two;

@@ -30,11 +30,11 @@ def from_arrays(images: Any, labels: Any, *, num_classes: int | None = None, nam
     targets = _targets(np.asarray(labels))
     pixels = torch.as_tensor(np.asarray(images))
     if pixels.dtype != torch.uint8:
-        raise DataError(f"images have to be uint8 (0 to 255), not {pixels.dtype}; scale and round them first")
+        raise DataError(f"images have to be uint8 (0 to 255), these are {pixels.dtype}; scale and round them first")
     if pixels.dim() == 3:
         pixels = pixels.unsqueeze(1)
     if pixels.dim() != 4:
-        raise DataError(f"images have to be (N, C, H, W) or (N, H, W), their shape is {tuple(pixels.shape)}")
+        raise DataError(f"images have to be (N, C, H, W) or (N, H, W), these have shape {tuple(pixels.shape)}")
     if _channels_last(pixels.shape):
         raise DataError(f"images of shape {tuple(pixels.shape)} look like (N, H, W, C); transpose them to (N, C, H, W)")
     return _images(name, pixels, targets, num_classes)
@@ -166,7 +166,7 @@ def _images(
 ) -> Images:
     targets = torch.from_numpy(labels)
     if targets.dim() != 1 or len(targets) != len(pixels):
-        raise DataError(f"{len(pixels)} images need {len(pixels)} labels, the shape of these is {tuple(targets.shape)}")
+        raise DataError(f"{len(pixels)} images need as many labels, these have shape {tuple(targets.shape)}")
     if len(targets) == 0:
         raise DataError("there has to be at least one image")
     classes = int(targets.max()) + 1 if num_classes is None else num_classes

@@ -1,18 +1,31 @@
-"""A client's way in: is the coordinator there, is it the right one, and why did a SuperNode end?"""
+"""A client's connection to the coordinator: the check before it, the relay it runs through, and a watch over it.
+
+The relay is on the client's own machine, and its SuperNode uses it as an HTTPS proxy. TLS passes through unchanged, so
+the server's certificate is checked for the server's own name. The relay counts bytes and leads to one address only.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import socket
 import ssl
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from tinyproto.engine.measure import WAYS
 from tinyproto.errors import FederationError
 
 REACH_SECONDS = 10.0
-LOOK_SECONDS = 2.0
 BLIP_SECONDS = 5.0
-"""A line that is dead for less is not spoken of."""
+"""A connection that is unanswered for less is not reported."""
+
+CHUNK = 64 * 1024
+WRITE_SECONDS = 0.1
+"""Longest time that counts are ahead of the file."""
 
 
 class AwayError(Exception):
@@ -20,20 +33,20 @@ class AwayError(Exception):
 
 
 class TurnedAwayError(Exception):
-    """The coordinator answers, but does not take this client in, for now."""
+    """The coordinator answers, but does not admit this client, for now."""
 
 
 def reach(server: tuple[str, int], authority: Path) -> dict[str, int]:
-    """Shake hands with the coordinator as a SuperNode would: the bytes that took, up and down.
+    """Complete a TLS handshake with the coordinator; return the bytes sent ("up") and received ("down").
 
-    What will not change by waiting is an error, what may is an AwayError.
+    Raise FederationError for what waiting does not change, AwayError for what may change.
     """
     host, port = server
     try:
         context = ssl.create_default_context(cafile=str(authority))
     except (ssl.SSLError, OSError) as error:
         raise FederationError(
-            f"{authority} is no certificate of an authority; it is to be a copy of the coordinator's server/ca.crt"
+            f"{authority} is not an authority's certificate; copy the coordinator's server/ca.crt"
         ) from error
     try:
         with socket.create_connection(server, REACH_SECONDS) as opened:
@@ -41,23 +54,25 @@ def reach(server: tuple[str, int], authority: Path) -> dict[str, int]:
     except ssl.SSLCertVerificationError as error:
         if error.verify_code in (62, 64):  # another host name, another IP address
             raise FederationError(
-                f"{host}:{port} has a certificate for other names than {host}; on its side "
-                f"`tinyproto serve --init KEYS --clients N --host {host}` adds one"
+                f"the certificate of {host}:{port} does not name {host}; on the coordinator's machine "
+                f"`tinyproto serve --init KEYS --clients N --host {host}` adds it"
             ) from error
         if error.verify_code in (9, 10):  # not yet valid, expired
             raise FederationError(
-                f"the certificate of {host}:{port} is not valid now ({error.verify_message}); look at the clocks, or "
-                "on its side `tinyproto serve --init KEYS --clients N` renews one that has expired"
+                f"the certificate of {host}:{port} is not valid now ({error.verify_message}); check the clocks, or "
+                "renew it on the coordinator's machine with `tinyproto serve --init KEYS --clients N`"
             ) from error
         raise FederationError(
-            f"{host}:{port} is not of this federation: its certificate is not from the authority in {authority}"
+            f"{host}:{port} is not in this federation: its certificate is not from the authority in {authority}"
         ) from error
     except ssl.SSLEOFError as error:
-        raise AwayError("it hung up") from error
+        raise AwayError("it closed the connection") from error
     except ssl.SSLError as error:
-        raise FederationError(f"{host}:{port} answers, but speaks no TLS; is that the coordinator?") from error
+        raise FederationError(
+            f"{host}:{port} answers without TLS; check that --server is the coordinator's address"
+        ) from error
     except socket.gaierror as error:
-        raise AwayError(f"the name {host} is not known") from error
+        raise AwayError(f"the host name {host} is unknown") from error
     except TimeoutError as error:
         raise AwayError("no answer") from error
     except OSError as error:
@@ -71,15 +86,15 @@ def _shake_hands(opened: socket.socket, context: ssl.SSLContext, host: str) -> d
     while True:
         try:
             shaking.do_handshake()
-            done = True
+            complete = True
         except ssl.SSLWantReadError:
-            done = False
+            complete = False
         data = to_send.read()
         opened.sendall(data)
         counts["up"] += len(data)
-        if done:
+        if complete:
             opened.shutdown(socket.SHUT_WR)
-            while data := opened.recv(65536):  # tickets for another time, which count, too
+            while data := opened.recv(65536):  # session tickets count, too
                 counts["down"] += len(data)
             return counts
         data = opened.recv(65536)
@@ -90,61 +105,167 @@ def _shake_hands(opened: socket.socket, context: ssl.SSLContext, host: str) -> d
             received.write_eof()
 
 
-def is_cut_off(said: str) -> bool:
-    """Whether a SuperNode, from what it wrote, tries in vain to reach the coordinator; it would do so for ever."""
-    since = max(said.rfind(words) for words in ("Connection successful", "Sent successfully", "Receiving: "))
-    return said.rfind("Connection attempt failed") > since
+class Relay:
+    """Passes bytes between a SuperNode and the server, and counts both ways from the counts in a file."""
+
+    def __init__(self, server: tuple[str, int], file: Path) -> None:
+        self.server = server
+        self.file = file
+        self.counts = _counts_in(file)
+        self.unanswered_since: float | None = None  # time of the first byte or attempt after the server's last byte
+        self.port = 0
+        self._written = dict(self.counts)
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._failure: OSError | None = None
+        try:
+            self._write()
+        except OSError as error:
+            raise FederationError(f"cannot write {file}: {error.strerror or error}") from error
+        self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+        if not self.port:
+            reason = (self._failure and self._failure.strerror) or self._failure
+            raise FederationError(f"cannot listen on this machine's loopback: {reason}") from self._failure
+
+    @property
+    def proxy(self) -> str:
+        """Return the address for a SuperNode's `HTTPS_PROXY`."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def add(self, counts: Mapping[str, int]) -> None:
+        """Count bytes that went to the server outside the relay."""
+        self._loop.call_soon_threadsafe(self._add, dict(counts))
+
+    def _add(self, counts: Mapping[str, int]) -> None:
+        for way, count in counts.items():
+            self.counts[way] += count
+
+    def close(self) -> None:
+        """Close all connections and write the last counts."""
+        self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join(timeout=5)
+        with contextlib.suppress(OSError):  # a full disk is reported where more than counts is written
+            self._write()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+        except OSError as error:
+            self._failure = error
+        finally:
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        self._closing = asyncio.Event()
+        self._open: set[asyncio.Task[None]] = set()
+        listening = await asyncio.start_server(self._connection, "127.0.0.1", 0)
+        self.port = listening.sockets[0].getsockname()[1]
+        self._ready.set()
+        while not self._closing.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), WRITE_SECONDS)
+            with contextlib.suppress(OSError):
+                self._write()
+        listening.close()
+        for task in self._open:
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
+        try:
+            await self._tunnel(reader, writer)
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError):
+            pass
+        finally:
+            self._open.discard(task)
+            writer.close()
+
+    async def _tunnel(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await reader.readuntil(b"\r\n\r\n")
+        host, port = self.server
+        asked = f"CONNECT {f'[{host}]' if ':' in host else host}:{port} HTTP/1.1\r\n".lower()
+        if not request.decode("latin-1").lower().startswith(asked):
+            writer.write(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n")
+            await writer.drain()
+            return
+        self._wait_for_answer()
+        # If this fails, the SuperNode's connection closes without an answer, and it tries again.
+        from_server, to_server = await asyncio.open_connection(host, port)
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        try:
+            await asyncio.gather(self._pump(reader, to_server, "up"), self._pump(from_server, writer, "down"))
+        finally:
+            to_server.close()
+
+    def _wait_for_answer(self) -> None:
+        if self.unanswered_since is None:
+            self.unanswered_since = time.monotonic()
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, way: str) -> None:
+        while data := await source.read(CHUNK):
+            if way == "up":
+                self._wait_for_answer()
+            else:
+                self.unanswered_since = None
+            sink.write(data)
+            self.counts[way] += len(data)
+            await sink.drain()
+        if sink.can_write_eof():
+            sink.write_eof()
+
+    def _write(self) -> None:
+        counts = dict(self.counts)
+        if counts == self._written and self.file.exists():
+            return
+        partial = self.file.with_name(f".{self.file.name}.partial")
+        partial.write_text(json.dumps(counts), encoding="utf-8")
+        partial.replace(self.file)
+        self._written = counts
 
 
-class Line:
-    """A connected SuperNode's line to the coordinator, which it tries for ever to mend when it breaks.
+def _counts_in(file: Path) -> dict[str, int]:
+    if not file.is_file():
+        return {"up": 0, "down": 0}
+    try:
+        return read_counts(file)
+    except OSError as error:
+        raise FederationError(f"cannot read {file}: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise FederationError(f"{file} is damaged; remove it, and bytes are counted from 0 again") from error
 
-    Its log tells of tries that failed, but those have other reasons, too: a request that was slow, an app that looked
-    for its own SuperNode. So where they go on for a while, the coordinator itself is looked for.
+
+def read_counts(file: Path) -> dict[str, int]:
+    """Return a relay's counts; raise OSError, ValueError, KeyError or TypeError if they cannot be read."""
+    found = json.loads(file.read_text(encoding="utf-8"))
+    return {way: int(found[way]) for way in WAYS}
+
+
+class Watch:
+    """Watches whether the coordinator still answers a connected SuperNode, which reconnects forever by itself.
+
+    A slow request looks like a dead connection, so the coordinator itself is tried before it counts as away.
     """
 
-    def __init__(self, said: Callable[[], str], look_for_it: Callable[[], object]) -> None:
-        self._said = said
-        self._look_for_it = look_for_it
-        self._settled = 0  # how much of the log is explained
-        self._next_look: float | None = None
-        self._failing_since: float | None = None
-        self._dead: str | None = None
+    def __init__(self, relay: Relay, reach_it: Callable[[], object]) -> None:
+        self._relay = relay
+        self._reach_it = reach_it
+        self._tried: float | None = None
+        self._reason: str | None = None
 
-    def why_dead(self, now: float) -> str | None:
-        """Why nobody answers; None while somebody does, as far as is known."""
-        if self._next_look is None or now >= self._next_look:
-            self._next_look = now + LOOK_SECONDS
-            self._look(now)
-        return self._dead
-
-    def _look(self, now: float) -> None:
-        said = self._said()
-        if not is_cut_off(said[self._settled :]):
-            self._failing_since = self._dead = None
-        elif self._failing_since is None:
-            self._failing_since = now
-        elif self._dead is None and now - self._failing_since >= BLIP_SECONDS:
+    def why_away(self, now: float, patience: float = BLIP_SECONDS) -> str | None:
+        """Return why nobody answers; None while somebody does, or may still within `patience` seconds."""
+        since = self._relay.unanswered_since
+        if since is None:
+            self._reason = self._tried = None
+        elif self._reason is None and now - (since if self._tried is None else self._tried) >= patience:
+            self._tried = now
             try:
-                self._look_for_it()
+                self._reach_it()
             except AwayError as reason:
-                self._dead = str(reason)
-            else:
-                self._settled, self._failing_since = len(said), None
-
-
-def why_it_ended(said: str, log: Path) -> Exception:
-    """What made a SuperNode end, from what it wrote."""
-    if "Exit Code: 305" in said and "code:" in said:
-        return TurnedAwayError(
-            "the coordinator does not take this key: it is not registered there, or was in use until a moment ago"
-        )
-    if "terminated gracefully" in said:
-        return TurnedAwayError(
-            "the coordinator does not accept this client's signature: its key was taken back, or a clock is wrong"
-        )
-    if "Exit Code: 305" in said:
-        return AwayError("the connection broke")
-    if "Exit Code: 302" in said:
-        return FederationError("the client's key is damaged; client.key of tinyproto serve --init is needed")
-    return AwayError(f"Flower's SuperNode ended; its log is {log}")
+                self._reason = str(reason)
+        return self._reason

@@ -1,8 +1,8 @@
-"""The gate before the SuperLink: the network reaches what clients need of it, and nothing else.
+"""The gate before the SuperLink: the network reaches what clients need, and nothing else.
 
-Flower serves three interfaces at one port: Fleet for clients, Control for whoever submits runs and registers keys,
-Runtime for the ServerApp. Control has no authentication of its own. So the SuperLink listens on the loopback only, and
-this passes on requests of the Fleet interface that a registered client makes.
+Flower serves three interfaces at one port: Fleet for clients, Control for submitting runs and registering keys, Runtime
+for the ServerApp. Control has no authentication. So the SuperLink listens on the loopback only, and the gate passes on
+the Fleet requests of registered clients.
 """
 
 from __future__ import annotations
@@ -21,47 +21,47 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tinyproto.errors import FederationError
-from tinyproto.federation.certificates import ServerKeys
 from tinyproto.federation.flower.handshakes import Handshakes, network_of
+from tinyproto.federation.keys import ServerKeys
 
 CALLS = (
     "activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages", "get-run", "get-fab",
     "push-object", "pull-object", "confirm-message-received",
 )  # fmt: skip
 PATHS = frozenset(f"/v1/fleet/{call}" for call in CALLS)
-"""All of Fleet but the two calls by which a client without a registered key would register itself."""
+"""All of Fleet but the two calls with which a client without a registered key would register itself."""
 
 NOT_PASSED_ON = frozenset({b"host", b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"te", b"trailer",
                            b"content-length", b"expect"})  # fmt: skip
 MOST_AT_ONCE = 512
 MOST_PER_ADDRESS = 128
-"""Connections of one address, so that a single one cannot take them all; the loopback may, where a proxy can be."""
+"""Connections of one address, so that none takes them all; the loopback may, since a proxy can be there."""
 
 PATIENCE_SECONDS = 60.0
 HEADER_SECONDS = 15.0
-"""How long a connection may be there without a whole header."""
+"""Longest time of a connection without a complete header."""
 
 BODY_SECONDS = 30.0
-"""How long a body may take."""
+"""Longest time for a body."""
 
 OVERHEAD = 64 * 1024
 """Bytes that Flower's envelope may add to a frame."""
 
 _HINTS = {
-    errno.EADDRINUSE: "is another federation there? --listen HOST:PORT goes elsewhere",
-    errno.EADDRNOTAVAIL: "it is none of this machine's addresses; 0.0.0.0 is all of them",
-    errno.EACCES: "ports below 1024 may need the administrator; --listen HOST:PORT goes elsewhere",
+    errno.EADDRINUSE: "another process listens there; choose another address with --listen HOST:PORT",
+    errno.EADDRNOTAVAIL: "it is not an address of this machine; 0.0.0.0 listens on all of them",
+    errno.EACCES: "ports below 1024 may need an administrator; choose another one with --listen HOST:PORT",
 }
 
 Event = MutableMapping[str, Any]
 
 
 class TooLargeError(Exception):
-    """A body beyond the limit."""
+    """A body is larger than the limit."""
 
 
 class GoneError(Exception):
-    """Whoever asked hung up before the end of the body."""
+    """The client closed the connection before the end of the body."""
 
 
 class Gate:
@@ -76,7 +76,7 @@ class Gate:
     async def __call__(
         self, scope: Event, receive: Callable[[], Awaitable[Event]], send: Callable[[Event], Awaitable[None]]
     ) -> None:
-        """One request."""
+        """Answer one request."""
         if scope["type"] != "http":
             return
         try:
@@ -110,7 +110,7 @@ class Gate:
         try:
             answer = await self._client.post(path, content=body, headers=headers)
         except httpx.HTTPError:
-            return 503, [], b""  # which a SuperNode takes for a reason to try again
+            return 503, [], b""  # a SuperNode tries again after this
         passed = [(name.lower(), value) for name, value in answer.headers.raw]
         kept = [(name, value) for name, value in passed if name not in NOT_PASSED_ON | {b"content-encoding"}]
         return answer.status_code, kept, answer.content
@@ -130,10 +130,10 @@ class Gate:
 
 
 class Guarded(H11Protocol):  # type: ignore[misc]
-    """One connection: cut off if no header comes, or if its address has too many."""
+    """One connection: closed if no header comes, or if its address has too many."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """From here on it counts."""
+        """Count the connection, or close it."""
         super().connection_made(transport)
         self._guard: asyncio.TimerHandle | None = None
         self.network = network_of(self.client[0]) if self.client else None
@@ -149,17 +149,17 @@ class Guarded(H11Protocol):  # type: ignore[misc]
         return alike > MOST_PER_ADDRESS
 
     def data_received(self, data: bytes) -> None:
-        """Some of a header or a body."""
+        """Take in a part of a header or body."""
         super().data_received(data)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It counts no longer."""
+        """Stop the timer of the connection."""
         self._unwatch()
         super().connection_lost(exc)
 
     def _watch(self) -> None:
-        """A request that is under way has the gate's own limits; before one, and between two, this is the limit."""
+        """Limit the time before and between requests; a request under way has the gate's own limits."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._unwatch()
         elif self._guard is None and not self.transport.is_closing():
@@ -172,7 +172,7 @@ class Guarded(H11Protocol):  # type: ignore[misc]
 
 
 class OpenGate:
-    """The gate, listening in a thread of this process until it is closed."""
+    """The gate, listening in a thread of this process until closed."""
 
     def __init__(
         self, gate: Gate, host: str, port: int, keys: ServerKeys, opened: socket.socket | None = None,
@@ -195,7 +195,7 @@ class OpenGate:
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
-        """Uvicorn serves connections whose TLS handshake is complete; it accepts none itself."""
+        """Serve connections whose TLS handshake is complete; uvicorn accepts none itself."""
         handshakes = Handshakes(self._socket, self._config.ssl, self._protocol, self._tell)
         try:
             await self._server.serve(sockets=[])
@@ -206,14 +206,14 @@ class OpenGate:
         return Guarded(self._config, self._server.server_state, app_state={})
 
     def close(self) -> None:
-        """No more requests; those under way may end."""
+        """Accept no more requests; let those under way end."""
         self._server.should_exit = True
         self._thread.join(timeout=5)
         self._socket.close()
 
 
 def _hush() -> None:
-    """What uvicorn has to say concerns nobody who looks at a federation."""
+    """Silence uvicorn and httpx, whose messages do not concern a federation's user."""
     for name in ("uvicorn.error", "httpx"):
         logger = logging.getLogger(name)
         logger.addHandler(logging.NullHandler())
@@ -221,11 +221,11 @@ def _hush() -> None:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket at this address, whether or not a gate is behind it yet."""
+    """Open a listening socket at this address; raise FederationError if that fails."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise FederationError(f"cannot listen on {host}:{port}: nothing is called {host} here") from error
+        raise FederationError(f"cannot listen on {host}:{port}: the host name {host} is unknown") from error
     opened = socket.socket(family, kind, protocol)
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -234,6 +234,6 @@ def listening(host: str, port: int) -> socket.socket:
     except OSError as error:
         opened.close()
         reason = error.strerror or str(error)
-        hint = _HINTS.get(error.errno or 0, "--listen HOST:PORT goes elsewhere")
+        hint = _HINTS.get(error.errno or 0, "choose another address with --listen HOST:PORT")
         raise FederationError(f"cannot listen on {host}:{port}: {reason}; {hint}") from error
     return opened

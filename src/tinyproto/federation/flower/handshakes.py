@@ -1,11 +1,11 @@
 """Connections that have not completed their TLS handshake: few of them, for a short time, at little cost.
 
-Left to itself, asyncio gives each connection that it accepts a TLS engine with 0.3 MB of buffers and 60 seconds. Here a
-connection that has sent nothing costs a file descriptor, and TLS begins with its first byte.
+By default asyncio gives each connection it accepts a TLS engine with 0.3 MB of buffers and 60 seconds. Here a
+connection that has sent nothing costs a file descriptor, and TLS starts with its first byte.
 
-When there are too many, a new connection is never refused: the oldest one of the address with the most is dropped. An
-honest client sends its first byte with the end of the TCP handshake, and completes TLS within one round trip, so it is
-gone from here before it is the oldest. Refusing new connections would keep honest clients out until others time out.
+If there are too many, a new connection is never refused: the oldest one of the address with the most is dropped. An
+honest client sends its first byte with the end of the TCP handshake and completes TLS within one round trip, so it is
+gone before it is the oldest. Refusing new connections would keep honest clients out until others time out.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 MOST_SILENT = 256
-"""Connections that have sent nothing yet, of all addresses; each costs a file descriptor and about 2 kB."""
+"""Connections that have sent nothing yet, from all addresses; each costs a file descriptor and about 2 kB."""
 
 MOST_SILENT_PER_ADDRESS = 64
-"""Of these, connections of one address; the loopback, where a proxy can be, may have all of them."""
+"""The same from one address; the loopback may have all of them, since a proxy can be there."""
 
 MOST_HANDSHAKES = 64
-"""TLS handshakes under way, of all addresses; each costs about 0.3 MB."""
+"""TLS handshakes under way, from all addresses; each costs about 0.3 MB."""
 
 MOST_HANDSHAKES_PER_ADDRESS = 32
-"""Of these, handshakes of one address; the loopback may have all of them."""
+"""The same from one address; the loopback may have all of them."""
 
 FIRST_BYTE_SECONDS = 5.0
-"""How long a connection may say nothing."""
+"""Longest silence of a new connection."""
 
 HANDSHAKE_SECONDS = 10.0
-"""How long a TLS handshake may take from its first byte."""
+"""Longest TLS handshake, from its first byte."""
 
 GOODBYE_SECONDS = 5.0
-"""How long the other end may take to confirm the end of TLS."""
+"""Longest time for the other end to confirm the end of TLS."""
 
 TELL_SECONDS = 60.0
-"""Dropped connections are told of at most this often."""
+"""Shortest time between two reports of dropped connections."""
 
 SWEEP_SECONDS = 1.0
 ACCEPT_AT_ONCE = 64
@@ -50,7 +50,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def network_of(address: str) -> Network:
-    """Return what counts as one address: of IPv6 its first 64 bits, which is what one customer has."""
+    """Return the network that counts as one address: for IPv6 its first 64 bits, which one customer has."""
     found = ipaddress.ip_address(address.partition("%")[0])
     found = getattr(found, "ipv4_mapped", None) or found
     return ipaddress.ip_network(
@@ -148,14 +148,14 @@ class Handshakes:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError:  # no file descriptor or no memory is left
-                self._make_room()
+                self._free_one()
                 return
             opened.setblocking(False)
             one = Pending(opened, network_of(address[0]), self._loop.time())
             self._loop.add_reader(opened, self._begin, one)
             self._drop(self._silent.add(one))
 
-    def _make_room(self) -> None:
+    def _free_one(self) -> None:
         """Drop a pending connection, so that another can be accepted; if there is none, accept none for a while."""
         one = self._silent.first_to_go() or self._shaking.first_to_go()
         if one is not None:
@@ -165,7 +165,7 @@ class Handshakes:
             self._loop.call_later(SWEEP_SECONDS, self._listen)
 
     def _begin(self, one: Pending) -> None:
-        """Begin TLS on a connection that has something to say."""
+        """Start TLS on a connection that has sent its first byte."""
         try:
             first = one.socket.recv(1, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
@@ -174,7 +174,7 @@ class Handshakes:
             first = b""
         self._loop.remove_reader(one.socket)
         self._silent.remove(one)
-        if first != BEGINS_TLS:  # it hung up, or speaks something else
+        if first != BEGINS_TLS:  # it closed, or uses another protocol
             one.socket.close()
             return
         one.task = self._loop.create_task(self._shake_hands(one))
@@ -221,7 +221,7 @@ class Handshakes:
         self._last_dropped = one.network
 
     def _sweep(self) -> None:
-        """Drop connections that have been silent for too long, and tell of what was dropped."""
+        """Drop connections that have been silent for too long, and report the dropped ones."""
         now = self._loop.time()
         for one in self._silent:
             if now - one.since > FIRST_BYTE_SECONDS:

@@ -191,7 +191,7 @@ def _tile(rows: int, size: int, clients: int) -> tuple[int, int, int]:
 
 
 def _pieces(size: int, most: int, block: int) -> tuple[int, int]:
-    """Return the number of parts of a long sum, at most so many, and their length in whole blocks."""
+    """Return the number of parts of a long sum, at most `most`, and their length in whole blocks."""
     part = triton.cdiv(triton.cdiv(size, max(1, most)), block) * block
     return triton.cdiv(size, part), part
 
