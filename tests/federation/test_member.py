@@ -178,7 +178,7 @@ def test_a_state_without_a_digest_is_refused(tmp_path: Path) -> None:
     facts, tensors = load_sealed(file)
     del facts["tensors"]
     save_tensors(file, tensors, {"tinyproto": json.dumps(facts)})
-    with pytest.raises(Refusal, match="damaged|digest") as refusal:
+    with pytest.raises(Refusal, match=r"damaged|digest") as refusal:
         Member(channel.folders[0], 0).answer(TOKEN, channel.frames[1, 0])
     assert refusal.value.code == "state"
 
