@@ -27,7 +27,6 @@ from tinyproto.tracking.run_folder import RunFolder
 
 CONFIG = """\
 name: trial
-data: {name: digits, first_classes: 3}
 partition: {num_clients: 3, alpha: 0.5, min_samples: 20}
 models: [small_cnn_b, small_cnn_c]
 prototypes: {dim: 12, cps_dim: 3}
@@ -243,7 +242,7 @@ def test_a_folder_that_cannot_have_networks_is_told(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="is not the resolved config of a run: KeyError: 'algorithms'"):
         tp.load_client(tmp_path, "local", 0, 0)
     (tmp_path / "serve.json").write_text("{}")
-    with pytest.raises(RunFolderError, match="holds a federation, whose clients have their networks"):
+    with pytest.raises(RunFolderError, match="holds a federation, whose clients"):
         tp.load_client(tmp_path, "local", 0, 0)
 
 
