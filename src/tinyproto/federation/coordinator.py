@@ -13,7 +13,7 @@ import torch
 
 from tinyproto.algorithms.base import Round
 from tinyproto.algorithms.defence import Defence, DefenceName
-from tinyproto.builder import build_defence, resolve_device, summarise_cell
+from tinyproto.builder import Cell, build_defence, resolve_device, summarise_cell
 from tinyproto.config.load import parse_config
 from tinyproto.core.streams import one_thread
 from tinyproto.engine.measure import Meter, Stopwatch
@@ -44,6 +44,7 @@ class Coordinator:
         model = self.config.model
         self.terms = offered_terms(self.config, served.federation)
         self.agreement = agree(self.terms, model.models)
+        self.cell = Cell(0, self.config.algorithms[0], self.terms.seed)  # under the label that the config gives it
         self.device = resolve_device(model.train.device)
         self.peak_memory = PeakMemory(torch.device(self.device))
         self.stopwatch = Stopwatch(pace.clock)
@@ -60,7 +61,7 @@ class Coordinator:
         model, algorithm = self.config.model, self.agreement.setup.algorithm
         participants = participant_count(self.terms.clients, model.train.participation)
         otherwise: DefenceName = "none" if algorithm.tensor_parts else "guard"
-        return build_defence(self.agreement.cell, algorithm, model.robust, otherwise, participants)
+        return build_defence(self.cell, algorithm, model.robust, otherwise, participants)
 
     def run(self) -> None:
         """Run the remaining rounds and the closing exchange, and write the summary."""
@@ -69,7 +70,7 @@ class Coordinator:
             return
         recorder = self._begin()
         total = self.terms.train.rounds
-        self.journal.tell("started", algorithm=self.agreement.cell.entry.label, clients=self.terms.clients,
+        self.journal.tell("started", algorithm=self.cell.entry.label, clients=self.terms.clients,
                           rounds=total, done=len(recorder.rounds))  # fmt: skip
         hellos = Meter()
         self._gather(hellos, everyone=True)
@@ -92,7 +93,7 @@ class Coordinator:
         if checkpoint is not None and not self.resume:
             raise RunFolderError(f"{folder.path} holds a federation that is under way; --resume continues it")
         next_round = 1 if checkpoint is None else checkpoint.position.next_round
-        recorder = CellRecorder(folder, self._begun_with, self.agreement.cell.identity, self.server)
+        recorder = CellRecorder(folder, self._begun_with, self.cell.identity, self.server)
         recorder.resume(checkpoint, lambda words: self.journal.tell("damaged", reason=words, round=next_round))
         if not folder.size("config.yaml"):
             folder.write_config(self.config.resolved())
@@ -179,7 +180,7 @@ class Coordinator:
         infos = self.server.infos.values()
         known = self.terms.prototypes.counted_samples == "all" and len(infos) >= self.terms.clients
         return summarise_cell(
-            self.agreement.cell, self.config.model, self.server, rounds, dataset=self.config.model.data.dataset,
+            self.cell, self.config.model, self.server, rounds, dataset=self.config.model.data.dataset,
             num_clients=self.terms.clients, peak_memory=self.peak_memory.read(),
             classes_held=[info.counted_classes for info in infos] if known else None,
         )  # fmt: skip
