@@ -121,7 +121,7 @@ def test_an_unknown_hyper_parameter_is_refused_with_the_nearest() -> None:
         ({"name": "fml", "local_weight": 1.5}, "fml: local_weight must lie between 0 and 1, not 1.5"),
         ({"name": "fml", "reduction": "sum"}, "fml: reduction: input should be 'batch' or 'element', not 'sum'"),
         ({"name": "fedkd", "detach_targets": 1}, "fedkd: detach_targets: input should be a valid boolean, not 1"),
-        ({"name": "fedkd", "energy_start": 0.99}, "energy_start ≤ energy_end ≤ 1 .*0.99 and 0.98"),
+        ({"name": "fedkd", "energy_start": 0.99}, "energy_start ≤ energy_end ≤ 1"),
         ({"name": "fedkd", "clip_norm": 0}, "clip_norm must be above 0, not 0"),
         ({"name": "feddistill", "distill_weight": -1.0}, "distill_weight must not be negative, not -1.0"),
         ({"name": "lg_fedavg", "proto_weight": 1.0}, "lg_fedavg: unknown key 'proto_weight'"),

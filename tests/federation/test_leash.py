@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tinyproto.federation.flower import leash
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is left running is found in /proc")
+leash = pytest.importorskip("tinyproto.federation.flower.leash", reason="psutil comes with the extra `flower`")
+pytestmark = [
+    pytest.mark.flower,
+    pytest.mark.skipif(sys.platform != "linux", reason="what is left running is found in /proc"),
+]
 
 FAMILY = """
 import signal, subprocess, sys, time

@@ -59,7 +59,7 @@ class Moody(nn.Module):
         if self.training and len(images) > 2:
             Path(f"seen-{os.getpid()}").touch()
             steps += 1
-            if steps == 70:  # in round 3 or 4
+            if steps == 16:  # in round 3
                 while len(list(Path(".").glob("seen-*"))) < TOGETHER:
                     time.sleep(0.05)
                 MISHAP
