@@ -149,7 +149,7 @@ def test_out_of_memory_beside_others_goes_on_with_fewer(tmp_path: Path, monkeypa
     folder = grid.run(moody(tmp_path, monkeypatch, mishap, 3), tmp_path / "runs", observer=told)
     (words,) = [words for words in told.words if "out of memory with" in words]
     assert any(words.startswith(f"{title}: out of memory with 3 cells at once") for title in TITLES)
-    assert words.endswith("from now on there are 2 at the most")
+    assert words.endswith("at most 2 run at once")
     again = [cell for cell in range(3) if len(told.of("started", cell)) == 2]
     assert len(again) == 1
     assert told.of("started", again[0])[1] >= 2  # from its checkpoint
