@@ -43,6 +43,10 @@ class WireError(TinyProtoError):
     """A frame is malformed, of another federation, or carries values that no honest client sends."""
 
 
+class DivergedError(WireError):
+    """A frame carries values that training gives when it diverges: NaN, infinity, or norms beyond the limit."""
+
+
 class LeftOutError(TinyProtoError):
     """Too many clients of a simulated round were left out; the round would fail again, so a resume does not help."""
 

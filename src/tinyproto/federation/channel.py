@@ -194,7 +194,7 @@ class FederationChannel:
         """
         for client, error in (errors or {}).items():
             if client in self._good:
-                self._untold[client] = notice(Kind.HELLO, 0, str(error))
+                self._untold[client] = notice(Kind.HELLO, 0, error)
         nodes = {client: self.roster.nodes[client] for client in self._untold if client in self.roster.present}
         self._send({client: Outgoing(node, "notice", self._untold[client]) for client, node in nodes.items()})
 
@@ -351,7 +351,7 @@ class FederationChannel:
             reason = str(error).removeprefix(sent.prefix)
             self._bad(under_way, sent, reason, "silent" if reply is not None and reply.is_away else "refused", error)
             if reply is None or (reply.failure is None and "error" not in reply.values):  # else the client knows
-                self._untold[client] = notice(sent.kind, number, reason)
+                self._untold[client] = notice(sent.kind, number, error, sent.prefix)
             return None
         under_way.good.add(client)
         under_way.bad.pop(client, None)

@@ -6,11 +6,10 @@ refuses a client's answer sends that client a notice: a code, the kind of answer
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from tinyproto.errors import TinyProtoError
+from tinyproto.errors import DivergedError, TinyProtoError, WireError
 from tinyproto.wire.frame import Kind
 
 Code = Literal[
@@ -76,7 +75,6 @@ NOTICE = "refused-"
 Values = dict[str, int | float | str | bytes]
 """The values of one message; every transport carries these."""
 
-_DIVERGED = re.compile(r"NaN|infinity|norm|diverge|not a number|absurd")
 _ANSWERS = {kind.answer.name.lower() for kind in (Kind.HELLO, Kind.TRAIN, Kind.EVALUATE)}
 
 
@@ -93,10 +91,10 @@ def words(code: object) -> str:
     return WORDS.get(code, WORDS["failed"]) if isinstance(code, str) else WORDS["failed"]
 
 
-def notice(kind: Kind, round_number: int, reason: str) -> Values:
+def notice(kind: Kind, round_number: int, error: WireError, prefix: str = "") -> Values:
     """Return the notice for a client whose answer to a frame of this kind was refused."""
-    fault = reason.rpartition(", refused: ")[2]  # the part before it names the client, who knows that
-    code = "diverged" if _DIVERGED.search(fault) else "malformed"
+    fault = str(error).removeprefix(prefix).rpartition(", refused: ")[2]  # without the client, who knows that
+    code = "diverged" if isinstance(error, DivergedError) else "malformed"
     return {"code": code, "kind": kind.answer.name.lower(), "round": round_number, "words": printable(fault)}
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tinyproto.core.prototypes import AtMost, Shape
-from tinyproto.errors import WireError
+from tinyproto.errors import DivergedError, WireError
 from tinyproto.wire.codec import METRIC_CODES, Decoded, Sections, decode_body
 from tinyproto.wire.frame import HEADER_BYTES, Header, Kind, unpack
 from tinyproto.wire.values import EXACT, FLOAT32, VALUE_TYPES, Coding, ValueType, WireSettings, as_matrix
@@ -164,9 +164,9 @@ def _refused(client: int, round_number: int | None, why: str) -> WireError:
     return WireError(f"frame of client {client}{when}, refused: {why}")
 
 
-def diverged(client: int, round_number: int, problem: str, remedies: Sequence[str]) -> WireError:
+def diverged(client: int, round_number: int, problem: str, remedies: Sequence[str]) -> DivergedError:
     """Return an error with the client whose training diverged, the round, the value and the remedy."""
-    return WireError(f"training diverged at client {client} in round {round_number} ({problem}); {lower(remedies)}")
+    return DivergedError(f"training diverged at client {client} in round {round_number} ({problem}); {lower(remedies)}")
 
 
 def lower(remedies: Sequence[str]) -> str:
