@@ -1,4 +1,4 @@
-"""The commands of docs/start/federation.md and of the README, typed one block after another in a fresh folder."""
+"""The commands of docs/start/federation.md, docs/how-to/deploy.md and of the README, typed one block after another in a fresh folder."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from support_federation import MARK, eventually, marked
 
 pytestmark = [pytest.mark.flower, pytest.mark.flower_slow]
 
-PAGE = ROOT / "docs" / "start" / "federation.md"
-COMMANDS = [block.text for block in blocks_of(PAGE) if block.info == "bash flower"]
+PAGES = (ROOT / "docs" / "start" / "federation.md", ROOT / "docs" / "how-to" / "deploy.md")
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+COMMANDS = [block.text for block in BLOCKS if block.info == "bash flower"]
 
 
 def block(holding: str) -> str:
@@ -74,7 +75,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 
 def test_three_clients_on_one_machine(reader: Reader) -> None:
     said = reader.type(block("--init keys --clients 3\n"))
-    assert said in [shown.text for shown in blocks_of(PAGE) if shown.info == "text"]
+    assert said in [shown.text for shown in BLOCKS if shown.info == "text"]
     said = reader.type(block("--client-id 2 --share configs/federation.yaml"))
     assert "round 5 of 5: 3 clients" in said
     assert said.count("the federation is over after 5 rounds") == 3
@@ -91,7 +92,7 @@ def test_the_readme_s_federation(reader: Reader) -> None:
     assert not marked(reader.mark)
 
 
-def test_every_block_of_the_page_is_typed_somewhere() -> None:
+def test_every_block_of_the_pages_is_typed_somewhere() -> None:
     machines = (ROOT / "tests" / "federation" / "test_machines.py").read_text()
     assert "test_the_commands_of_the_tutorial_federate_four_machines" in machines
     assert len(COMMANDS) == 9
