@@ -1,4 +1,4 @@
-"""The commands of docs/start/federation.md, docs/how-to/deploy.md and of the README, typed one block after another in a fresh folder."""
+"""The commands of the README and of the pages on a federation, typed one block after another in a fresh folder."""
 
 from __future__ import annotations
 
