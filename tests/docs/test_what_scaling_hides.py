@@ -175,7 +175,7 @@ def test_the_tap_sees_what_clients_uploaded_and_changes_nothing() -> None:
     first, last = host.mails({client: int(counts[client].sum()) for client in range(6)}, networks=1)
     algorithm: Any = simulation.server.algorithm
     for client in range(6):
-        sent = algorithm.client.transform.upload(host.store[client].local, counts[client])
+        sent = algorithm.client.upload(host.store[client].local, counts[client])
         np.testing.assert_array_equal(last.uploads[client], sent.values.numpy())
         np.testing.assert_array_equal(last.present[client], (counts[client] > 0).numpy())
     assert first.sent is None
