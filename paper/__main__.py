@@ -182,7 +182,7 @@ def report(
 
 @app.command()
 def docs() -> None:
-    """Write paper/configs, and the part of docs/reproduction.md that is made from paper/records."""
+    """Write paper/configs, and the part of docs/reference/paper.md that is made from paper/records."""
     from paper.experiments import write_configs
     from paper.page.markdown import write_page
 

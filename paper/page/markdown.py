@@ -1,4 +1,4 @@
-"""The findings as Markdown: the part of docs/reproduction.md that is made from the records."""
+"""The findings as Markdown: the part of docs/reference/paper.md that is made from the records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paper.page.readings import READING_HEADER, RULE_HEADER, reading_rows
 from paper.page.tables import HEADER, Table
 from tinyproto.report.runs import find_runs, read_readable_runs
 
-PAGE = Path("docs") / "reproduction.md"
+PAGE = Path("docs") / "reference" / "paper.md"
 RECORDS = Path("paper") / "records"
 BEGIN = "<!-- from here on made by `make docs` from paper/records -->"
 END = "<!-- up to here made by `make docs` -->"

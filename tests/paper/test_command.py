@@ -184,7 +184,7 @@ def test_a_missing_run_folder_is_an_error_of_the_report(
 
 def test_docs_writes_the_configs_and_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     PaperRecord("table1_cifar100", "fedproto", 60, rounds=4).write(tmp_path / "paper" / "records")
-    (tmp_path / PAGE).parent.mkdir()
+    (tmp_path / PAGE).parent.mkdir(parents=True)
     (tmp_path / PAGE).write_text(f"{BEGIN}\n{END}\n")
     assert in_process(monkeypatch, tmp_path, "docs") == 0
     assert "30.00 (4 rounds)" in (tmp_path / PAGE).read_text()

@@ -16,7 +16,7 @@ def test_the_page_in_docs_says_what_the_records_say() -> None:
 
 def test_only_what_is_between_the_markers_is_made_anew(tmp_path: Path) -> None:
     PaperRecord("table1_cifar100", "fedproto", 60, rounds=4).write(tmp_path / RECORDS)
-    (tmp_path / "docs").mkdir()
+    (tmp_path / PAGE).parent.mkdir(parents=True)
     (tmp_path / PAGE).write_text(f"before\n{BEGIN}\nwhat was there\n{END}\nafter\n")
     write_page(tmp_path)
     page = (tmp_path / PAGE).read_text()
