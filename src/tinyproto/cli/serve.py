@@ -70,9 +70,8 @@ def serve_config(options: ServeOptions, output: Output) -> None:
             new.folder.write_config(config.resolved())
         words = f"resume with: {how_to_resume(folder)}" if new is None else "nothing has started"
         superlink = _start(stack, folder, served, keys, lambda: _raise_if_stopped(stop, words))
-        gate = OpenGate(
-            Gate(superlink.address, keys, largest), host, port, keys, opened, Journal(folder / "progress.jsonl").tell
-        )
+        tell = Journal(folder / "progress.jsonl").tell
+        gate = OpenGate(Gate(superlink.address, keys, largest), keys, opened, tell)
         stack.callback(gate.close)
         if new is not None:
             new.keep()
