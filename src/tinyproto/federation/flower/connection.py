@@ -13,11 +13,13 @@ import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tinyproto.engine.measure import WAYS
 from tinyproto.errors import FederationError
+from tinyproto.tracking.run_folder import write_atomic
 
 REACH_SECONDS = 10.0
 BLIP_SECONDS = 5.0
@@ -111,7 +113,7 @@ class Relay:
     def __init__(self, server: tuple[str, int], file: Path) -> None:
         self.server = server
         self.file = file
-        self.counts = _counts_in(file)
+        self.counts = Counter(_counts_in(file))
         self.unanswered_since: float | None = None  # time of the first byte or attempt after the server's last byte
         self.port = 0
         self._written = dict(self.counts)
@@ -136,11 +138,7 @@ class Relay:
 
     def add(self, counts: Mapping[str, int]) -> None:
         """Count bytes that went to the server outside the relay."""
-        self._loop.call_soon_threadsafe(self._add, dict(counts))
-
-    def _add(self, counts: Mapping[str, int]) -> None:
-        for way, count in counts.items():
-            self.counts[way] += count
+        self._loop.call_soon_threadsafe(self.counts.update, dict(counts))
 
     def close(self) -> None:
         """Close all connections and write the last counts."""
@@ -222,9 +220,7 @@ class Relay:
         counts = dict(self.counts)
         if counts == self._written and self.file.exists():
             return
-        partial = self.file.with_name(f".{self.file.name}.partial")
-        partial.write_text(json.dumps(counts), encoding="utf-8")
-        partial.replace(self.file)
+        write_atomic(self.file, json.dumps(counts))
         self._written = counts
 
 
