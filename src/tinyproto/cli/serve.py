@@ -179,8 +179,8 @@ def _watch(folder: Path, superlink: SuperLink, progress: FederationProgress, sto
             if progress.over:
                 return
             _raise_if_stopped(stop, resume)
-            if superlink.process.status is not None:
-                raise FederationError(f"Flower's SuperLink ended; its log is {superlink.process.log}; {resume}")
+            if superlink.status is not None:
+                raise FederationError(f"Flower's SuperLink ended; its log is {superlink.log}; {resume}")
             if ended:
                 raise FederationError(progress.failure or f"Flower ended the run; its log is {run.log}; {resume}")
     finally:
