@@ -37,7 +37,6 @@ GREY = ("1", "L")
 NOT_8_BIT = ("I", "F")
 """First letters of the modes of images with more than 8 bits per channel."""
 
-_CHECKSUM_PIECE = 1 << 24
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -240,7 +239,7 @@ def _read_cache(note: Path, digest: str) -> SharedPixels:
             pixels = SharedPixels(os.dup(file.fileno()), shape, offset)
     except (OSError, ValueError):
         raise _Stale("damaged") from None
-    if _checksum(pixels.array) != checksum:
+    if zlib.crc32(pixels.array.data) != checksum:
         raise _Stale("damaged")
     return pixels
 
@@ -270,7 +269,7 @@ def _write_cache(
             _allocate(file.fileno(), offset + math.prod(shape))
             blank = SharedPixels(os.dup(file.fileno()), shape, offset, writable=True)
             _decode_all(files, form, blank.array, progress)
-            checksum = _checksum(blank.array)
+            checksum = zlib.crc32(blank.array.data)
             os.fsync(file.fileno())
             pixels = SharedPixels(os.dup(file.fileno()), shape, offset)
         partial.replace(target)
@@ -290,10 +289,3 @@ def _allocate(descriptor: int, size: int) -> None:
         if isinstance(error, OSError) and error.errno in _DISK_FULL:
             raise
         os.ftruncate(descriptor, size)
-
-
-def _checksum(pixels: NDArray[np.uint8]) -> int:
-    flat, value = pixels.reshape(-1), 0
-    for start in range(0, len(flat), _CHECKSUM_PIECE):
-        value = zlib.crc32(flat[start : start + _CHECKSUM_PIECE].data, value)
-    return value
