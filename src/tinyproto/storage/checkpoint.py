@@ -8,6 +8,7 @@ of it: a damaged checkpoint, or one that needs a damaged client file, is passed 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -97,15 +98,9 @@ def keep_newest(folder: Path, count: int) -> None:
             for old in (path, path.with_suffix(_DAMAGED)):
                 old.unlink(missing_ok=True)
         else:
-            intact += _is_intact(path)
-
-
-def _is_intact(path: Path) -> bool:
-    try:
-        load_sealed(path)
-    except DamagedError:
-        return False
-    return True
+            with suppress(DamagedError):
+                load_sealed(path)
+                intact += 1
 
 
 def sweep(folder: Path, clients: Path) -> None:
