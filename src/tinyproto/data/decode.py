@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tinyproto.data.images import Images, SharedPixels
+from tinyproto.data.images import Images, SharedPixels, npy_header
 from tinyproto.data.sources.base import MINUS_ONE_TO_ONE, LabelledNames, Progress, Request, Source
 from tinyproto.errors import DataError
 
@@ -233,7 +233,9 @@ def _read_cache(note: Path, digest: str) -> SharedPixels:
         raise _Stale("of other images")
     try:
         with note.with_suffix(".npy").open("rb") as file:
-            offset = _read_header(file, shape)
+            if npy_header(file) != (shape, np.dtype(np.uint8), False):
+                raise _Stale("damaged")
+            offset = file.tell()
             if os.fstat(file.fileno()).st_size != offset + math.prod(shape):
                 raise _Stale("truncated")
             pixels = SharedPixels(os.dup(file.fileno()), shape, offset)
@@ -242,16 +244,6 @@ def _read_cache(note: Path, digest: str) -> SharedPixels:
     if zlib.crc32(pixels.array.data) != checksum:
         raise _Stale("damaged")
     return pixels
-
-
-def _read_header(file: IO[bytes], shape: Sequence[int]) -> int:
-    """Return the offset of the pixels; raise ValueError if the file is not a uint8 array of that shape."""
-    if np.lib.format.read_magic(file) != (1, 0):
-        raise ValueError("another version of .npy")
-    found, by_column, dtype = np.lib.format.read_array_header_1_0(file)
-    if (found, by_column, dtype) != (tuple(shape), False, np.dtype(np.uint8)):
-        raise ValueError("another array")
-    return file.tell()
 
 
 def _write_cache(
