@@ -43,11 +43,6 @@ class Position:
         """Return the start of a run, which is also where a run without any checkpoint resumes."""
         return cls(0, 1, 0, 0, config)
 
-    @property
-    def words(self) -> str:
-        """Return words for the place a run resumes from."""
-        return f"after cell {self.cell}" if self.cell else f"from round {self.next_round}"
-
 
 class Damage(NamedTuple):
     """A checkpoint that cannot be resumed from, and why."""
@@ -158,10 +153,11 @@ def _load(path: Path, clients: Path, passed_over: Sequence[Damage]) -> Checkpoin
 
 def set_aside(checkpoint: Checkpoint) -> list[str]:
     """Rename the checkpoints that were passed over, so that they no longer count; return a sentence on each."""
-    told = []
+    told, at = [], checkpoint.position
+    place = f"after cell {at.cell}" if at.cell else f"from round {at.next_round}"
     for damage in checkpoint.passed_over:
         damage.checkpoint.rename(damage.checkpoint.with_suffix(_DAMAGED))
-        told.append(f"{damage.reason}; resuming {checkpoint.position.words}, with the previous checkpoint")
+        told.append(f"{damage.reason}; resuming {place}, with the previous checkpoint")
     return told
 
 
