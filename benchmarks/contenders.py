@@ -105,7 +105,7 @@ class Trained:
     def close(self) -> None:
         """Stop the workers and remove their files."""
         if self.pool is not None:
-            self.pool.__exit__(None, None, None)
+            self.pool.close()
         if self.folder is not None:
             self.folder.cleanup()
 

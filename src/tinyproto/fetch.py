@@ -230,9 +230,8 @@ def unpack(archive: Path, folder: str, root: Path, progress: Progress) -> Path:
 
 def _unpack_into(archive: Path, folder: str, waiting: Path, progress: Progress) -> None:
     """Unpack the files below the folder, ignoring owners and permissions; refuse names that lead out of it."""
-    total = _unpacked_size(archive)
     done = 0
-    for name, size, content in _entries(archive):
+    for name, size, content, total in _entries(archive):
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\\" in name:
             raise DataError(f"{archive} holds {name!r}, which leads out of its folder; nothing was unpacked")
@@ -245,24 +244,18 @@ def _unpack_into(archive: Path, folder: str, waiting: Path, progress: Progress) 
         progress(f"unpacking {archive.name}", done, total)
 
 
-def _unpacked_size(archive: Path) -> int:
+def _entries(archive: Path) -> Iterator[tuple[str, int, IO[bytes], int]]:
+    """Yield the name, size and open content of each file in the archive, and the size of all of them."""
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive) as zipped:
-            return sum(info.file_size for info in zipped.infolist())
-    with tarfile.open(archive) as tar:
-        return sum(member.size for member in tar)
-
-
-def _entries(archive: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
-    """Yield the name, size and open content of each file in the archive."""
-    if archive.suffix == ".zip":
-        with zipfile.ZipFile(archive) as zipped:
+            total = sum(info.file_size for info in zipped.infolist())
             for info in zipped.infolist():
                 if not info.is_dir():
                     with zipped.open(info) as content:
-                        yield info.filename, info.file_size, content
+                        yield info.filename, info.file_size, content, total
         return
     with tarfile.open(archive) as tar:
+        total = sum(member.size for member in tar)
         for member in tar:
             if member.isdir():
                 continue
@@ -270,4 +263,4 @@ def _entries(archive: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
             if opened is None:
                 raise DataError(f"{archive} holds {member.name!r}, which is not a plain file; nothing was unpacked")
             with opened:
-                yield member.name, member.size, opened
+                yield member.name, member.size, opened, total

@@ -55,7 +55,7 @@ def test_a_grey_image_becomes_colour(folder: Path) -> None:
 
 def test_names_are_sorted_as_text_as_image_folders_are(tmp_path: Path) -> None:
     write_tiny_imagenet(tmp_path, ("n01",), train=11)
-    files = tiny_imagenet.listing(tmp_path).paths
+    files = tiny_imagenet.listing(Request(tmp_path)).paths
     assert files[:3] == [f"train/n01/images/n01_{index}.JPEG" for index in (0, 1, 10)]
 
 

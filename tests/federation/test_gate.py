@@ -20,7 +20,7 @@ import httpx
 from support_federation import free_port
 from tinyproto.errors import FederationError
 from tinyproto.federation.flower import gate as gate_module
-from tinyproto.federation.flower.gate import OVERHEAD, PATHS, Gate, OpenGate
+from tinyproto.federation.flower.gate import OVERHEAD, PATHS, Gate, OpenGate, listening
 from tinyproto.federation.flower.handshakes import network_of
 from tinyproto.federation.keys import ServerKeys, make_keys
 
@@ -69,7 +69,7 @@ class Site:
         threading.Thread(target=self.behind.serve_forever, daemon=True).start()
         self.port = free_port()
         gate = Gate(f"127.0.0.1:{self.behind.server_address[1]}", self.keys, LARGEST)
-        self.gate = OpenGate(gate, "127.0.0.1", self.port, self.keys)
+        self.gate = OpenGate(gate, self.keys, listening("127.0.0.1", self.port))
         self.client = httpx.Client(
             base_url=f"https://localhost:{self.port}",
             verify=ssl.create_default_context(cafile=str(self.keys.authority)), trust_env=False,
@@ -140,7 +140,7 @@ def test_a_superlink_that_is_away_is_a_reason_to_try_again(site: Site) -> None:
 
 def test_an_address_in_use_is_an_error_that_says_what_to_do(site: Site) -> None:
     with pytest.raises(FederationError, match=r"in use; .*--listen"):
-        OpenGate(Gate("127.0.0.1:1", site.keys, 1), "127.0.0.1", site.port, site.keys)
+        listening("127.0.0.1", site.port)
 
 
 def test_the_calls_are_those_that_flower_has() -> None:

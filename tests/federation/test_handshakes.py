@@ -39,7 +39,7 @@ class Site:
         self.told: list[tuple[str, dict[str, Any]]] = []
         self.context = ssl.create_default_context(cafile=str(keys.authority))
         gate = Gate("127.0.0.1:1", keys, 1000)
-        self.gate = OpenGate(gate, "127.0.0.1", self.port, keys, listener, self._tell)
+        self.gate = OpenGate(gate, keys, listener, self._tell)
 
     def _tell(self, event: str, **facts: Any) -> None:
         self.told.append((event, facts))

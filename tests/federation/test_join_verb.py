@@ -263,7 +263,6 @@ class Node:
     happens: tuple[Callable[[], object], ...] = ()
 
     def __init__(self, *_: object) -> None:
-        self.process = self
         self.log = Path("log")
         self.left = list(self.happens)
         self.text = "SuperNode ID: 1\n"

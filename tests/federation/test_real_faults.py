@@ -270,9 +270,6 @@ class CutOff:
 
     is_connected = True
 
-    def __init__(self, *_: object) -> None:
-        self.process = self
-
     def wait(self, seconds: float) -> bool:
         time.sleep(seconds)
         return False
@@ -286,7 +283,7 @@ def test_a_supernode_that_tries_for_ever_does_not_keep_a_client_from_giving_up(
     last_round: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = only_waiting_takes_time(monkeypatch)
-    monkeypatch.setattr(join_verb, "SuperNode", CutOff)
+    monkeypatch.setattr(join_verb, "SuperNode", lambda *_: CutOff())
     monkeypatch.setattr(join_verb, "reach", nobody_there)
     client = make_session(tmp_path, give_up=2)
     client.relay.unanswered_since = now[0]

@@ -8,10 +8,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from tinyproto.core.streams import global_randomness
-from tinyproto.models import SplitModel
-from tinyproto.models.small_cnn import small_cnn_a, small_cnn_b, small_cnn_c, small_cnn_d
+from tinyproto.models import SMALL_CNNS, SplitModel
 
-FACTORIES = [small_cnn_a, small_cnn_b, small_cnn_c, small_cnn_d]
+FACTORIES = list(SMALL_CNNS.values())
 INDICES = range(len(FACTORIES))
 GREY_8 = (1, 8, 8)
 COLOUR_32 = (3, 32, 32)
@@ -20,7 +19,9 @@ DIM, CLASSES = 20, 7
 
 def network(index: int, image: tuple[int, int, int]) -> SplitModel:
     with global_randomness(0):
-        return FACTORIES[index](image, DIM, CLASSES)
+        model = FACTORIES[index](image, DIM, CLASSES)
+    assert isinstance(model, SplitModel)
+    return model
 
 
 def noise(count: int, image: tuple[int, int, int]) -> Tensor:

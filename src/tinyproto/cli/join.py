@@ -142,7 +142,7 @@ class ClientSession:
         watch = Watch(self.relay, self._reach)
         connected = False
         try:
-            while not node.process.wait(0.5):
+            while not node.wait(0.5):
                 if self.stop.wanted:
                     return
                 if not connected and node.is_connected:
@@ -163,12 +163,12 @@ class ClientSession:
                         return
         finally:
             node.stop()
-        raise why_it_ended(node.process.status, node.process.said(), node.process.log)
+        raise why_it_ended(node.status, node.said(), node.log)
 
     def _deliver(self, node: SuperNode, until: Callable[[], bool]) -> None:
         """Keep the SuperNode running until its last reply is sent and `until` holds, but at most for a minute."""
         give_up = time.monotonic() + LAST_ANSWER_SECONDS
-        while time.monotonic() < give_up and not self.stop.wanted and not node.process.wait(0.5):
+        while time.monotonic() < give_up and not self.stop.wanted and not node.wait(0.5):
             if node.has_answered and until():
                 return
 

@@ -70,9 +70,8 @@ def serve_config(options: ServeOptions, output: Output) -> None:
             new.folder.write_config(config.resolved())
         words = f"resume with: {how_to_resume(folder)}" if new is None else "nothing has started"
         superlink = _start(stack, folder, served, keys, lambda: _raise_if_stopped(stop, words))
-        gate = OpenGate(
-            Gate(superlink.address, keys, largest), host, port, keys, opened, Journal(folder / "progress.jsonl").tell
-        )
+        tell = Journal(folder / "progress.jsonl").tell
+        gate = OpenGate(Gate(superlink.address, keys, largest), keys, opened, tell)
         stack.callback(gate.close)
         if new is not None:
             new.keep()
@@ -180,8 +179,8 @@ def _watch(folder: Path, superlink: SuperLink, progress: FederationProgress, sto
             if progress.over:
                 return
             _raise_if_stopped(stop, resume)
-            if superlink.process.status is not None:
-                raise FederationError(f"Flower's SuperLink ended; its log is {superlink.process.log}; {resume}")
+            if superlink.status is not None:
+                raise FederationError(f"Flower's SuperLink ended; its log is {superlink.log}; {resume}")
             if ended:
                 raise FederationError(progress.failure or f"Flower ended the run; its log is {run.log}; {resume}")
     finally:

@@ -25,21 +25,21 @@ class Preset:
 PUBLISHED_FP_SCALE = {"cifar10": 1.5e-4, "cifar100": 1.5e-3, "tiny_imagenet": 1.5e-3}
 PUBLISHED_FT_SCALE = {"cifar10": 1e-3, "cifar100": 1e-2, "tiny_imagenet": 1e-2}
 
-EXPERT_DISTILLATION: Values = {
-    "auxiliary": "smallest",
-    "average_buffers": True,
-    "reduction": "batch",
-    "detach_targets": True,
-    "matrices": "filters",
+_PUBLISHED_SECTIONS: Mapping[str, Values] = {
+    "partition": {"seed": 1, "min_samples": 1},
+    "train": {"shuffle": False, "last_batch": "drop", "head_dropout": 0.2},
 }
-PUBLISHED_DISTILLATION: Values = {
+_PUBLISHED_HYPER: Values = {
+    "prototype_source": "fresh",
+    "offered_classes": "all",
+    "max_length": None,
     "auxiliary": "resnet8",
     "average_buffers": False,
     "reduction": "element",
     "detach_targets": False,
     "matrices": "kernels",
 }
-"""Hyper-parameters of FML and FedKD, whose two networks learn from each other."""
+"""Values in which `reference` and `paper` agree; the last five are of FML and FedKD."""
 
 PRESETS: Mapping[str, Preset] = {
     "sound": Preset(
@@ -57,44 +57,30 @@ PRESETS: Mapping[str, Preset] = {
             "offered_classes": "uploaded",
             "global_scale": "auto",
             "max_length": "auto",
-            **EXPERT_DISTILLATION,
+            "auxiliary": "smallest",
+            "average_buffers": True,
+            "reduction": "batch",
+            "detach_targets": True,
+            "matrices": "filters",
         },
         global_scale=None,
     ),
     "reference": Preset(
         sections={
-            "partition": {"seed": 1, "min_samples": 1},
+            **_PUBLISHED_SECTIONS,
             "prototypes": {"samples": "seen", "counted_samples": "all", "masks": "balanced"},
-            "train": {"shuffle": False, "last_batch": "drop", "head_dropout": 0.2},
             "evaluate": {"rule": "global", "statistic": "best"},
         },
-        hyper={
-            "proto_weight": 10.0,
-            "distance": "mse",
-            "prototype_source": "fresh",
-            "aggregation": "sum",
-            "offered_classes": "all",
-            "max_length": None,
-            **PUBLISHED_DISTILLATION,
-        },
+        hyper={**_PUBLISHED_HYPER, "proto_weight": 10.0, "distance": "mse", "aggregation": "sum"},
         global_scale={"tinyproto_fp": PUBLISHED_FP_SCALE, "tinyproto_ft": PUBLISHED_FT_SCALE},
     ),
     "paper": Preset(
         sections={
-            "partition": {"seed": 1, "min_samples": 1},
+            **_PUBLISHED_SECTIONS,
             "prototypes": {"samples": "all", "counted_samples": "train", "masks": "balanced"},
-            "train": {"shuffle": False, "last_batch": "drop", "head_dropout": 0.2},
             "evaluate": {"rule": "local", "statistic": "best"},
         },
-        hyper={
-            "proto_weight": 1.0,
-            "distance": "l2",
-            "prototype_source": "fresh",
-            "aggregation": "mean",
-            "offered_classes": "all",
-            "max_length": None,
-            **PUBLISHED_DISTILLATION,
-        },
+        hyper={**_PUBLISHED_HYPER, "proto_weight": 1.0, "distance": "l2", "aggregation": "mean"},
         global_scale={"tinyproto_fp": PUBLISHED_FP_SCALE, "tinyproto_ft": PUBLISHED_FP_SCALE},
     ),
 }

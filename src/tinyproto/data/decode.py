@@ -16,14 +16,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tinyproto.data.images import Images, SharedPixels
-from tinyproto.data.sources.base import MINUS_ONE_TO_ONE, LabelledNames, Progress
+from tinyproto.data.images import Images, SharedPixels, npy_header
+from tinyproto.data.sources.base import MINUS_ONE_TO_ONE, LabelledNames, Progress, Request, Source
 from tinyproto.errors import DataError
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ GREY = ("1", "L")
 NOT_8_BIT = ("I", "F")
 """First letters of the modes of images with more than 8 bits per channel."""
 
-_CHECKSUM_PIECE = 1 << 24
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -69,6 +68,19 @@ class ImageFiles:
     def without_pixels(self) -> LabelledNames:
         """Return the labels; nothing is decoded."""
         return LabelledNames(self.name, np.array(self.labels), len(self.classes))
+
+
+def source_of_files(
+    listing: Callable[[Request], ImageFiles], locate: Callable[[Path | None], str],
+    always: tuple[int, tuple[int, int, int]] | None = None,
+) -> Source:  # fmt: skip
+    """Return the source of a dataset of image files."""
+    return Source(
+        lambda request: listing(request).load(request.cache, request.progress),
+        locate,
+        lambda request: listing(request).without_pixels(),
+        always,
+    )
 
 
 def _pixels(files: ImageFiles, cache: Path | None, progress: Progress) -> SharedPixels:
@@ -221,25 +233,17 @@ def _read_cache(note: Path, digest: str) -> SharedPixels:
         raise _Stale("of other images")
     try:
         with note.with_suffix(".npy").open("rb") as file:
-            offset = _read_header(file, shape)
+            if npy_header(file) != (shape, np.dtype(np.uint8), False):
+                raise _Stale("damaged")
+            offset = file.tell()
             if os.fstat(file.fileno()).st_size != offset + math.prod(shape):
                 raise _Stale("truncated")
             pixels = SharedPixels(os.dup(file.fileno()), shape, offset)
     except (OSError, ValueError):
         raise _Stale("damaged") from None
-    if _checksum(pixels.array) != checksum:
+    if zlib.crc32(pixels.array.data) != checksum:
         raise _Stale("damaged")
     return pixels
-
-
-def _read_header(file: IO[bytes], shape: Sequence[int]) -> int:
-    """Return the offset of the pixels; raise ValueError if the file is not a uint8 array of that shape."""
-    if np.lib.format.read_magic(file) != (1, 0):
-        raise ValueError("another version of .npy")
-    found, by_column, dtype = np.lib.format.read_array_header_1_0(file)
-    if (found, by_column, dtype) != (tuple(shape), False, np.dtype(np.uint8)):
-        raise ValueError("another array")
-    return file.tell()
 
 
 def _write_cache(
@@ -257,7 +261,7 @@ def _write_cache(
             _allocate(file.fileno(), offset + math.prod(shape))
             blank = SharedPixels(os.dup(file.fileno()), shape, offset, writable=True)
             _decode_all(files, form, blank.array, progress)
-            checksum = _checksum(blank.array)
+            checksum = zlib.crc32(blank.array.data)
             os.fsync(file.fileno())
             pixels = SharedPixels(os.dup(file.fileno()), shape, offset)
         partial.replace(target)
@@ -277,10 +281,3 @@ def _allocate(descriptor: int, size: int) -> None:
         if isinstance(error, OSError) and error.errno in _DISK_FULL:
             raise
         os.ftruncate(descriptor, size)
-
-
-def _checksum(pixels: NDArray[np.uint8]) -> int:
-    flat, value = pixels.reshape(-1), 0
-    for start in range(0, len(flat), _CHECKSUM_PIECE):
-        value = zlib.crc32(flat[start : start + _CHECKSUM_PIECE].data, value)
-    return value

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 import torch
@@ -89,6 +89,16 @@ def _nameless_file(size: int) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
+
+def npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], bool]:
+    """Read the header of an .npy file; return the shape, the type, and True if columns come first."""
+    version = np.lib.format.read_magic(stream)
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if version not in read:
+        raise ValueError(f"a .npy of version {version}")
+    shape, by_column, dtype = read[version](stream)
+    return shape, dtype, by_column
 
 
 @dataclass(frozen=True)

@@ -332,11 +332,9 @@ class FederationChannel:
         elif "error" in reply.values:
             claimed = reply.values.get("client-id")
             self.roster.refuse(node, claimed if isinstance(claimed, int) else None, words(reply.values["error"]))
-        elif not self.roster.claim(node, reply.values.get("client-id")):
+        elif (client := self.roster.claim(node, reply.values.get("client-id"))) is None:
             self._push([Outgoing(node, "notice", {"code": "taken", "words": WORDS["taken"]})])
         else:
-            client = self.roster.client_of(node)
-            assert client is not None
             self.sockets.note(client, reply.values)
 
     def _hear(self, sent: Sent, reply: Incoming | None, under_way: Exchange) -> tuple[int, bytes] | None:

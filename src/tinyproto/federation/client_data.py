@@ -136,13 +136,12 @@ def _from_folder(section: ClientDataSection, path: Path, progress: Progress) -> 
             f"{path} must hold the folder train, and may hold test, each with one folder of images for each class "
             "(train/CLASS/*.png)"
         )
-    found = image_folder.listing(path)
+    cache = None if section.cache is None else Path(section.cache).expanduser()
+    found = image_folder.listing(Request(path, image_size=section.image_size))
     parts = np.array([Path(file).parts[0] for file in found.paths])
     places = np.arange(len(parts))
     share = Share(train=places[parts == "train"], test=places[parts != "train"])
-    cache = None if section.cache is None else Path(section.cache).expanduser()
-    images = image_folder.load(Request(path, cache, section.image_size, progress))
-    return Samples(images, share, path, found.classes)
+    return Samples(found.load(cache, progress), share, path, found.classes)
 
 
 def _with_the_terms_labels(samples: Samples, terms: Terms) -> Images:

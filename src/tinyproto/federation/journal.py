@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,14 +16,13 @@ from tinyproto.tracking.run_folder import append_atomic
 class Journal:
     """Appends events to a file; an event that cannot be written is lost and stops nothing."""
 
-    def __init__(self, file: Path, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+    def __init__(self, file: Path) -> None:
         self.file = file
-        self._now = now
 
     def tell(self, event: str, **facts: Any) -> None:
         """Append one event with the time and the facts that are not None."""
         known = {key: value for key, value in facts.items() if value is not None}
-        line = {"time": self._now().isoformat(timespec="milliseconds"), "event": event, **known}
+        line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **known}
         with suppress(OSError):
             self._append(json.dumps(line).encode() + b"\n")
 

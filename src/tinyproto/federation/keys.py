@@ -257,20 +257,17 @@ def _ensure_certificate(folder: Path, names: tuple[str, ...]) -> tuple[bool, boo
 
 def _make_client(folder: Path, number: int) -> None:
     key = ec.generate_private_key(CURVE)
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    )
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     write(folder / f"client-{number}" / "ca.crt", (folder / "server" / "ca.crt").read_bytes())
-    write_private(folder / f"client-{number}" / "client.key", private)
+    write_private(folder / f"client-{number}" / "client.key", _pem(key, serialization.PrivateFormat.OpenSSH))
     # Last, since it marks the client as made: after an interruption the next call makes all three again.
     write(folder / "server" / "clients" / f"{number}.pub", public + b"\n")
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    text: bytes = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+def _pem(
+    key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8
+) -> bytes:
+    text: bytes = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
     return text
 
 

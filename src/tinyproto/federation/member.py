@@ -22,7 +22,6 @@ from torch import Tensor
 
 from tinyproto.algorithms.base import Client, ClientInfo
 from tinyproto.builder import resolve_device
-from tinyproto.config.schema import Section
 from tinyproto.core.streams import one_thread
 from tinyproto.data.images import FederatedData
 from tinyproto.engine.measure import Stopwatch
@@ -31,7 +30,7 @@ from tinyproto.errors import DamagedError, ModelError, TinyProtoError, WireError
 from tinyproto.federation.client_data import ClientDataSection, client_data
 from tinyproto.federation.journal import Journal
 from tinyproto.federation.refusals import NOTICE, Refusal, Values, printable, read_notice
-from tinyproto.federation.terms import Agreement, accepted_terms, read_section
+from tinyproto.federation.terms import Agreement, JsonFile, accepted_terms
 from tinyproto.models import build_model, rehearse_training
 from tinyproto.storage.client_files import parts_of, put_back
 from tinyproto.storage.tensor_files import disk_words, host_copy, load_sealed, save_sealed, sealed_facts
@@ -98,17 +97,13 @@ def _answer(member: Member, asked: Mapping[str, object], journal: Journal) -> Va
     return {"frame": reply}
 
 
-class JoinFile(Section):
+class JoinFile(JsonFile):
     """`join.json` in a client's folder: the client's data, network and device."""
 
+    NAME = "join.json"
     data: ClientDataSection
     model: str = Field(description="a registered network, or a dotted path package.module:factory")
     device: str = "cpu"
-
-    @classmethod
-    def read(cls, folder: Path) -> JoinFile:
-        """Read it from a client's folder."""
-        return read_section(cls, folder / "join.json")
 
 
 class Member:
@@ -138,7 +133,8 @@ class Member:
         with files.locked():
             files.check_model(self.join.model)
             if files.read_terms() != text:
-                files.write_terms(text)
+                with _writing(files.terms):
+                    write_atomic(files.terms, text)
         return terms.federation
 
     def answer(self, federation: str, frame: bytes) -> bytes:
@@ -253,12 +249,10 @@ class MemberFiles:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Let no other process answer for this client meanwhile: asked twice at once, the second finds the reply."""
-        try:
+        with _writing(self.folder):
             for folder in (self.folder.parent, self.folder):  # private: the state was learnt from the client's data
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = FileLock(self.folder / "lock").acquire()
-        except OSError as error:
-            raise _no_space(self.folder, error) from error
         with lock:
             yield
 
@@ -270,13 +264,6 @@ class MemberFiles:
             return None
         except OSError as error:
             raise Refusal("state", f"cannot read {self.terms}: {one_line(error)}") from error
-
-    def write_terms(self, text: str) -> None:
-        """Store the accepted terms."""
-        try:
-            write_atomic(self.terms, text)
-        except OSError as error:
-            raise _no_space(self.terms, error) from error
 
     def load(self) -> SavedState | None:
         """Read the client's state; None before its first round."""
@@ -328,13 +315,16 @@ class MemberFiles:
             if number in last_two:
                 name = f"reply/{number}/{asked.name}"
                 tensors[name] = torch.frombuffer(bytearray(frame), dtype=torch.uint8)
-        try:
+        with _writing(self.state):
             save_sealed(self.state, tensors, {"client": self.client, "model": model, "parts": list(parts)})
-        except (OSError, safetensors.SafetensorError) as error:
-            raise _no_space(self.state, error) from error
 
 
-def _no_space(path: Path, error: Exception) -> Refusal:
-    return Refusal(
-        "no-space", f"cannot write {path}: {disk_words(error)}; free some space, and the round is asked again"
-    )
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn errors of the disk into a Refusal."""
+    try:
+        yield
+    except (OSError, safetensors.SafetensorError) as error:
+        raise Refusal(
+            "no-space", f"cannot write {path}: {disk_words(error)}; free some space, and the round is asked again"
+        ) from error

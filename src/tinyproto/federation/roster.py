@@ -44,14 +44,10 @@ class Roster:
         """Return the client ids that may take part and are not online."""
         return sorted(set(self.members) - set(self.present))
 
-    def client_of(self, node: int) -> int | None:
-        """Return the client at a node."""
-        return next((client for client, held in self.nodes.items() if held == node), None)
-
     def owner(self, node: int) -> int | None:
         """Return the client whose key a node has; without known keys, the client at the node."""
         if not self.keys:
-            return self.client_of(node)
+            return next((client for client, held in self.nodes.items() if held == node), None)
         return next((client for client, key in self.keys.items() if key == self.online.get(node)), None)
 
     def see(self, online: Mapping[int, bytes]) -> list[int]:
@@ -75,25 +71,25 @@ class Roster:
         self.asked.pop(node, None)
         self.nodes = {client: held for client, held in self.nodes.items() if held != node}
 
-    def claim(self, node: int, client: object) -> bool:
-        """Give a client id to a node that accepted the terms; return False if it may not have that id."""
+    def claim(self, node: int, client: object) -> int | None:
+        """Give a client id to a node that accepted the terms and return the id; None if it may not have that id."""
         if not isinstance(client, int) or isinstance(client, bool) or not 0 <= client < self.num_clients:
             self.refuse(node, None, WORDS["member"])
-            return False
+            return None
         key, holder = self.keys.get(client), self.nodes.get(client)
         if self.keys and self.online.get(node) != key:
             owner = self.owner(node)
             whose = "is not in this federation" if owner is None else f"belongs to client {owner}"
             self.refuse(node, client, f"it claims to be client {client}, but its key {whose}")
-            return False
+            return None
         if key is None and holder not in (None, node) and holder in self.online:
             self.refuse(node, client, WORDS["taken"])
-            return False
+            return None
         self.forget(node)
         self.reasons.pop(node, None)
         self.nodes[client] = node
         self.journal.tell("joined", client=client, node=node)
-        return True
+        return client
 
     def refuse(self, node: int, client: int | None, reason: str) -> None:
         """Keep a node out until it is asked again; if keys are known, its key names the client."""

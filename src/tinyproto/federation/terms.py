@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, ValidationError
 
@@ -30,8 +30,6 @@ from tinyproto.federation.refusals import Refusal
 from tinyproto.models import ModelEntry
 from tinyproto.tracking.run_folder import SERVE_FILE, write_atomic
 from tinyproto.wire.frame import VERSION
-
-S = TypeVar("S", bound=Section)
 
 
 def new_token() -> str:
@@ -223,30 +221,33 @@ def first_fault(error: ValidationError) -> str:
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
-def read_section(kind: type[S], file: Path) -> S:
-    """Read a JSON file as this section; raise ConfigError if it is unreadable or invalid."""
-    try:
-        return kind.model_validate_json(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror or error}") from error
-    except ValidationError as error:
-        raise ConfigError(f"{file}: {first_fault(error)}") from error
+class JsonFile(Section):
+    """A section that is a JSON file of its own."""
+
+    NAME: ClassVar[str]
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read it from a folder; raise ConfigError if it is unreadable or invalid."""
+        file = folder / cls.NAME
+        try:
+            return cls.model_validate_json(file.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"cannot read {file}: {error.strerror or error}") from error
+        except ValidationError as error:
+            raise ConfigError(f"{file}: {first_fault(error)}") from error
 
 
-class ServeFile(Section):
+class ServeFile(JsonFile):
     """`serve.json` in a run folder: what the coordinator's process needs, now and on resume."""
 
+    NAME = SERVE_FILE
     config: dict[str, Any]  # resolved
     federation: Token
     resume: bool = False
     keys: dict[str, str] | None = None  # by client id: its public key (PEM) in hexadecimal
     listen: str | None = None  # HOST:PORT for clients
     key_folder: str | None = None
-
-    @classmethod
-    def read(cls, folder: Path) -> ServeFile:
-        """Read it from a run folder."""
-        return read_section(cls, folder / SERVE_FILE)
 
     def write(self, folder: Path) -> None:
         """Write it into a run folder, atomically."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from tinyproto.builder import Cell
@@ -126,7 +126,7 @@ def _hosts(experiment: Experiment) -> Iterator[Host]:
         yield experiment.loopback
         return
     samples = experiment.data.train_counts.sum(1).tolist()
-    with WorkerPool(experiment.config.resolved(), experiment.images, experiment.workers) as pool:
+    with closing(WorkerPool(experiment.config.resolved(), experiment.images, experiment.workers)) as pool:
         yield lambda cell, clients: pool.begin(cell.index, samples, clients, experiment.client_memory)
 
 

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from tinyproto.core.streams import global_randomness
 from tinyproto.errors import ModelError, one_line
 from tinyproto.imports import load_dotted, unknown
-from tinyproto.models import small_cnn
 from tinyproto.models.efficientnet import efficientnet_b0
 from tinyproto.models.mobilenet_v2 import mobilenet_v2
 from tinyproto.models.resnet8 import resnet8
 from tinyproto.models.shufflenet_v2 import X0_5, shufflenet_v2
+from tinyproto.models.small_cnn import small_cnn
 from tinyproto.models.split import SplitModel
 
 ModelFactory = Callable[..., nn.Module]
@@ -33,10 +33,21 @@ def _variant(factory: ModelFactory, words: str, **fixed: object) -> ModelFactory
 
 
 SMALL_CNNS: Mapping[str, ModelFactory] = {
-    "small_cnn_a": small_cnn.small_cnn_a,
-    "small_cnn_b": small_cnn.small_cnn_b,
-    "small_cnn_c": small_cnn.small_cnn_c,
-    "small_cnn_d": small_cnn.small_cnn_d,
+    "small_cnn_a": _variant(small_cnn, "Build two plain 3×3 convolutions, 16 and 32 channels.", channels=(16, 32)),
+    "small_cnn_b": _variant(
+        small_cnn,
+        "Build three 3×3 convolutions with batch normalisation, 16, 32 and 32 channels.",
+        channels=(16, 32, 32),
+        batch_norm=True,
+    ),
+    "small_cnn_c": _variant(small_cnn, "Build one wide 5×5 convolution, 32 channels.", channels=(32,), kernel=5),
+    "small_cnn_d": _variant(
+        small_cnn,
+        "Build a 3×3 stem and two depthwise separable convolutions with batch normalisation, 24, 48 and 48 channels.",
+        channels=(24, 48, 48),
+        batch_norm=True,
+        separable=True,
+    ),
 }
 """Networks for quick trials on a CPU."""
 

@@ -28,8 +28,17 @@ def count_parameters(module: nn.Module) -> int:
 
 def measure(model: SplitModel, input_shape: tuple[int, ...]) -> NetworkSize:
     """Run one image through a network in eval mode and count; the model is not changed."""
-    tally = _Tally()
-    handles = [module.register_forward_hook(tally.watch) for module in model.modules()]
+    macs = pooled_from = 0
+
+    def watch(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        nonlocal macs, pooled_from
+        if isinstance(module, PoolFeatures):
+            pooled_from = inputs[0].shape[1]
+        elif isinstance(module, nn.Conv2d | nn.Linear) and isinstance(output, Tensor):
+            # Each output is a sum over one filter: the weights of one output channel.
+            macs += output.numel() * module.weight[0].numel()
+
+    handles = [module.register_forward_hook(watch) for module in model.modules()]
     modes = [(module, module.training) for module in model.modules()]
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     try:
@@ -43,21 +52,6 @@ def measure(model: SplitModel, input_shape: tuple[int, ...]) -> NetworkSize:
     return NetworkSize(
         extractor_parameters=count_parameters(model.extractor),
         head_parameters=count_parameters(model.head),
-        feature_width=tally.pooled_from or features.shape[1],
-        macs=tally.macs,
+        feature_width=pooled_from or features.shape[1],
+        macs=macs,
     )
-
-
-class _Tally:
-    """Counts of one forward pass with a batch of one."""
-
-    def __init__(self) -> None:
-        self.macs = 0
-        self.pooled_from = 0
-
-    def watch(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if isinstance(module, PoolFeatures):
-            self.pooled_from = inputs[0].shape[1]
-        elif isinstance(module, nn.Conv2d | nn.Linear) and isinstance(output, Tensor):
-            # Each output is a sum over one filter: the weights of one output channel.
-            self.macs += output.numel() * module.weight[0].numel()

@@ -1,4 +1,4 @@
-"""Four small CNNs of different depth, width and kind, for small images and quick trials on a CPU.
+"""Small CNNs of different depth, width and kind, for small images and quick trials on a CPU.
 
 They were chosen by trial on the digits. Each ends in ReLU(Linear(·, d)), so a feature is never negative and a unit can
 be dead for a class, as in the paper. The vector before that layer is normalised per sample, which bounds the step
@@ -13,8 +13,6 @@ from torch import nn
 
 from tinyproto.models.split import SplitModel
 
-ImageShape = tuple[int, int, int]
-
 _GRID = 4  # the last feature map is averaged to 4×4
 
 
@@ -26,13 +24,13 @@ def _convolution(inputs: int, outputs: int, kernel: int, *, batch_norm: bool, se
     return [*layers, *([nn.BatchNorm2d(outputs)] if batch_norm else []), nn.ReLU()]
 
 
-def _small_cnn(
-    image: ImageShape, dim: int, num_classes: int, channels: Sequence[int], *, kernel: int = 3,
+def small_cnn(
+    input_shape: tuple[int, int, int], proto_dim: int, num_classes: int, channels: Sequence[int], *, kernel: int = 3,
     batch_norm: bool = False, separable: bool = False,
 ) -> SplitModel:  # fmt: skip
     """Stack convolutions, with 2×2 max-pooling after the first, then a layer to d; `separable` excludes the first."""
     layers: list[nn.Module] = []
-    inputs = image[0]
+    inputs = input_shape[0]
     for depth, outputs in enumerate(channels):
         layers += _convolution(inputs, outputs, kernel, batch_norm=batch_norm, separable=separable and depth > 0)
         if depth == 0:
@@ -40,25 +38,5 @@ def _small_cnn(
         inputs = outputs
     hidden = inputs * _GRID**2
     layers += [nn.AdaptiveAvgPool2d(_GRID), nn.Flatten(), nn.LayerNorm(hidden, elementwise_affine=False)]
-    layers += [nn.Linear(hidden, dim), nn.ReLU()]
-    return SplitModel(nn.Sequential(*layers), nn.Linear(dim, num_classes))
-
-
-def small_cnn_a(input_shape: ImageShape, proto_dim: int, num_classes: int) -> SplitModel:
-    """Build two plain 3×3 convolutions, 16 and 32 channels."""
-    return _small_cnn(input_shape, proto_dim, num_classes, (16, 32))
-
-
-def small_cnn_b(input_shape: ImageShape, proto_dim: int, num_classes: int) -> SplitModel:
-    """Build three 3×3 convolutions with batch normalisation, 16, 32 and 32 channels."""
-    return _small_cnn(input_shape, proto_dim, num_classes, (16, 32, 32), batch_norm=True)
-
-
-def small_cnn_c(input_shape: ImageShape, proto_dim: int, num_classes: int) -> SplitModel:
-    """Build one wide 5×5 convolution, 32 channels."""
-    return _small_cnn(input_shape, proto_dim, num_classes, (32,), kernel=5)
-
-
-def small_cnn_d(input_shape: ImageShape, proto_dim: int, num_classes: int) -> SplitModel:
-    """Build a 3×3 stem and two depthwise separable convolutions with batch normalisation, 24, 48 and 48 channels."""
-    return _small_cnn(input_shape, proto_dim, num_classes, (24, 48, 48), batch_norm=True, separable=True)
+    layers += [nn.Linear(hidden, proto_dim), nn.ReLU()]
+    return SplitModel(nn.Sequential(*layers), nn.Linear(proto_dim, num_classes))

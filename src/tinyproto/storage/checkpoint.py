@@ -8,6 +8,7 @@ of it: a damaged checkpoint, or one that needs a damaged client file, is passed 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,11 +42,6 @@ class Position:
     def beginning(cls, config: Mapping[str, Any]) -> Position:
         """Return the start of a run, which is also where a run without any checkpoint resumes."""
         return cls(0, 1, 0, 0, config)
-
-    @property
-    def words(self) -> str:
-        """Return words for the place a run resumes from."""
-        return f"after cell {self.cell}" if self.cell else f"from round {self.next_round}"
 
 
 class Damage(NamedTuple):
@@ -97,15 +93,9 @@ def keep_newest(folder: Path, count: int) -> None:
             for old in (path, path.with_suffix(_DAMAGED)):
                 old.unlink(missing_ok=True)
         else:
-            intact += _is_intact(path)
-
-
-def _is_intact(path: Path) -> bool:
-    try:
-        load_sealed(path)
-    except DamagedError:
-        return False
-    return True
+            with suppress(DamagedError):
+                load_sealed(path)
+                intact += 1
 
 
 def sweep(folder: Path, clients: Path) -> None:
@@ -163,10 +153,11 @@ def _load(path: Path, clients: Path, passed_over: Sequence[Damage]) -> Checkpoin
 
 def set_aside(checkpoint: Checkpoint) -> list[str]:
     """Rename the checkpoints that were passed over, so that they no longer count; return a sentence on each."""
-    told = []
+    told, at = [], checkpoint.position
+    place = f"after cell {at.cell}" if at.cell else f"from round {at.next_round}"
     for damage in checkpoint.passed_over:
         damage.checkpoint.rename(damage.checkpoint.with_suffix(_DAMAGED))
-        told.append(f"{damage.reason}; resuming {checkpoint.position.words}, with the previous checkpoint")
+        told.append(f"{damage.reason}; resuming {place}, with the previous checkpoint")
     return told
 
 

@@ -131,6 +131,7 @@ class ClientFiles:
         parts: dict[str, dict[str, Tensor]] = {part: {} for part in stored}
         for name in dict.fromkeys(place.file for place in stored.values()):
             path = self.folder / name
+            what = f"{path}, the state of client {client},"
             try:
                 with safetensors.safe_open(path, framework="pt") as file:
                     for full_name in file.keys():  # noqa: SIM118
@@ -139,17 +140,12 @@ class ClientFiles:
                             parts[part][key] = file.get_tensor(full_name)
                 self.bytes_read += path.stat().st_size
             except FileNotFoundError as error:
-                raise ClientStateError(f"{path}, the state of client {client}, is missing") from error
+                raise ClientStateError(f"{what} is missing") from error
             except (OSError, safetensors.SafetensorError) as error:
-                raise ClientStateError(
-                    f"{path}, the state of client {client}, is damaged ({one_line(error)})"
-                ) from error
-        for part, place in stored.items():
-            if digest(parts[part]) != place.digest:
-                raise ClientStateError(
-                    f"{self.folder / place.file}, the state of client {client}, is damaged: "
-                    "it differs from what was written"
-                )
+                raise ClientStateError(f"{what} is damaged ({one_line(error)})") from error
+            for part, place in stored.items():
+                if place.file == name and digest(parts[part]) != place.digest:
+                    raise ClientStateError(f"{what} is damaged: it differs from what was written")
         return {part: {key: tensor.clone() for key, tensor in tensors.items()} for part, tensors in parts.items()}
 
     def forget(self, names: Collection[str]) -> None:

@@ -311,13 +311,9 @@ def _is_wide(value: float) -> bool:
     return not abs(value) < _NARROW_BELOW or _NARROW.unpack(_NARROW.pack(value))[0] != value
 
 
-def _metric_place(name: str) -> tuple[int, str]:
-    return _METRIC_PLACES.get(name, (0, name))
-
-
 def _encode_metrics(metrics: Mapping[str, float]) -> bytes:
     pieces = [_METRICS_HEAD.pack(_METRICS, len(metrics))]
-    for name in sorted(metrics, key=_metric_place):
+    for name in sorted(metrics, key=lambda name: _METRIC_PLACES.get(name, (0, name))):
         value = metrics[name]
         width = _WIDE if _is_wide(value) else 0
         code = METRIC_CODES.get(name, 0)

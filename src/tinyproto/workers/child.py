@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -114,10 +115,8 @@ class Child:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._errors):
             if stream is not None:
-                try:
+                with suppress(BrokenPipeError):
                     stream.close()
-                except BrokenPipeError:
-                    continue
 
 
 PARENT = "TINYPROTO_PARENT"

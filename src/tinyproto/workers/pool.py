@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from safetensors.torch import load
@@ -28,12 +27,8 @@ class WorkerPool:
         dataset = SharedDataset(images)
         self._workers = [_Process(index, config, dataset) for index in range(count)]
 
-    def __enter__(self) -> WorkerPool:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """End the processes now."""
         for worker in self._workers:
             worker.close()
 
@@ -107,12 +102,7 @@ class WorkerHost:
 
     def restore(self, stored: Mapping[int, Stored]) -> None:
         """Set the clients to the state they had when they were saved."""
-        for worker, share in zip(self._workers, self._shares, strict=True):
-            worker.ask(
-                Parcel({"do": "restore", "stored": {client: stored[client] for client in share if client in stored}})
-            )
-        for worker in self._workers:
-            worker.answer("restore")
+        self.ask_each("restore", stored=dict(stored))
 
     def snapshot(self, clients: Sequence[int], parts: Collection[str]) -> Mapping[str, Tensor]:
         """Return copies of some parts of some clients, by name."""

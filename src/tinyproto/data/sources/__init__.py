@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from tinyproto.data.decode import source_of_files
 from tinyproto.data.images import Images
 from tinyproto.data.sources import arrays, cifar, image_folder, tiny_imagenet
 from tinyproto.data.sources.base import LabelledNames, Progress, Request, Source, full_name, part_name, silent
@@ -14,8 +15,8 @@ from tinyproto.imports import unknown
 SOURCES: Mapping[str, Source] = {
     "cifar10": cifar.source(cifar.CIFAR10),
     "cifar100": cifar.source(cifar.CIFAR100),
-    "tiny_imagenet": Source(tiny_imagenet.load, tiny_imagenet.locate, tiny_imagenet.labels, always=(200, (3, 64, 64))),
-    "image_folder": Source(image_folder.load, image_folder.locate, image_folder.labels),
+    "tiny_imagenet": source_of_files(tiny_imagenet.listing, tiny_imagenet.locate, always=(200, (3, 64, 64))),
+    "image_folder": source_of_files(image_folder.listing, image_folder.locate),
     "npz": Source(arrays.load, arrays.locate),
     "digits": Source(arrays.load_digits, arrays.locate_digits, always=(10, (1, 8, 8))),
 }
@@ -54,7 +55,11 @@ def load(
 
 def load_labels(name: str, request: Request) -> LabelledNames:
     """Load the labels of a dataset, without decoding its images if possible."""
-    return find_source(name).only_labels(request)
+    source = find_source(name)
+    if source.labels is not None:
+        return source.labels(request)
+    images = source.load(request)
+    return LabelledNames(images.name, images.labels.numpy(), images.num_classes)
 
 
 __all__ = [

@@ -8,13 +8,13 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tinyproto.data.images import Images, SharedPixels
+from tinyproto.data.images import Images, SharedPixels, npy_header
 from tinyproto.data.sources.base import MINUS_ONE_TO_ONE, Labels, Request, only_first_classes
 from tinyproto.errors import DataError, one_line
 
@@ -76,21 +76,12 @@ class _Member:
         return self.file.removesuffix(".npy")
 
 
-def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], bool]:
-    version = np.lib.format.read_magic(stream)
-    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    if version not in read:
-        raise ValueError(f"a .npy of version {version}")
-    shape, by_column, dtype = read[version](stream)
-    return shape, dtype, by_column
-
-
 def _load(archive: zipfile.ZipFile) -> Images:
     there: dict[str, _Member] = {}
     for file in archive.namelist():
         if file.endswith(".npy"):
             with archive.open(file) as stream:
-                member = _Member(file, *_header(stream))
+                member = _Member(file, *npy_header(stream))
             there[member.name] = member
     pairs = [pair for pair in PAIRS if set(pair) & there.keys()]
     missing = [name for pair in pairs for name in pair if name not in there]
@@ -142,7 +133,7 @@ def _read_images(archive: zipfile.ZipFile, member: _Member, target: NDArray[np.u
     size = int(np.prod(target.shape[1:]))
     at_once = max(1, _PIECE // max(size, 1))
     with archive.open(member.file) as stream:
-        _header(stream)
+        npy_header(stream)
         for start in range(0, len(target), at_once):
             piece = target[start : start + at_once]
             data = stream.read(len(piece) * size)

@@ -57,13 +57,6 @@ class Source:
     labels: Callable[[Request], LabelledNames] | None = None
     always: tuple[int, tuple[int, int, int]] | None = None  # K and (C, H, W), if the same for every copy
 
-    def only_labels(self, request: Request) -> LabelledNames:
-        """Return the labels in the order of the images."""
-        if self.labels is not None:
-            return self.labels(request)
-        images = self.load(request)
-        return LabelledNames(images.name, images.labels.numpy(), images.num_classes)
-
 
 def part_name(name: str, first_classes: int | None) -> str:
     """Return the name that results give to the first so many classes of a dataset."""

@@ -7,24 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tinyproto.data.decode import ImageFiles
-from tinyproto.data.images import Images
-from tinyproto.data.sources.base import LabelledNames, Request, check_first_classes, part_name
+from tinyproto.data.sources.base import Request, check_first_classes, part_name
 from tinyproto.errors import DataError
 
 NAME = "image_folder"
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 PARTS = ("train", "val", "valid", "test")
 """A folder that has no subfolders but these has several parts, which are merged in this order."""
-
-
-def load(request: Request) -> Images:
-    """Load all images; a network sees −1 to 1."""
-    return listing(request.root, request.first_classes, request.image_size).load(request.cache, request.progress)
-
-
-def labels(request: Request) -> LabelledNames:
-    """Load the labels without decoding images."""
-    return listing(request.root, request.first_classes).without_pixels()
 
 
 def locate(root: Path | None) -> str:
@@ -45,8 +34,9 @@ def subfolders(folder: Path) -> list[str]:
     return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
 
 
-def listing(root: Path | None, first_classes: int | None = None, image_size: int | None = None) -> ImageFiles:
+def listing(request: Request) -> ImageFiles:
     """List the images of a folder, or of its first so many classes, part by part."""
+    root = request.root
     if root is None:
         raise DataError("data.root has to name the folder that holds one folder of images per class")
     if not root.is_dir():
@@ -56,7 +46,7 @@ def listing(root: Path | None, first_classes: int | None = None, image_size: int
     classes = subfolders(root / parts[0])
     if not classes:
         raise DataError(f"{root / parts[0]} has no folders; it has to hold one folder of images per class")
-    count = check_first_classes(first_classes, len(classes), root)
+    count = check_first_classes(request.first_classes, len(classes), root)
     taken = classes[:count]
     paths: list[str] = []
     labels: list[int] = []
@@ -80,6 +70,6 @@ def listing(root: Path | None, first_classes: int | None = None, image_size: int
         classes=taken,
         first_classes=count,
         colours="auto",
-        size=image_size,
+        size=request.image_size,
         remedy="replace or remove it",
     )

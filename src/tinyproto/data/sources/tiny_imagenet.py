@@ -6,10 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tinyproto.data.decode import ImageFiles
-from tinyproto.data.images import Images
 from tinyproto.data.sources.base import (
     DEFAULT_ROOT,
-    LabelledNames,
     Request,
     check_first_classes,
     fetch_again,
@@ -24,16 +22,6 @@ NAME = "tiny_imagenet"
 FOLDER = "tiny-imagenet-200"
 PER_CLASS = 550
 """Images of each class, train and val together."""
-
-
-def load(request: Request) -> Images:
-    """Load all images in colour; a network sees −1 to 1."""
-    return listing(request.root, request.first_classes).load(request.cache, request.progress)
-
-
-def labels(request: Request) -> LabelledNames:
-    """Load the labels without decoding images."""
-    return listing(request.root, request.first_classes).without_pixels()
 
 
 def locate(root: Path | None) -> str:
@@ -51,9 +39,9 @@ class _Missing(Exception):  # noqa: N818
     """A file is missing or incomplete."""
 
 
-def listing(root: Path | None = None, first_classes: int | None = None) -> ImageFiles:
-    """List the images of all classes, or of the first so many."""
-    root = root or DEFAULT_ROOT
+def listing(request: Request) -> ImageFiles:
+    """List the images of all classes, or of the first so many, in colour."""
+    root = request.root or DEFAULT_ROOT
     folder = _folder(root)
     if folder is None:
         raise DataError(
@@ -63,7 +51,7 @@ def listing(root: Path | None = None, first_classes: int | None = None) -> Image
     remedy = fetch_again(folder, NAME, root)
     try:
         there = _classes(folder)
-        count = _count(folder, there, first_classes)
+        count = _count(folder, there, request.first_classes)
         classes = there[:count]
         numbers = {name: number for number, name in enumerate(classes)}
         found = [*_train(folder, numbers), *_validation(folder, numbers)]

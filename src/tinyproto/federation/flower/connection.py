@@ -13,11 +13,13 @@ import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tinyproto.engine.measure import WAYS
 from tinyproto.errors import FederationError
+from tinyproto.tracking.run_folder import write_atomic
 
 REACH_SECONDS = 10.0
 BLIP_SECONDS = 5.0
@@ -111,23 +113,25 @@ class Relay:
     def __init__(self, server: tuple[str, int], file: Path) -> None:
         self.server = server
         self.file = file
-        self.counts = _counts_in(file)
+        self.counts = Counter(_counts_in(file))
         self.unanswered_since: float | None = None  # time of the first byte or attempt after the server's last byte
-        self.port = 0
         self._written = dict(self.counts)
         self._loop = asyncio.new_event_loop()
-        self._ready = threading.Event()
-        self._failure: OSError | None = None
+        self._closing = asyncio.Event()
+        self._open: set[asyncio.Task[None]] = set()
         try:
             self._write()
         except OSError as error:
             raise FederationError(f"cannot write {file}: {error.strerror or error}") from error
-        self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
+        try:
+            opened = self._loop.run_until_complete(asyncio.start_server(self._connection, "127.0.0.1", 0))
+        except OSError as error:
+            raise FederationError(f"cannot listen on this machine's loopback: {error.strerror or error}") from error
+        self.port = opened.sockets[0].getsockname()[1]
+        self._thread = threading.Thread(
+            target=lambda: self._loop.run_until_complete(self._serve(opened)), name="relay", daemon=True
+        )
         self._thread.start()
-        self._ready.wait()
-        if not self.port:
-            reason = (self._failure and self._failure.strerror) or self._failure
-            raise FederationError(f"cannot listen on this machine's loopback: {reason}") from self._failure
 
     @property
     def proxy(self) -> str:
@@ -136,11 +140,7 @@ class Relay:
 
     def add(self, counts: Mapping[str, int]) -> None:
         """Count bytes that went to the server outside the relay."""
-        self._loop.call_soon_threadsafe(self._add, dict(counts))
-
-    def _add(self, counts: Mapping[str, int]) -> None:
-        for way, count in counts.items():
-            self.counts[way] += count
+        self._loop.call_soon_threadsafe(self.counts.update, dict(counts))
 
     def close(self) -> None:
         """Close all connections and write the last counts."""
@@ -149,26 +149,13 @@ class Relay:
         with contextlib.suppress(OSError):  # a full disk is reported where more than counts is written
             self._write()
 
-    def _run(self) -> None:
-        try:
-            self._loop.run_until_complete(self._serve())
-        except OSError as error:
-            self._failure = error
-        finally:
-            self._ready.set()
-
-    async def _serve(self) -> None:
-        self._closing = asyncio.Event()
-        self._open: set[asyncio.Task[None]] = set()
-        listening = await asyncio.start_server(self._connection, "127.0.0.1", 0)
-        self.port = listening.sockets[0].getsockname()[1]
-        self._ready.set()
+    async def _serve(self, opened: asyncio.Server) -> None:
         while not self._closing.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), WRITE_SECONDS)
             with contextlib.suppress(OSError):
                 self._write()
-        listening.close()
+        opened.close()
         for task in self._open:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
@@ -222,9 +209,7 @@ class Relay:
         counts = dict(self.counts)
         if counts == self._written and self.file.exists():
             return
-        partial = self.file.with_name(f".{self.file.name}.partial")
-        partial.write_text(json.dumps(counts), encoding="utf-8")
-        partial.replace(self.file)
+        write_atomic(self.file, json.dumps(counts))
         self._written = counts
 
 

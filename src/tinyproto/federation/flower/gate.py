@@ -175,10 +175,9 @@ class OpenGate:
     """The gate, listening in a thread of this process until closed."""
 
     def __init__(
-        self, gate: Gate, host: str, port: int, keys: ServerKeys, opened: socket.socket | None = None,
-        tell: Callable[..., None] = lambda *_, **__: None,
-    ) -> None:  # fmt: skip
-        self._socket = opened or listening(host, port)
+        self, gate: Gate, keys: ServerKeys, opened: socket.socket, tell: Callable[..., None] = lambda *_, **__: None
+    ) -> None:
+        self._socket = opened
         self._tell = tell
         self._config = uvicorn.Config(
             gate, ssl_certfile=str(keys.certificate), ssl_keyfile=str(keys.key), log_config=None, access_log=False,
@@ -188,11 +187,8 @@ class OpenGate:
         _hush()
         self._config.load()
         self._server = uvicorn.Server(self._config)
-        self._thread = threading.Thread(target=self._run, name="gate", daemon=True)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="gate", daemon=True)
         self._thread.start()
-
-    def _run(self) -> None:
-        asyncio.run(self._serve())
 
     async def _serve(self) -> None:
         """Serve connections whose TLS handshake is complete; uvicorn accepts none itself."""

@@ -76,10 +76,9 @@ class Crowd:
         self.most = most
         self.most_per_address = most_per_address
         self._groups: dict[Network, dict[Pending, None]] = {}
-        self._count = 0
 
     def __len__(self) -> int:
-        return self._count
+        return sum(map(len, self._groups.values()))
 
     def __iter__(self) -> Iterator[Pending]:
         return iter([one for group in self._groups.values() for one in group])
@@ -88,17 +87,15 @@ class Crowd:
         """Add a connection; return the one to drop if there are too many now."""
         group = self._groups.setdefault(one.network, {})
         group[one] = None
-        self._count += 1
         if len(group) > self.most_per_address and not one.network.is_loopback:
             return next(iter(group))
-        return self.first_to_go() if self._count > self.most else None
+        return self.first_to_go() if len(self) > self.most else None
 
     def remove(self, one: Pending) -> None:
         """Remove a connection; no-op if it is not here."""
         group = self._groups.get(one.network, {})
         if one in group:
             del group[one]
-            self._count -= 1
             if not group:
                 del self._groups[one.network]
 

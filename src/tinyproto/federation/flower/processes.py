@@ -147,7 +147,7 @@ class Leashed:
             return _COLOUR.sub("", stream.read().decode("utf-8", errors="replace"))
 
 
-class SuperLink:
+class SuperLink(Leashed):
     """The coordinator's end of Flower, on the loopback of its machine, in its own folder."""
 
     def __init__(self, folder: Path, keys: ServerKeys, look: Callable[[], None] = lambda: None) -> None:
@@ -170,22 +170,22 @@ class SuperLink:
             "--ssl-certfile", str(keys.certificate), "--ssl-keyfile", str(keys.key), "--enable-supernode-auth",
             "--disable-runtime-dependency-installation",
         ]  # fmt: skip
-        self.process = Leashed(command, self.env, folder / "superlink.log")
+        super().__init__(command, self.env, folder / "superlink.log")
 
     def wait_until_up(self) -> None:
         """Wait until its health endpoint answers; raise FederationError if it ends or stays silent."""
         opener = self._opener()
         give_up = time.monotonic() + START_SECONDS
-        while time.monotonic() < give_up and self.process.status is None:
+        while time.monotonic() < give_up and self.status is None:
             self.look()
             try:
                 with opener.open(f"https://{self.address}/health", timeout=2):
                     return
             except OSError:  # urllib's errors are among these
                 time.sleep(0.1)
-        reason = f"no answer within {START_SECONDS:g} s" if self.process.status is None else "it ended"
+        reason = f"no answer within {START_SECONDS:g} s" if self.status is None else "it ended"
         raise FederationError(
-            f"Flower's SuperLink did not start: {reason}; the end of its log: {_end_of(self.process.said()) or 'none'}"
+            f"Flower's SuperLink did not start: {reason}; the end of its log: {_end_of(self.said()) or 'none'}"
         )
 
     def register(self, clients: Mapping[int, Path]) -> dict[int, int]:
@@ -247,10 +247,6 @@ class SuperLink:
         command = [program("flwr"), "run", str(app), CONNECTION, "--stream"]
         return Leashed(command, self.env, self.folder / "run.log")
 
-    def stop(self) -> None:
-        """End it, with the ServerApp."""
-        self.process.stop()
-
 
 @dataclass(frozen=True)
 class NodeLog:
@@ -290,8 +286,8 @@ def why_it_ended(status: int | None, said: str, log: Path) -> Exception:
     return AwayError("the connection broke" if facts.has_failed_to_connect else f"Flower's SuperNode ended; see {log}")
 
 
-class SuperNode:
-    """A client's end of Flower."""
+class SuperNode(Leashed):
+    """A client's end of Flower; stopped, it says goodbye to the coordinator."""
 
     def __init__(self, folder: Path, server: str, keys: ClientKeys, client: int, proxy: str) -> None:
         node_config = f"client-id={client} folder={json.dumps(str(folder.resolve()))}"
@@ -303,18 +299,14 @@ class SuperNode:
         with writing(home):
             home.mkdir(parents=True, exist_ok=True)
         env = environment(home, {"HTTPS_PROXY": proxy, "https_proxy": proxy})
-        self.process = Leashed(command, env, home / "supernode.log")
+        super().__init__(command, env, home / "supernode.log")
 
     @property
     def is_connected(self) -> bool:
         """Return whether the coordinator has admitted it."""
-        return read_log(self.process.said()).is_connected
+        return read_log(self.said()).is_connected
 
     @property
     def has_answered(self) -> bool:
         """Return whether the reply to the last message has been sent."""
-        return read_log(self.process.said()).has_answered
-
-    def stop(self) -> None:
-        """End it, with the ClientApp; it says goodbye to the coordinator."""
-        self.process.stop()
+        return read_log(self.said()).has_answered
