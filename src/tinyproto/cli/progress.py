@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 
 from rich import progress as bars
@@ -68,9 +67,7 @@ class Bars:
         self.bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self.bars.disable:  # older releases of rich print an empty line for bars that were never shown
             self.bars.stop()
 
@@ -265,9 +262,7 @@ class LoadingBar:
     def __enter__(self) -> LoadingBar:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.tasks and not self.bars.disable:
             self.bars.stop()
 

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import safetensors.torch
@@ -242,9 +241,7 @@ class NewRun:
         with self.folder.writing():
             _remove(self._before)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._kept:
             return
         with self.folder.writing():
