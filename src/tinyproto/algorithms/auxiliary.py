@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from torch import Tensor, nn
 
-from tinyproto.algorithms.base import Client, FederationSpec, PrototypeSource, Round, client_task, positive
+from tinyproto.algorithms.base import Client, FederationSpec, LossClient, Round, positive
 from tinyproto.algorithms.exchange import (
     UNCHANGED,
     Coder,
@@ -23,7 +23,7 @@ from tinyproto.algorithms.exchange import (
 )
 from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.core.streams import Streams, global_randomness
-from tinyproto.core.task import BatchPlan, FitResult, Loss, Task
+from tinyproto.core.task import FitResult, Loss
 from tinyproto.errors import ModelError
 from tinyproto.models.build import ModelEntry
 from tinyproto.models.count import count_parameters
@@ -78,20 +78,17 @@ class SharedNetwork:
         return MeanServer(lambda streams: exchanged(self.draw(streams), buffers=self.buffers), "uniform", coder)
 
 
-class AuxiliaryClient:
+class AuxiliaryClient(LossClient):
     """Trains its own and the shared network on the same batches and sends the shared one."""
-
-    prototype_source: PrototypeSource = "fresh"
 
     def __init__(
         self, name: str, hyper: AuxiliaryHyper, shared: SharedNetwork, loss: Loss, coder: Coder = UNCHANGED,
         more: Callable[[], dict[str, nn.Module]] = dict,
     ) -> None:  # fmt: skip
-        self.name = name
-        self.hyper = hyper
+        parts, learning_rate = ("cross_entropy", "auxiliary_cross_entropy"), shared.federation.learning_rate
+        super().__init__((name, hyper), loss, parts, learning_rate, hyper.clip_norm)
         self.shared = shared
         self.coder = coder
-        self.loss = loss
         self.more = more  # further modules that a client keeps
 
     def init(self, client: Client, streams: Streams) -> None:
@@ -106,19 +103,6 @@ class AuxiliaryClient:
         if message.tensors:
             overwrite(client.modules["auxiliary"], self.coder.decode(message.tensors))
         return None
-
-    def task(self, client: Client, plan: BatchPlan, seed: int) -> Task:
-        """Return the client's epochs, with both networks in one step."""
-        return client_task(
-            client,
-            plan,
-            seed,
-            key=(self.name, self.hyper),
-            loss=self.loss,
-            part_names=("cross_entropy", "auxiliary_cross_entropy"),
-            learning_rate=self.shared.federation.learning_rate,
-            clip_norm=self.hyper.clip_norm,
-        )
 
     def update(self, client: Client, result: FitResult, round_: Round) -> Message:  # noqa: ARG002
         """Return the client's trained shared network."""

@@ -21,18 +21,18 @@ from tinyproto.algorithms.base import (
     Client,
     ClientInfo,
     FederationSpec,
+    LossClient,
     PrototypeSource,
     Round,
     ServerSide,
     Update,
-    client_task,
     not_negative,
     prototype_parameters,
 )
 from tinyproto.algorithms.streaming import Gathered
 from tinyproto.core.prototypes import REGULARISERS, Distance, Message, Prototypes, simple_mean, sum_over_holders
 from tinyproto.core.streams import Streams
-from tinyproto.core.task import Batch, BatchPlan, FitResult, Loss, State, Step, Task, Trainer
+from tinyproto.core.task import Batch, FitResult, Loss, State, Step, Trainer
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,15 @@ def prototype_loss(proto_weight: float, distance: Distance, observe: bool) -> Lo
     return step
 
 
-class PrototypeClient:
+class PrototypeClient(LossClient):
     """The client of FedProto and FedTGP; other methods override what it uploads and how it reads what it receives."""
 
     def __init__(self, hyper: FedProtoHyper, federation: FederationSpec) -> None:
-        self.prototype_source: PrototypeSource = hyper.prototype_source
+        loss = prototype_loss(hyper.proto_weight, hyper.distance, observe=hyper.prototype_source == "running")
+        key = ("prototype", hyper.proto_weight, hyper.distance, hyper.prototype_source)
+        super().__init__(key, loss, ("cross_entropy", "regulariser"), federation.learning_rate)
+        self.prototype_source = hyper.prototype_source
         self.federation = federation
-        self.loss = prototype_loss(hyper.proto_weight, hyper.distance, observe=hyper.prototype_source == "running")
-        self.key = ("prototype", hyper.proto_weight, hyper.distance, hyper.prototype_source)
 
     def init(self, client: Client, streams: Streams) -> None:  # noqa: ARG002
         """Store that there are no global prototypes yet: round 1 has the same loss with none present."""
@@ -91,19 +92,6 @@ class PrototypeClient:
     def reconstruct(self, rows: Prototypes) -> Prototypes:
         """Return the global prototypes (K, d) from the rows received."""
         return rows
-
-    def task(self, client: Client, plan: BatchPlan, seed: int) -> Task:
-        """Return the client's epochs with cross-entropy plus λ times the distance to the global prototypes."""
-        return client_task(
-            client,
-            plan,
-            seed,
-            key=self.key,
-            loss=self.loss,
-            part_names=("cross_entropy", "regulariser"),
-            learning_rate=self.federation.learning_rate,
-            context=client.state,
-        )
 
     def update(self, client: Client, result: FitResult, round_: Round) -> Message:  # noqa: ARG002
         """Return the rows of the classes trained on."""
