@@ -105,11 +105,6 @@ def play_round(
     )
 
 
-def first_derived(server: ServerRuntime, record: RoundRecord, first: int) -> Derived:
-    """Return the hyper-parameters that the algorithm derived if this is the first round of this process, else none."""
-    return server.derived(record.participants) if record.round == first and record.participants else {}
-
-
 def last_derived(server: ServerRuntime, records: Sequence[RoundRecord]) -> Derived:
     """Return the hyper-parameters that the algorithm derived in the last of these rounds with participants."""
     return server.derived(next((record.participants for record in reversed(records) if record.participants), ()))

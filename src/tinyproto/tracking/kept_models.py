@@ -22,23 +22,13 @@ SCHEMA_VERSION = 1
 _TAG = "tinyproto"
 
 
-class KeptModels:
-    """The networks of one cell's clients, in the cell's folder."""
-
-    def __init__(self, cell: RunFolder) -> None:
-        self._folder = cell.inner(FOLDER)
-
-    def remove(self) -> None:
-        """Remove all of them."""
-        self._folder.remove()
-
-    def write(self, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Write one client's state dict, completely or not at all; the facts name client and network."""
-        self._folder.make()
-        name = _file_name(facts["client"])
-        with self._folder.writing(name):
-            tag = json.dumps({"schema_version": SCHEMA_VERSION, **facts})
-            save_tensors(self._folder.path / name, tensors, {_TAG: tag})
+def keep_model(cell: RunFolder, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write a client's state dict to the cell's folder, completely or not at all; the facts name client and network."""
+    folder, name = cell.inner(FOLDER), _file_name(facts["client"])
+    folder.make()
+    with folder.writing(name):
+        tag = json.dumps({"schema_version": SCHEMA_VERSION, **facts})
+        save_tensors(folder.path / name, tensors, {_TAG: tag})
 
 
 def keep_with_run(cell: RunFolder, run: RunFolder, name: str) -> None:
