@@ -124,8 +124,9 @@ class AveragingServer:
         return Prototypes.absent(self.num_classes, self.width)._asdict()
 
     def broadcast(self, state: State, client: ClientInfo) -> Message:  # noqa: ARG002
-        """Return all global rows, the same for each client."""
-        return broadcast_rows(state)
+        """Return all global rows, the same for each client, or nothing while no class has a row."""
+        rows = stored_rows(state)
+        return Message(rows=rows) if bool(rows.present.any()) else Message()
 
     def aggregate(
         self, state: State, updates: Sequence[Update], trainer: Trainer, round_: Round, streams: Streams  # noqa: ARG002
@@ -180,12 +181,6 @@ def stored_rows(state: Mapping[str, Tensor]) -> Prototypes:
 def store_rows(client: Client, rows: Prototypes) -> None:
     """Put received rows into a client's state, which is the context of its loss."""
     client.state["values"], client.state["present"] = rows.to(client.device)
-
-
-def broadcast_rows(state: State) -> Message:
-    """Return the stored rows as a message, or an empty one while no class has a row."""
-    rows = stored_rows(state)
-    return Message(rows=rows) if bool(rows.present.any()) else Message()
 
 
 def received_rows(updates: Sequence[Update]) -> list[Upload]:

@@ -60,11 +60,6 @@ class RoundRecord:
     dropped: tuple[int, ...] = ()  # received the round and never answered
     late: tuple[int, ...] = ()  # trained, but were not aggregated
 
-    @property
-    def evaluated(self) -> bool:
-        """Return True if any client was evaluated."""
-        return self.accuracy["head"] is not None
-
 
 def play_round(
     server: ServerRuntime, channel: Channel, plan: RoundPlan, meter: Meter, *, tolerant: bool = False

@@ -34,7 +34,7 @@ class CellRecorder:
 
     def __init__(
         self, folder: RunFolder, config: Mapping[str, Any], identity: Mapping[str, Any], server: ServerRuntime,
-        clients: StoredClients | None = None, every_seconds: float = 0.0, clock: Callable[[], float] = time.monotonic,
+        clients: StoredClients | None = None, every_seconds: float = 0.0,
     ) -> None:  # fmt: skip
         self.rounds: list[RoundResult] = []  # of the whole cell, without the clients' columns
         self._folder = folder
@@ -43,8 +43,7 @@ class CellRecorder:
         self._server = server
         self._clients = clients  # None: they keep their own state
         self._every = every_seconds
-        self._clock = clock
-        self._last = clock()
+        self._last = time.monotonic()
         self._first = 1
 
     def resume(self, checkpoint: Checkpoint | None, tell: Callable[[str], None]) -> None:
@@ -69,11 +68,11 @@ class CellRecorder:
 
     def checkpoint(self, *, now: bool = False) -> None:
         """Save a checkpoint if enough seconds have passed since the last one, or now."""
-        if now or self._clock() - self._last >= self._every:
+        if now or time.monotonic() - self._last >= self._every:
             save_checkpoint(
                 self._folder, self._config, next_round=len(self.rounds) + 1, server=self._server, clients=self._clients
             )
-            self._last = self._clock()
+            self._last = time.monotonic()
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write summary.json, which marks the cell as completed."""
