@@ -15,7 +15,7 @@ from tinyproto.errors import ModelError, RunFolderError, one_line
 from tinyproto.imports import unknown
 from tinyproto.models import ModelShape, SplitModel, build_model
 from tinyproto.storage.tensor_files import save_tensors
-from tinyproto.tracking.run_folder import RunFolder, cell_name, is_federation
+from tinyproto.tracking.run_folder import RunFolder, cell_name, is_federation, reading
 
 FOLDER = "models"
 SCHEMA_VERSION = 1
@@ -74,12 +74,9 @@ def _file_name(client: int) -> str:
 
 def _read(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return a file's facts of a network, and its tensors."""
-    try:
-        with safetensors.safe_open(file, framework="pt") as opened:
-            tag = (opened.metadata() or {}).get(_TAG)
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except (OSError, safetensors.SafetensorError) as error:
-        raise RunFolderError(f"{file} cannot be read: {one_line(error)}") from error
+    with reading(file), safetensors.safe_open(file, framework="pt") as opened:
+        tag = (opened.metadata() or {}).get(_TAG)
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     facts: dict[str, Any] = {} if tag is None else json.loads(tag)
     if facts.get("schema_version") != SCHEMA_VERSION:
         raise RunFolderError(
