@@ -112,7 +112,8 @@ class CapturedTask:
         self.completed = True
         observed = self.observed and ClassSums(*(sums.clone() for sums in self.observed))
         means = history.cpu() / max(sum(plan.sizes), 1)
-        return FitResult(means, task.part_names, plan.epochs * len(plan.sizes), observed)
+        steps = plan.epochs * len(plan.sizes)
+        return FitResult(means, task.part_names, steps, observed, steps)
 
     def _run(self, sizes: tuple[int, ...], samples: Batch) -> None:
         """Take a step for each batch size on consecutive samples, captured as one graph."""
