@@ -74,20 +74,17 @@ class LogitClient(LossClient):
 
     def init(self, client: Client, streams: Streams) -> None:  # noqa: ARG002
         """Store that there are no global logits yet: round 1 has the same loss with none present."""
-        self._store(client, None)
+        self.receive(client, Message())
 
     def receive(self, client: Client, message: Message) -> Prototypes | None:
         """Store the global logits, which only training uses."""
-        self._store(client, message.rows)
+        classes = self.federation.num_classes
+        store_rows(client, Prototypes.absent(classes, classes) if message.rows is None else message.rows)
         return None
 
     def update(self, client: Client, result: FitResult, round_: Round) -> Message:  # noqa: ARG002
         """Return the mean logits (K_i, K) of the last epoch."""
         return Message(rows=None if result.observed is None else result.observed.means())
-
-    def _store(self, client: Client, rows: Prototypes | None) -> None:
-        classes = self.federation.num_classes
-        store_rows(client, Prototypes.absent(classes, classes) if rows is None else rows)
 
 
 def build(hyper: FedDistillHyper, federation: FederationSpec) -> Algorithm:

@@ -81,11 +81,13 @@ class PrototypeClient(LossClient):
 
     def init(self, client: Client, streams: Streams) -> None:  # noqa: ARG002
         """Store that there are no global prototypes yet: round 1 has the same loss with none present."""
-        store_rows(client, self._none())
+        self.receive(client, Message())
 
     def receive(self, client: Client, message: Message) -> Prototypes | None:
         """Store the global prototypes, which the loss uses, and return them to classify with."""
-        received = self._none() if message.rows is None else self.reconstruct(message.rows)
+        received = Prototypes.absent(self.federation.num_classes, self.federation.proto_dim)
+        if message.rows is not None:
+            received = self.reconstruct(message.rows)
         store_rows(client, received)
         return received.to(client.device)
 
@@ -100,9 +102,6 @@ class PrototypeClient(LossClient):
     def upload(self, prototypes: Prototypes, class_counts: Tensor) -> Prototypes:  # noqa: ARG002
         """Return the rows to send, given the local prototypes (K, d) and n_ij (K,)."""
         return prototypes
-
-    def _none(self) -> Prototypes:
-        return Prototypes.absent(self.federation.num_classes, self.federation.proto_dim)
 
 
 class Upload(NamedTuple):
