@@ -31,7 +31,7 @@ from tinyproto.builder import Setup
 from tinyproto.cli.progress import LoadingBar
 from tinyproto.cli.terminal import Output, facts_table, plain_table
 from tinyproto.core.prototypes import Message, Prototypes
-from tinyproto.core.streams import one_thread
+from tinyproto.core.streams import Streams, one_thread
 from tinyproto.core.task import FitResult, batch_plan, batch_sizes
 from tinyproto.data.images import FederatedData, Images
 from tinyproto.data.partition import Share
@@ -122,7 +122,7 @@ def _federation(settings: DeviceSettings, network: str) -> Loopback:
     data = FederatedData(images, [Share(train=np.arange(samples), test=np.arange(0))])
     training = LocalTraining(rounds=1, batch_size=settings.batch_size)
     spec = FederationSpec(settings.num_classes, settings.proto_dim, 0.01, SHAPE, networks=(network,))
-    setup = Setup(spec, _algorithm(settings), training, seed=0)
+    setup = Setup(spec, _algorithm(settings), training, Streams(0))
     cpu = torch.device("cpu")
     return make_loopback(setup, data, make_trainer("eager", cpu), cpu)
 
@@ -168,7 +168,7 @@ def _exchange(settings: DeviceSettings, host: Loopback, values: ValueType, round
         torch.ones(settings.num_classes, dtype=torch.bool),
     )
     download = encode(Header(Kind.TRAIN, 1, 0, expected.digest), Message(offered), coding)
-    header, trained = Header(Kind.UPDATE, 1, 0, expected.digest), FitResult(torch.zeros(1, 0), (), 0, None)
+    header, trained = Header(Kind.UPDATE, 1, 0, expected.digest), FitResult(torch.zeros(1, 0), (), 0, None, 0)
 
     def scale_and_compress() -> Message:
         return side.update(client, trained, Round(1, 2))

@@ -112,7 +112,7 @@ def run_target(asked: Asked, records: Path, runs: Path, minutes: float | None, o
 def _run(reproduction: Reproduction, status: Sequence[Status], stop: Deadline, output: Output) -> RunResult:
     left = [one.cell for one in status if one.state != "done"]
     expected = [Expected(cell.rounds, cell.config["evaluate"]["rule"]) for cell in left]
-    with Progress(output, expected, stop) as progress:
+    with Progress(output, expected, lambda: stop.wanted) as progress:
         return reproduction.run(status, progress)
 
 

@@ -76,7 +76,7 @@ FEDERATION = FederationSpec(
     num_classes=NUM_CLASSES, proto_dim=PROTO_DIM, learning_rate=0.05, input_shape=(1, 6, 6), networks=(tiny_net,)
 )
 STREAMS = Streams(0)
-NO_FIT = FitResult(torch.zeros(1, 0), (), 0, None)
+NO_FIT = FitResult(torch.zeros(1, 0), (), 0, None, 0)
 
 
 def make_client(counts: list[int], local: Prototypes | None = None, id_: int = 0) -> Client:
@@ -146,7 +146,7 @@ class InProcess(Simulation):
         spec = FederationSpec(
             images.num_classes, settings.proto_dim, 0.05, images.input_shape, networks=tuple(models), wire=settings.wire
         )
-        setup = Setup(spec, algorithm, settings.training, seed)
+        setup = Setup(spec, algorithm, settings.training, Streams(seed))
         self.loopback = make_loopback(
             setup, data, make_trainer(settings.trainer, device, settings.precision), device, settings.counted_samples,
             files=ClientFiles(folder), memory=settings.client_memory, clock=clock,

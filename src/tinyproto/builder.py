@@ -58,17 +58,12 @@ class Setup:
     spec: FederationSpec
     algorithm: Algorithm
     training: LocalTraining
-    seed: int
+    streams: Streams
 
     @cached_property
     def expectation(self) -> Expectation:
         """The format that every frame has to match."""
         return expected_frames(self.algorithm, self.spec.num_classes, self.spec.proto_dim, self.spec.wire)
-
-    @property
-    def streams(self) -> Streams:
-        """Return the random streams of the cell's seed."""
-        return Streams(self.seed)
 
     def server(self, trainer: Trainer, stopwatch: Stopwatch, defence: Defence = NO_DEFENCE) -> ServerRuntime:
         """Build the server."""
@@ -123,7 +118,7 @@ def build_setup(model: ConfigModel, cell: Cell, num_classes: int, input_shape: t
         last_batch=model.train.last_batch,
         prototype_samples=model.prototypes.samples,
     )
-    return Setup(spec, cell.entry.build(spec), training, cell.seed)
+    return Setup(spec, cell.entry.build(spec), training, Streams(cell.seed))
 
 
 def build_defence(

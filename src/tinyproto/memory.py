@@ -9,6 +9,7 @@ import math
 import os
 import resource
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -24,7 +25,8 @@ class PeakMemory:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         else:
-            self._reset_resident()
+            with suppress(OSError):  # only Linux can reset it; elsewhere the peak is that of the whole process
+                Path("/proc/self/clear_refs").write_text("5")
 
     def read(self) -> int:
         """Return the peak in bytes."""
@@ -35,14 +37,6 @@ class PeakMemory:
             return resident
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-    @staticmethod
-    def _reset_resident() -> None:
-        """Reset the peak, which only Linux can; elsewhere it stays that of the whole process."""
-        try:
-            Path("/proc/self/clear_refs").write_text("5")
-        except OSError:
-            return
 
 
 def status_bytes(field: str, file: str = "/proc/self/status") -> int | None:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from tinyproto.algorithms.auxiliary import Mutual, Reduction, divergence
 from tinyproto.algorithms.feddistill import class_logit_loss
-from tinyproto.algorithms.fedkd import adaptive_losses
-from tinyproto.algorithms.fml import mutual_losses
+from tinyproto.algorithms.fedkd import FedKDHyper, adaptive_losses
+from tinyproto.algorithms.fml import FMLHyper, mutual_losses
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.models.split import Output
 
@@ -54,9 +54,11 @@ def test_the_divergence_is_kl_from_target_to_output_over_samples_or_over_all_ent
 @pytest.mark.parametrize(("reduction", "share"), [("batch", 1.0), ("element", 0.5)])
 def test_mutual_losses_weigh_labels_against_the_other_network(reduction: Reduction, share: float) -> None:
     losses = mutual_losses(
-        certain(0.5, 0.5), certain(0.75, 0.25), LABEL_0,
-        local_weight=0.5, auxiliary_weight=0.25, reduction=reduction, detach=True,
-    )  # fmt: skip
+        certain(0.5, 0.5),
+        certain(0.75, 0.25),
+        LABEL_0,
+        FMLHyper(local_weight=0.5, auxiliary_weight=0.25, reduction=reduction, detach_targets=True),
+    )
     assert value(losses.local) == pytest.approx(0.5 * log(2) + 0.5 * share * KL_Q_P)
     assert value(losses.auxiliary) == pytest.approx(0.25 * log(4 / 3) + 0.75 * share * KL_P_Q)
 
@@ -64,7 +66,10 @@ def test_mutual_losses_weigh_labels_against_the_other_network(reduction: Reducti
 def test_with_fixed_targets_each_network_learns_from_its_own_loss_only() -> None:
     local, auxiliary = certain(0.5, 0.5), certain(0.75, 0.25)
     losses = mutual_losses(
-        local, auxiliary, LABEL_0, local_weight=0.5, auxiliary_weight=0.25, reduction="batch", detach=True
+        local,
+        auxiliary,
+        LABEL_0,
+        FMLHyper(local_weight=0.5, auxiliary_weight=0.25, reduction="batch", detach_targets=True),
     )
     own, other = gradients(total(losses), local, auxiliary)
     # α(p − y) + (1 − α)(p − q) = ½(−½, ½) + ½(−¼, ¼), and β(q − y) + (1 − β)(q − p) = ¼(−¼, ¼) + ¾(¼, −¼).
@@ -77,7 +82,10 @@ def test_with_fixed_targets_each_network_learns_from_its_own_loss_only() -> None
 def test_with_free_targets_each_network_also_learns_to_be_imitated() -> None:
     local, auxiliary = certain(0.5, 0.5), certain(0.75, 0.25)
     losses = mutual_losses(
-        local, auxiliary, LABEL_0, local_weight=0.5, auxiliary_weight=0.25, reduction="batch", detach=False
+        local,
+        auxiliary,
+        LABEL_0,
+        FMLHyper(local_weight=0.5, auxiliary_weight=0.25, reduction="batch", detach_targets=False),
     )
     own, other = gradients(total(losses), local, auxiliary)
     # A target's gradient is t_k (ln t_k/o_k − KL(t ‖ o)); local is auxiliary's target (weight ¾) and the reverse (½).
@@ -105,14 +113,16 @@ def test_adaptive_losses_divide_what_is_learned_from_each_other_by_both_errors(
     reduction: Reduction, share: float, detach: bool
 ) -> None:
     local, auxiliary, _, adapted = opinions()
-    losses = adaptive_losses(local, auxiliary, adapted, LABEL_0, reduction=reduction, detach=detach)
+    losses = adaptive_losses(local, auxiliary, adapted, LABEL_0, FedKDHyper(reduction=reduction, detach_targets=detach))
     assert value(losses.local) == pytest.approx(log(2) + (share * KL_Q_P + MSE) / DOUBT)
     assert value(losses.auxiliary) == pytest.approx(log(4 / 3) + (share * KL_P_Q + MSE) / DOUBT)
 
 
 def test_with_fixed_targets_the_feature_map_learns_and_nothing_learns_twice() -> None:
     local, auxiliary, adapter, adapted = opinions()
-    loss = total(adaptive_losses(local, auxiliary, adapted, LABEL_0, reduction="batch", detach=True))
+    loss = total(
+        adaptive_losses(local, auxiliary, adapted, LABEL_0, FedKDHyper(reduction="batch", detach_targets=True))
+    )
     mapped, own, shared, own_logits, shared_logits = gradients(
         loss, adapter, local.features, auxiliary.features, local.logits, auxiliary.logits
     )
@@ -129,7 +139,8 @@ def test_with_free_targets_every_gradient_is_that_of_the_printed_sum() -> None:
     local, auxiliary, adapter, adapted = opinions()
     inputs = (adapter, local.features, auxiliary.features, local.logits, auxiliary.logits)
     found = gradients(
-        total(adaptive_losses(local, auxiliary, adapted, LABEL_0, reduction="batch", detach=False)), *inputs
+        total(adaptive_losses(local, auxiliary, adapted, LABEL_0, FedKDHyper(reduction="batch", detach_targets=False))),
+        *inputs,
     )
     p, q = local.logits.softmax(1)[0], auxiliary.logits.softmax(1)[0]
     errors = -p[0].log() - q[0].log()
@@ -151,11 +162,15 @@ def test_networks_that_are_certain_leave_every_gradient_finite(detach: bool) -> 
         logits=torch.tensor([[300.0, 0.0]], requires_grad=True), features=torch.zeros(1, 2, requires_grad=True)
     )
     inputs = (local.logits, auxiliary.logits, local.features, auxiliary.features)
-    adaptive = adaptive_losses(local, auxiliary, 2 * auxiliary.features, LABEL_0, reduction="batch", detach=detach)
+    adaptive = adaptive_losses(
+        local, auxiliary, 2 * auxiliary.features, LABEL_0, FedKDHyper(reduction="batch", detach_targets=detach)
+    )
     mutual = mutual_losses(
-        local.logits, auxiliary.logits, LABEL_0,
-        local_weight=0.5, auxiliary_weight=0.5, reduction="element", detach=detach,
-    )  # fmt: skip
+        local.logits,
+        auxiliary.logits,
+        LABEL_0,
+        FMLHyper(local_weight=0.5, auxiliary_weight=0.5, reduction="element", detach_targets=detach),
+    )
     for losses in (adaptive, mutual):
         assert math.isfinite(value(total(losses)))
         assert all(math.isfinite(entry) for each in gradients(total(losses), *inputs) for entry in each)

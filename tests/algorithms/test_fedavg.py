@@ -17,14 +17,14 @@ from support import (
     tiny_net,
     wide_net,
 )
-from tinyproto.algorithms.base import ClientInfo, Round
+from tinyproto.algorithms.base import ClientInfo, NoHyper, Round
 from tinyproto.algorithms.exchange import drawn, exchanged
-from tinyproto.algorithms.fedavg import SPEC, FedAvgHyper
+from tinyproto.algorithms.fedavg import SPEC
 from tinyproto.core.prototypes import Message
 from tinyproto.engine.training import EagerTrainer
 from tinyproto.models.count import count_parameters
 
-ALGORITHM = SPEC.build(FedAvgHyper(), FEDERATION)
+ALGORITHM = SPEC.build(NoHyper(), FEDERATION)
 INFO = ClientInfo(0, 10, 10, 2)
 STATISTICS = 2 * 16  # of tiny_net's one normalisation
 
@@ -72,12 +72,12 @@ def test_table_2_counts_the_parameters_of_every_client_both_ways() -> None:
 
 def test_different_networks_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"all clients need the same one; this federation has wide_net, tiny_net$"):
-        SPEC.build(FedAvgHyper(), replace(FEDERATION, networks=(wide_net, tiny_net, wide_net)))
+        SPEC.build(NoHyper(), replace(FEDERATION, networks=(wide_net, tiny_net, wide_net)))
     built = [nn.Sequential(nn.Flatten(), nn.Linear(36, FEDERATION.proto_dim)) for _ in range(2)]
     with pytest.raises(ValueError, match=r"this federation has Sequential, Sequential$"):
-        SPEC.build(FedAvgHyper(), replace(FEDERATION, networks=tuple(built)))
+        SPEC.build(NoHyper(), replace(FEDERATION, networks=tuple(built)))
 
 
 def test_the_same_network_named_twice_is_one() -> None:
-    twice = SPEC.build(FedAvgHyper(), replace(FEDERATION, networks=(tiny_net, tiny_net)))
+    twice = SPEC.build(NoHyper(), replace(FEDERATION, networks=(tiny_net, tiny_net)))
     assert twice.tensor_shapes == ALGORITHM.tensor_shapes

@@ -61,7 +61,8 @@ def test_the_server_s_draw_goes_down_whole_in_round_one() -> None:
 @pytest.mark.parametrize("detach", [True, False])
 @pytest.mark.parametrize("reduction", ["batch", "element"])
 def test_the_loss_is_the_sum_of_both_adaptive_losses(reduction: Reduction, detach: bool) -> None:
-    algorithm = SPEC.build(FedKDHyper(reduction=reduction, detach_targets=detach), MIXED)
+    hyper = FedKDHyper(reduction=reduction, detach_targets=detach)
+    algorithm = SPEC.build(hyper, MIXED)
     client = make_client([6, 6, 0, 0])
     algorithm.client.init(client, STREAMS)
     task = algorithm.client.task(client, batch_plan(12, 12, 1, last="keep", shuffle=None), seed=0)
@@ -73,8 +74,7 @@ def test_the_loss_is_the_sum_of_both_adaptive_losses(reduction: Reduction, detac
         shared,
         client.modules["adapter"](shared.features),
         batch.labels,
-        reduction=reduction,
-        detach=detach,
+        hyper,
     )
     step = task.loss(task.modules, batch, task.context)
     torch.testing.assert_close(step.loss, expected.local + expected.auxiliary)

@@ -61,9 +61,7 @@ def test_the_loss_is_the_sum_of_both_mutual_losses(reduction: Reduction, detach:
     task.modules.eval()
     batch = client.train.batch(torch.arange(12))
     own, shared = client.model(batch.inputs).logits, client.modules["auxiliary"](batch.inputs).logits
-    expected = mutual_losses(
-        own, shared, batch.labels, local_weight=0.3, auxiliary_weight=0.8, reduction=reduction, detach=detach
-    )
+    expected = mutual_losses(own, shared, batch.labels, hyper)
     step = task.loss(task.modules, batch, task.context)
     torch.testing.assert_close(step.loss, expected.local + expected.auxiliary)
     entropies = [functional.cross_entropy(logits, batch.labels) for logits in (own, shared)]

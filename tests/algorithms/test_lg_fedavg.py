@@ -18,15 +18,15 @@ from support import (
     tiny_net,
     wide_net,
 )
-from tinyproto.algorithms.base import ClientInfo, Round
+from tinyproto.algorithms.base import ClientInfo, NoHyper, Round
 from tinyproto.algorithms.exchange import drawn, exchanged, host
-from tinyproto.algorithms.lg_fedavg import SPEC, LGFedAvgHyper
+from tinyproto.algorithms.lg_fedavg import SPEC
 from tinyproto.core.prototypes import Message
 from tinyproto.engine.training import EagerTrainer
 from tinyproto.models.split import SplitModel
 
 MIXED = replace(FEDERATION, networks=(tiny_net, wide_net))
-ALGORITHM = SPEC.build(LGFedAvgHyper(), MIXED)
+ALGORITHM = SPEC.build(NoHyper(), MIXED)
 INFO = ClientInfo(0, 10, 10, 2)
 HEAD = PROTO_DIM * NUM_CLASSES + NUM_CLASSES
 
@@ -67,17 +67,17 @@ def test_heads_are_averaged_by_samples() -> None:
 
 def test_table_2_counts_the_head_without_its_bias() -> None:
     assert ALGORITHM.table2_parameters([1, 4, 2]) == 2 * 3 * PROTO_DIM * NUM_CLASSES
-    own = SPEC.build(LGFedAvgHyper(), replace(FEDERATION, networks=(deep_headed,)))
+    own = SPEC.build(NoHyper(), replace(FEDERATION, networks=(deep_headed,)))
     assert own.table2_parameters([1, 4, 2]) == 2 * 3 * (PROTO_DIM * 7 + 7 * NUM_CLASSES)
 
 
 def test_different_heads_are_refused_by_the_names_of_their_networks() -> None:
     with pytest.raises(ValueError, match="the heads of tiny_net and deep_headed have different parameters"):
-        SPEC.build(LGFedAvgHyper(), replace(FEDERATION, networks=(tiny_net, wide_net, deep_headed)))
+        SPEC.build(NoHyper(), replace(FEDERATION, networks=(tiny_net, wide_net, deep_headed)))
 
 
 def test_a_head_with_dropout_is_averaged_with_those_without() -> None:
     networks = ("resnet8", "efficientnet_b0")
     federation = replace(FEDERATION, networks=networks, input_shape=(3, 32, 32), head_dropout=0.2)
-    built = SPEC.build(LGFedAvgHyper(), federation)
+    built = SPEC.build(NoHyper(), federation)
     assert dict(built.tensor_shapes) == dict(ALGORITHM.tensor_shapes)

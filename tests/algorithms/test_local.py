@@ -4,13 +4,13 @@ import torch
 from torch.nn import functional
 
 from support import FEDERATION, NO_FIT, STREAMS, make_client, update
-from tinyproto.algorithms.base import ClientInfo, Round
-from tinyproto.algorithms.local import SPEC, LocalHyper
+from tinyproto.algorithms.base import ClientInfo, NoHyper, Round
+from tinyproto.algorithms.local import SPEC
 from tinyproto.core.prototypes import Message
 from tinyproto.core.task import batch_plan
 from tinyproto.engine.training import EagerTrainer
 
-ALGORITHM = SPEC.build(LocalHyper(), FEDERATION)
+ALGORITHM = SPEC.build(NoHyper(), FEDERATION)
 
 
 def test_nothing_travels_and_nothing_is_kept() -> None:

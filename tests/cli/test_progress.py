@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tinyproto.builder import Cell
 from tinyproto.cli.interrupt import StopOnInterrupt
-from tinyproto.cli.progress import LINE_SECONDS, RECENT, Expected, Pace, Progress, clock_words
+from tinyproto.cli.progress import LINE_SECONDS, RECENT, Expected, Progress, clock_words
 from tinyproto.cli.terminal import Output
 from tinyproto.config import parse_config
 from tinyproto.engine.measure import Cost
@@ -42,7 +42,9 @@ class Screen:
         output.console = Console(
             file=self.file, force_terminal=terminal, width=120, height=height, color_system=None, highlight=False
         )
-        self.progress = Progress(output, [Expected(ROUNDS, "global")] * len(CELLS), self.stop, self.clock)
+        self.progress = Progress(
+            output, [Expected(ROUNDS, "global")] * len(CELLS), lambda: self.stop.wanted, self.clock
+        )
 
     @property
     def lines(self) -> list[str]:
@@ -73,14 +75,15 @@ RESULT = {
 
 def test_the_time_left_follows_the_pace_of_the_latest_rounds() -> None:
     clock = Clock()
-    pace = Pace(clock)
-    assert pace.seconds_for(100) is None
-    for seconds in [10.0] * RECENT + [1.0] * RECENT:
+    progress = Progress(Output(quiet=True), [Expected(2 * RECENT + 100, "global")], lambda: False, clock)
+    progress.started(CELLS[0], 0)
+    assert progress.seconds_left is None
+    for number, seconds in enumerate([10.0] * RECENT + [1.0] * RECENT, 1):
         clock.now += seconds
-        pace.tick()
-    assert pace.seconds_for(100) == pytest.approx(100)
+        progress.played(CELLS[0], played(number))
+    assert progress.seconds_left == pytest.approx(100)
     clock.now += RECENT  # nothing comes any more
-    assert pace.seconds_for(100) == pytest.approx(200)
+    assert progress.seconds_left == pytest.approx(200)
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(None, "–:––"), (5, "0:05"), (185.9, "3:05"), (3725, "1:02:05")])
@@ -212,7 +215,7 @@ def test_a_cell_left_to_another_process_is_a_line_without_a_failure() -> None:
 def test_cells_of_several_experiments_have_rounds_and_a_rule_of_their_own() -> None:
     output = Output()
     output.console = Console(file=io.StringIO(), width=120)
-    progress = Progress(output, [Expected(300, "global"), Expected(60, "local")], StopOnInterrupt())
+    progress = Progress(output, [Expected(300, "global"), Expected(60, "local")], lambda: False)
     progress.opens(2)
     assert progress.total == 360
     cell = Cell(1, ENTRIES[1], 0, of="readings_paper")

@@ -174,7 +174,7 @@ def test_clients_without_steps_leave_the_stack_and_a_note_counts_the_steps() -> 
     trainer = stacked_trainer()
     together, results = trained(side, trainer, "small_cnn_a", sizes)
     assert_alike(together, alone)
-    done, paid = [result.steps for result in results], [result.steps_paid for result in results]
+    done, paid = [result.steps for result in results], [result.steps_computed for result in results]
     assert done == [2, 40, 4, 4]
     assert paid[1] == 40
     assert trainer.notes == [f"4 clients in 1 stack(s): {sum(done)} steps taken, {sum(paid)} computed"]

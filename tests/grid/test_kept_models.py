@@ -21,6 +21,7 @@ from support_grid import StopsAfter, make_experiment
 from tinyproto import grid
 from tinyproto.errors import CellsFailed, ConfigError, ModelError, RunFolderError
 from tinyproto.experiment import Experiment
+from tinyproto.grid import cell as grid_cell
 from tinyproto.models import build_model
 from tinyproto.tracking import kept_models
 from tinyproto.tracking.run_folder import RunFolder
@@ -124,7 +125,7 @@ class Killed(BaseException):
     ("where", "step", "when"),
     [
         (kept_models, "save_tensors", 2),
-        (kept_models.KeptModels, "write", 3),
+        (grid_cell, "keep_model", 3),
         (Path, "rename", 1),
         (RunFolder, "append_file", 1),
         (RunFolder, "write_prototypes", 2),
@@ -174,15 +175,15 @@ def test_a_run_under_way_may_begin_to_keep_networks(tmp_path: Path, undisturbed:
 def test_a_run_that_no_longer_keeps_networks_leaves_none_that_were_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = kept_models.KeptModels.write
+    real = kept_models.keep_model
 
-    def killed(self: kept_models.KeptModels, facts: Any, tensors: Any) -> None:
+    def killed(folder: RunFolder, facts: Any, tensors: Any) -> None:
         if facts["client"] == 2:
             raise Killed
-        real(self, facts, tensors)
+        real(folder, facts, tensors)
 
     with monkeypatch.context() as then:
-        then.setattr(kept_models.KeptModels, "write", killed)
+        then.setattr(grid_cell, "keep_model", killed)
         with pytest.raises(Killed):
             grid.run(experiment(tmp_path), tmp_path / "runs")
     assert list((tmp_path / "runs").rglob("client-1.safetensors"))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from tinyproto.algorithms.base import Client, FederationSpec, PrototypeSource, Round, client_task, positive
+from tinyproto.algorithms.base import Client, FederationSpec, LossClient, Round, positive
 from tinyproto.algorithms.exchange import (
     UNCHANGED,
     Coder,
@@ -23,10 +25,11 @@ from tinyproto.algorithms.exchange import (
 )
 from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.core.streams import Streams, global_randomness
-from tinyproto.core.task import BatchPlan, FitResult, Loss, Task
+from tinyproto.core.task import Batch, FitResult, Loss, Step
 from tinyproto.errors import ModelError
 from tinyproto.models.build import ModelEntry
 from tinyproto.models.count import count_parameters
+from tinyproto.models.split import Output
 
 Reduction = Literal["batch", "element"]
 """A divergence is a mean over the samples, or over samples and classes, which is K times smaller."""
@@ -78,20 +81,40 @@ class SharedNetwork:
         return MeanServer(lambda streams: exchanged(self.draw(streams), buffers=self.buffers), "uniform", coder)
 
 
-class AuxiliaryClient:
+class Mutual(NamedTuple):
+    """The losses of two networks that learn together."""
+
+    local: Tensor
+    auxiliary: Tensor
+
+
+MutualLosses = Callable[[nn.ModuleDict, Output, Output, Tensor], Mutual]
+"""The losses of the client's own and the shared network, given all modules, both outputs and the labels."""
+
+
+def joint_loss(losses_of: MutualLosses) -> Loss:
+    """Return the sum of both networks' losses on a batch; their cross-entropies are logged."""
+
+    def step(modules: nn.ModuleDict, batch: Batch, context: Mapping[str, Tensor]) -> Step:  # noqa: ARG001
+        own, shared = modules["model"](batch.inputs), modules["auxiliary"](batch.inputs)
+        losses = losses_of(modules, own, shared, batch.labels)
+        parts = [functional.cross_entropy(output.logits.detach(), batch.labels) for output in (own, shared)]
+        return Step(losses.local + losses.auxiliary, torch.stack(parts))
+
+    return step
+
+
+class AuxiliaryClient(LossClient):
     """Trains its own and the shared network on the same batches and sends the shared one."""
 
-    prototype_source: PrototypeSource = "fresh"
-
     def __init__(
-        self, name: str, hyper: AuxiliaryHyper, shared: SharedNetwork, loss: Loss, coder: Coder = UNCHANGED,
+        self, name: str, hyper: AuxiliaryHyper, shared: SharedNetwork, losses: MutualLosses, coder: Coder = UNCHANGED,
         more: Callable[[], dict[str, nn.Module]] = dict,
     ) -> None:  # fmt: skip
-        self.name = name
-        self.hyper = hyper
+        parts, learning_rate = ("cross_entropy", "auxiliary_cross_entropy"), shared.federation.learning_rate
+        super().__init__((name, hyper), joint_loss(losses), parts, learning_rate, hyper.clip_norm)
         self.shared = shared
         self.coder = coder
-        self.loss = loss
         self.more = more  # further modules that a client keeps
 
     def init(self, client: Client, streams: Streams) -> None:
@@ -107,30 +130,10 @@ class AuxiliaryClient:
             overwrite(client.modules["auxiliary"], self.coder.decode(message.tensors))
         return None
 
-    def task(self, client: Client, plan: BatchPlan, seed: int) -> Task:
-        """Return the client's epochs, with both networks in one step."""
-        return client_task(
-            client,
-            plan,
-            seed,
-            key=(self.name, self.hyper),
-            loss=self.loss,
-            part_names=("cross_entropy", "auxiliary_cross_entropy"),
-            learning_rate=self.shared.federation.learning_rate,
-            clip_norm=self.hyper.clip_norm,
-        )
-
     def update(self, client: Client, result: FitResult, round_: Round) -> Message:  # noqa: ARG002
         """Return the client's trained shared network."""
         tensors = host(exchanged(client.modules["auxiliary"], buffers=self.shared.buffers))
         return Message(tensors=self.coder.encode(tensors, round_))
-
-
-class Mutual(NamedTuple):
-    """The losses of two networks that learn together."""
-
-    local: Tensor
-    auxiliary: Tensor
 
 
 def divergence(logits: Tensor, target_logits: Tensor, reduction: Reduction) -> Tensor:

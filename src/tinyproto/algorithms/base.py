@@ -93,27 +93,6 @@ class Client:
         return self.train.labels.device
 
 
-def client_task(
-    client: Client, plan: BatchPlan, seed: int, *, key: tuple[Hashable, ...], loss: Loss, part_names: tuple[str, ...],
-    learning_rate: float, clip_norm: float | None = None, context: State | None = None,
-) -> Task:  # fmt: skip
-    """Return a client's epochs on its samples: its network as `model` and its other modules, each by plain SGD."""
-    modules: dict[str, nn.Module] = {"model": client.model, **client.modules}
-    return Task(
-        name=f"client {client.id}",
-        key=(*key, client.architecture),
-        modules=nn.ModuleDict(modules),
-        groups=[ParamGroup(name, learning_rate, clip_norm) for name in modules],
-        context={} if context is None else context,
-        loss=loss,
-        part_names=part_names,
-        data=client.train,
-        plan=plan,
-        num_classes=client.num_classes,
-        seed=seed,
-    )
-
-
 class Update(NamedTuple):
     """One client's upload, as the server sees it."""
 
@@ -144,6 +123,53 @@ class ClientSide(Protocol):
     def update(self, client: Client, result: FitResult, round_: Round) -> Message:
         """Return what the client sends after training."""
         ...
+
+
+class LossClient:
+    """A client side that trains with one loss and sends nothing; methods override what they do differently."""
+
+    prototype_source: ClientPrototypes = "fresh"
+
+    def __init__(
+        self, key: tuple[Hashable, ...], loss: Loss, part_names: tuple[str, ...], learning_rate: float,
+        clip_norm: float | None = None,
+    ) -> None:  # fmt: skip
+        self.key = key  # equal for equal losses
+        self.loss = loss
+        self.part_names = part_names
+        self.learning_rate = learning_rate
+        self.clip_norm = clip_norm
+
+    def init(self, client: Client, streams: Streams) -> None:
+        """Do nothing: there is nothing to remember."""
+
+    def receive(self, client: Client, message: Message) -> Prototypes | None:  # noqa: ARG002
+        """Return None: nothing is sent."""
+        return None
+
+    def task(self, client: Client, plan: BatchPlan, seed: int) -> Task:
+        """Return the client's epochs: its network as `model` and its other modules, each by plain SGD.
+
+        The context of the loss is what the client remembers.
+        """
+        modules: dict[str, nn.Module] = {"model": client.model, **client.modules}
+        return Task(
+            name=f"client {client.id}",
+            key=(*self.key, client.architecture),
+            modules=nn.ModuleDict(modules),
+            groups=[ParamGroup(name, self.learning_rate, self.clip_norm) for name in modules],
+            context=client.state,
+            loss=self.loss,
+            part_names=self.part_names,
+            data=client.train,
+            plan=plan,
+            num_classes=client.num_classes,
+            seed=seed,
+        )
+
+    def update(self, client: Client, result: FitResult, round_: Round) -> Message:  # noqa: ARG002
+        """Return an empty message."""
+        return Message()
 
 
 class ServerSide(Protocol):
@@ -194,6 +220,11 @@ class AlgorithmSpec:
     title: str
     hyper: type[Any]
     build: Callable[[Any, FederationSpec], Algorithm]
+
+
+@dataclass(frozen=True)
+class NoHyper:
+    """The hyper-parameters of a method that has none."""
 
 
 def not_negative(**values: float) -> None:

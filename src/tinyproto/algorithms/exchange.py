@@ -10,10 +10,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from tinyproto.algorithms.base import ClientInfo, FederationSpec, Round, Update
-from tinyproto.core.prototypes import Message
+from tinyproto.algorithms.base import Client, ClientInfo, FederationSpec, Round, Update
+from tinyproto.algorithms.local import LocalClient
+from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.core.streams import Streams
-from tinyproto.core.task import State, Trainer
+from tinyproto.core.task import FitResult, State, Trainer
 from tinyproto.errors import ModelError
 from tinyproto.models.build import ModelEntry, ModelShape, build_model
 from tinyproto.models.count import count_parameters
@@ -77,6 +78,24 @@ class Coder:
 
 
 UNCHANGED = Coder()
+
+
+class PartClient(LocalClient):
+    """Trains on cross-entropy like Local, starting from the part of the network that all clients share."""
+
+    def __init__(self, learning_rate: float, part: Callable[[SplitModel], nn.Module], *, buffers: bool) -> None:
+        super().__init__(learning_rate)
+        self.part = part
+        self.buffers = buffers
+
+    def receive(self, client: Client, message: Message) -> Prototypes | None:
+        """Replace the client's part by the shared one, before evaluation and training."""
+        overwrite(self.part(client.model), message.tensors)
+        return None
+
+    def update(self, client: Client, result: FitResult, round_: Round) -> Message:  # noqa: ARG002
+        """Return the client's trained part."""
+        return Message(tensors=host(exchanged(self.part(client.model), buffers=self.buffers)))
 
 
 class MeanServer:

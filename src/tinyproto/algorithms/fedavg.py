@@ -5,37 +5,26 @@ Brendan McMahan et al., "Communication-Efficient Learning of Deep Networks from 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, Client, FederationSpec, Round, exchanged_parameters
-from tinyproto.algorithms.exchange import MeanServer, blueprint, drawn, exchanged, host, overwrite, shapes_of
-from tinyproto.algorithms.local import LocalClient
-from tinyproto.core.prototypes import Message, Prototypes
-from tinyproto.core.task import FitResult
+from tinyproto.algorithms.base import (
+    Algorithm,
+    AlgorithmSpec,
+    ClientPrototypes,
+    FederationSpec,
+    NoHyper,
+    exchanged_parameters,
+)
+from tinyproto.algorithms.exchange import MeanServer, PartClient, blueprint, drawn, exchanged, shapes_of
 from tinyproto.models.build import entry_name
 from tinyproto.models.count import count_parameters
 
 
-@dataclass(frozen=True)
-class FedAvgHyper:
-    """FedAvg has no hyper-parameters."""
+class NetworkClient(PartClient):
+    """Shares its whole network, running statistics included."""
+
+    prototype_source: ClientPrototypes = "received"
 
 
-@dataclass(frozen=True)
-class NetworkClient(LocalClient):
-    """Trains on cross-entropy like Local, starting from the network that all clients share."""
-
-    def receive(self, client: Client, message: Message) -> Prototypes | None:
-        """Replace the client's network by the shared one, running statistics included."""
-        overwrite(client.model, message.tensors)
-        return None
-
-    def update(self, client: Client, result: FitResult, round_: Round) -> Message:  # noqa: ARG002
-        """Return the client's trained network."""
-        return Message(tensors=host(exchanged(client.model, buffers=True)))
-
-
-def build(hyper: FedAvgHyper, federation: FederationSpec) -> Algorithm:  # noqa: ARG001
+def build(hyper: NoHyper, federation: FederationSpec) -> Algorithm:  # noqa: ARG001
     """Return FedAvg, weighted by n_i; raise a ValueError if clients have different networks."""
     network, *others = dict.fromkeys(federation.networks)
     if others:
@@ -47,7 +36,7 @@ def build(hyper: FedAvgHyper, federation: FederationSpec) -> Algorithm:  # noqa:
     shapes = shapes_of(exchanged(model, buffers=True))
     return Algorithm(
         name="fedavg",
-        client=NetworkClient(federation.learning_rate, prototype_source="received"),
+        client=NetworkClient(federation.learning_rate, lambda model: model, buffers=True),
         server=MeanServer(
             lambda streams: exchanged(drawn(network, federation.shape, streams), buffers=True),
             weighting="samples",
@@ -57,4 +46,4 @@ def build(hyper: FedAvgHyper, federation: FederationSpec) -> Algorithm:  # noqa:
     )
 
 
-SPEC = AlgorithmSpec("fedavg", "FedAvg", FedAvgHyper, build)
+SPEC = AlgorithmSpec("fedavg", "FedAvg", NoHyper, build)

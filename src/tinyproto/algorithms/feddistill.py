@@ -20,16 +20,15 @@ from tinyproto.algorithms.base import (
     AlgorithmSpec,
     Client,
     FederationSpec,
-    PrototypeSource,
+    LossClient,
     Round,
-    client_task,
     not_negative,
     prototype_parameters,
 )
 from tinyproto.algorithms.fedproto import StreamingServer, store_rows, stored_rows
 from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.core.streams import Streams
-from tinyproto.core.task import Batch, BatchPlan, FitResult, Loss, Step, Task
+from tinyproto.core.task import Batch, FitResult, Loss, Step
 
 
 @dataclass(frozen=True)
@@ -65,45 +64,27 @@ def distillation_loss(distill_weight: float) -> Loss:
     return step
 
 
-class LogitClient:
+class LogitClient(LossClient):
     """Sends, for each class it trained on, its mean logits while training."""
 
-    prototype_source: PrototypeSource = "fresh"
-
     def __init__(self, hyper: FedDistillHyper, federation: FederationSpec) -> None:
+        key, loss = ("feddistill", hyper.distill_weight), distillation_loss(hyper.distill_weight)
+        super().__init__(key, loss, ("cross_entropy", "distillation"), federation.learning_rate)
         self.federation = federation
-        self.loss = distillation_loss(hyper.distill_weight)
-        self.key = ("feddistill", hyper.distill_weight)
 
     def init(self, client: Client, streams: Streams) -> None:  # noqa: ARG002
         """Store that there are no global logits yet: round 1 has the same loss with none present."""
-        self._store(client, None)
+        self.receive(client, Message())
 
     def receive(self, client: Client, message: Message) -> Prototypes | None:
         """Store the global logits, which only training uses."""
-        self._store(client, message.rows)
+        classes = self.federation.num_classes
+        store_rows(client, Prototypes.absent(classes, classes) if message.rows is None else message.rows)
         return None
-
-    def task(self, client: Client, plan: BatchPlan, seed: int) -> Task:
-        """Return the client's epochs with cross-entropy plus γ times the pull."""
-        return client_task(
-            client,
-            plan,
-            seed,
-            key=self.key,
-            loss=self.loss,
-            part_names=("cross_entropy", "distillation"),
-            learning_rate=self.federation.learning_rate,
-            context=client.state,
-        )
 
     def update(self, client: Client, result: FitResult, round_: Round) -> Message:  # noqa: ARG002
         """Return the mean logits (K_i, K) of the last epoch."""
         return Message(rows=None if result.observed is None else result.observed.means())
-
-    def _store(self, client: Client, rows: Prototypes | None) -> None:
-        classes = self.federation.num_classes
-        store_rows(client, Prototypes.absent(classes, classes) if rows is None else rows)
 
 
 def build(hyper: FedDistillHyper, federation: FederationSpec) -> Algorithm:

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tinyproto.algorithms.auxiliary import AuxiliaryClient, AuxiliaryHyper, Mutual, Reduction, SharedNetwork, divergence
+from tinyproto.algorithms.auxiliary import AuxiliaryClient, AuxiliaryHyper, Mutual, SharedNetwork, divergence
 from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, FederationSpec, Round
 from tinyproto.algorithms.exchange import Coder
 from tinyproto.core.prototypes import AtMost, Shape
-from tinyproto.core.task import Batch, Loss, State, Step
+from tinyproto.core.task import State
 from tinyproto.models.split import Output
 
 MatrixView = Literal["filters", "kernels"]
@@ -46,48 +46,26 @@ class FedKDHyper(AuxiliaryHyper):
             )
 
 
-def adaptive_losses(
-    local: Output, auxiliary: Output, adapted: Tensor, labels: Tensor, *, reduction: Reduction, detach: bool
-) -> Mutual:
+def adaptive_losses(local: Output, auxiliary: Output, adapted: Tensor, labels: Tensor, hyper: FedKDHyper) -> Mutual:
     """Return FedKD's CE plus, over D = CE_local + CE_auxiliary, the divergence of outputs and the distance of features.
 
     `adapted` (B, d) are the auxiliary network's features after the learned map W_h. Networks that are wrong learn less
-    from each other. With `detach`, D is a plain weight and targets are fixed; W_h learns in either case.
+    from each other. With `detach_targets`, D is a plain weight and targets are fixed; W_h learns in either case.
     """
     own, other = functional.cross_entropy(local.logits, labels), functional.cross_entropy(auxiliary.logits, labels)
 
     def fixed(values: Tensor) -> Tensor:
-        return values.detach() if detach else values
+        return values.detach() if hyper.detach_targets else values
 
     doubt = fixed(own + other).clamp_min(CERTAIN)
     return Mutual(
         own
-        + divergence(local.logits, fixed(auxiliary.logits), reduction) / doubt
+        + divergence(local.logits, fixed(auxiliary.logits), hyper.reduction) / doubt
         + functional.mse_loss(local.features, fixed(adapted)) / doubt,
         other
-        + divergence(auxiliary.logits, fixed(local.logits), reduction) / doubt
+        + divergence(auxiliary.logits, fixed(local.logits), hyper.reduction) / doubt
         + functional.mse_loss(fixed(local.features), adapted) / doubt,
     )
-
-
-def adaptive_loss(hyper: FedKDHyper) -> Loss:
-    """Return the sum of both networks' losses on a batch; W_h is the module `adapter`."""
-
-    def step(modules: nn.ModuleDict, batch: Batch, context: Mapping[str, Tensor]) -> Step:  # noqa: ARG001
-        own, shared = modules["model"](batch.inputs), modules["auxiliary"](batch.inputs)
-        losses = adaptive_losses(
-            own,
-            shared,
-            modules["adapter"](shared.features),
-            batch.labels,
-            reduction=hyper.reduction,
-            detach=hyper.detach_targets,
-        )
-        logits = (own.logits.detach(), shared.logits.detach())
-        cross_entropies = [functional.cross_entropy(each, batch.labels) for each in logits]
-        return Step(losses.local + losses.auxiliary, torch.stack(cross_entropies))
-
-    return step
 
 
 class Factors(NamedTuple):
@@ -221,7 +199,11 @@ def build(hyper: FedKDHyper, federation: FederationSpec) -> Algorithm:
     return Algorithm(
         name="fedkd",
         client=AuxiliaryClient(
-            "fedkd", hyper, shared, adaptive_loss(hyper), coder,
+            "fedkd", hyper, shared,
+            lambda modules, own, other, labels: adaptive_losses(
+                own, other, modules["adapter"](other.features), labels, hyper
+            ),
+            coder,
             more=lambda: {"adapter": nn.Linear(width, width, bias=False)},
         ),
         server=shared.server(coder),

@@ -21,18 +21,18 @@ from tinyproto.algorithms.base import (
     Client,
     ClientInfo,
     FederationSpec,
+    LossClient,
     PrototypeSource,
     Round,
     ServerSide,
     Update,
-    client_task,
     not_negative,
     prototype_parameters,
 )
 from tinyproto.algorithms.streaming import Gathered
 from tinyproto.core.prototypes import REGULARISERS, Distance, Message, Prototypes, simple_mean, sum_over_holders
 from tinyproto.core.streams import Streams
-from tinyproto.core.task import Batch, BatchPlan, FitResult, Loss, State, Step, Task, Trainer
+from tinyproto.core.task import Batch, FitResult, Loss, State, Step, Trainer
 
 
 @dataclass(frozen=True)
@@ -69,41 +69,31 @@ def prototype_loss(proto_weight: float, distance: Distance, observe: bool) -> Lo
     return step
 
 
-class PrototypeClient:
+class PrototypeClient(LossClient):
     """The client of FedProto and FedTGP; other methods override what it uploads and how it reads what it receives."""
 
     def __init__(self, hyper: FedProtoHyper, federation: FederationSpec) -> None:
-        self.prototype_source: PrototypeSource = hyper.prototype_source
+        loss = prototype_loss(hyper.proto_weight, hyper.distance, observe=hyper.prototype_source == "running")
+        key = ("prototype", hyper.proto_weight, hyper.distance, hyper.prototype_source)
+        super().__init__(key, loss, ("cross_entropy", "regulariser"), federation.learning_rate)
+        self.prototype_source = hyper.prototype_source
         self.federation = federation
-        self.loss = prototype_loss(hyper.proto_weight, hyper.distance, observe=hyper.prototype_source == "running")
-        self.key = ("prototype", hyper.proto_weight, hyper.distance, hyper.prototype_source)
 
     def init(self, client: Client, streams: Streams) -> None:  # noqa: ARG002
         """Store that there are no global prototypes yet: round 1 has the same loss with none present."""
-        store_rows(client, self._none())
+        self.receive(client, Message())
 
     def receive(self, client: Client, message: Message) -> Prototypes | None:
         """Store the global prototypes, which the loss uses, and return them to classify with."""
-        received = self._none() if message.rows is None else self.reconstruct(message.rows)
+        received = Prototypes.absent(self.federation.num_classes, self.federation.proto_dim)
+        if message.rows is not None:
+            received = self.reconstruct(message.rows)
         store_rows(client, received)
         return received.to(client.device)
 
     def reconstruct(self, rows: Prototypes) -> Prototypes:
         """Return the global prototypes (K, d) from the rows received."""
         return rows
-
-    def task(self, client: Client, plan: BatchPlan, seed: int) -> Task:
-        """Return the client's epochs with cross-entropy plus λ times the distance to the global prototypes."""
-        return client_task(
-            client,
-            plan,
-            seed,
-            key=self.key,
-            loss=self.loss,
-            part_names=("cross_entropy", "regulariser"),
-            learning_rate=self.federation.learning_rate,
-            context=client.state,
-        )
 
     def update(self, client: Client, result: FitResult, round_: Round) -> Message:  # noqa: ARG002
         """Return the rows of the classes trained on."""
@@ -112,9 +102,6 @@ class PrototypeClient:
     def upload(self, prototypes: Prototypes, class_counts: Tensor) -> Prototypes:  # noqa: ARG002
         """Return the rows to send, given the local prototypes (K, d) and n_ij (K,)."""
         return prototypes
-
-    def _none(self) -> Prototypes:
-        return Prototypes.absent(self.federation.num_classes, self.federation.proto_dim)
 
 
 class Upload(NamedTuple):
@@ -136,8 +123,9 @@ class AveragingServer:
         return Prototypes.absent(self.num_classes, self.width)._asdict()
 
     def broadcast(self, state: State, client: ClientInfo) -> Message:  # noqa: ARG002
-        """Return all global rows, the same for each client."""
-        return broadcast_rows(state)
+        """Return all global rows, the same for each client, or nothing while no class has a row."""
+        rows = stored_rows(state)
+        return Message(rows=rows) if bool(rows.present.any()) else Message()
 
     def aggregate(
         self, state: State, updates: Sequence[Update], trainer: Trainer, round_: Round, streams: Streams  # noqa: ARG002
@@ -192,12 +180,6 @@ def stored_rows(state: Mapping[str, Tensor]) -> Prototypes:
 def store_rows(client: Client, rows: Prototypes) -> None:
     """Put received rows into a client's state, which is the context of its loss."""
     client.state["values"], client.state["present"] = rows.to(client.device)
-
-
-def broadcast_rows(state: State) -> Message:
-    """Return the stored rows as a message, or an empty one while no class has a row."""
-    rows = stored_rows(state)
-    return Message(rows=rows) if bool(rows.present.any()) else Message()
 
 
 def received_rows(updates: Sequence[Update]) -> list[Upload]:

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, ClientInfo, FederationSpec, Round, Update, positive
+from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, FederationSpec, Round, Update, positive
 from tinyproto.algorithms.fedproto import (
+    AveragingServer,
     FedProtoHyper,
     PrototypeClient,
     Upload,
-    broadcast_rows,
     prototype_algorithm,
     received_rows,
 )
-from tinyproto.core.prototypes import TINY, Message, Prototypes, simple_mean, stack_rows, sum_over_holders
+from tinyproto.core.prototypes import TINY, Prototypes, simple_mean, stack_rows, sum_over_holders
 from tinyproto.core.streams import Streams, global_randomness
 from tinyproto.core.task import Batch, ParamGroup, State, Step, Task, TensorData, Trainer, batch_plan
 
@@ -109,23 +109,19 @@ def contrastive_step(modules: nn.ModuleDict, batch: Batch, context: Mapping[str,
     return Step(loss, loss.detach().unsqueeze(0))
 
 
-class TrainableServer:
-    """Keeps the trainable network and its last rows."""
+class TrainableServer(AveragingServer):
+    """Keeps the trainable network and its last rows; trains on the uploads instead of averaging them."""
 
     def __init__(self, hyper: FedTGPHyper, federation: FederationSpec, width: int) -> None:
+        super().__init__(federation.num_classes, width)
         self.hyper = hyper
         self.federation = federation
-        self.width = width
 
     def init(self, streams: Streams) -> State:
         """Return a random network, and rows of which none is present."""
         with global_randomness(streams.derive("trainable prototypes")):
             network = TrainablePrototypes(self.federation.num_classes, self.federation.proto_dim)
-        return self._state(network, Prototypes.absent(self.federation.num_classes, self.width))
-
-    def broadcast(self, state: State, client: ClientInfo) -> Message:  # noqa: ARG002
-        """Return all learned rows, the same for each client."""
-        return broadcast_rows(state)
+        return self._state(network, Prototypes.absent(self.num_classes, self.width))
 
     def aggregate(
         self, state: State, updates: Sequence[Update], trainer: Trainer, round_: Round, streams: Streams

@@ -5,17 +5,14 @@ Tao Shen et al., "Federated Mutual Learning", 2020.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from tinyproto.algorithms.auxiliary import AuxiliaryClient, AuxiliaryHyper, Mutual, Reduction, SharedNetwork, divergence
+from tinyproto.algorithms.auxiliary import AuxiliaryClient, AuxiliaryHyper, Mutual, SharedNetwork, divergence
 from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, FederationSpec, exchanged_parameters
-from tinyproto.core.task import Batch, Loss, Step
 
 
 @dataclass(frozen=True)
@@ -34,39 +31,16 @@ class FMLHyper(AuxiliaryHyper):
                 raise ValueError(f"{name} must lie between 0 and 1, not {getattr(self, name)}")
 
 
-def mutual_losses(
-    local: Tensor, auxiliary: Tensor, labels: Tensor, *, local_weight: float, auxiliary_weight: float,
-    reduction: Reduction, detach: bool,
-) -> Mutual:  # fmt: skip
-    """Return FML's α·CE + (1 − α)·KL towards the other's output, for both; `detach` makes the other a fixed target."""
-    target_of_local = auxiliary.detach() if detach else auxiliary
-    target_of_auxiliary = local.detach() if detach else local
+def mutual_losses(local: Tensor, auxiliary: Tensor, labels: Tensor, hyper: FMLHyper) -> Mutual:
+    """Return FML's α·CE + (1 − α)·KL towards the other's output, for both networks' logits."""
+    target_of_local = auxiliary.detach() if hyper.detach_targets else auxiliary
+    target_of_auxiliary = local.detach() if hyper.detach_targets else local
     return Mutual(
-        local_weight * functional.cross_entropy(local, labels)
-        + (1 - local_weight) * divergence(local, target_of_local, reduction),
-        auxiliary_weight * functional.cross_entropy(auxiliary, labels)
-        + (1 - auxiliary_weight) * divergence(auxiliary, target_of_auxiliary, reduction),
+        hyper.local_weight * functional.cross_entropy(local, labels)
+        + (1 - hyper.local_weight) * divergence(local, target_of_local, hyper.reduction),
+        hyper.auxiliary_weight * functional.cross_entropy(auxiliary, labels)
+        + (1 - hyper.auxiliary_weight) * divergence(auxiliary, target_of_auxiliary, hyper.reduction),
     )
-
-
-def mutual_loss(hyper: FMLHyper) -> Loss:
-    """Return the sum of both networks' losses on a batch."""
-
-    def step(modules: nn.ModuleDict, batch: Batch, context: Mapping[str, Tensor]) -> Step:  # noqa: ARG001
-        own, shared = modules["model"](batch.inputs).logits, modules["auxiliary"](batch.inputs).logits
-        losses = mutual_losses(
-            own,
-            shared,
-            batch.labels,
-            local_weight=hyper.local_weight,
-            auxiliary_weight=hyper.auxiliary_weight,
-            reduction=hyper.reduction,
-            detach=hyper.detach_targets,
-        )
-        cross_entropies = [functional.cross_entropy(logits.detach(), batch.labels) for logits in (own, shared)]
-        return Step(losses.local + losses.auxiliary, torch.stack(cross_entropies))
-
-    return step
 
 
 def build(hyper: FMLHyper, federation: FederationSpec) -> Algorithm:
@@ -74,7 +48,12 @@ def build(hyper: FMLHyper, federation: FederationSpec) -> Algorithm:
     shared = SharedNetwork.of(hyper, federation)
     return Algorithm(
         name="fml",
-        client=AuxiliaryClient("fml", hyper, shared, mutual_loss(hyper)),
+        client=AuxiliaryClient(
+            "fml",
+            hyper,
+            shared,
+            lambda _modules, own, other, labels: mutual_losses(own.logits, other.logits, labels, hyper),
+        ),
         server=shared.server(),
         table2_parameters=lambda held: exchanged_parameters(held, shared.parameters),
         tensor_shapes=shared.shapes,

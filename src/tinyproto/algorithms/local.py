@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -11,22 +10,16 @@ from torch.nn import functional
 from tinyproto.algorithms.base import (
     Algorithm,
     AlgorithmSpec,
-    Client,
     ClientInfo,
-    ClientPrototypes,
     FederationSpec,
+    LossClient,
+    NoHyper,
     Round,
     Update,
-    client_task,
 )
-from tinyproto.core.prototypes import Message, Prototypes
+from tinyproto.core.prototypes import Message
 from tinyproto.core.streams import Streams
-from tinyproto.core.task import Batch, BatchPlan, FitResult, State, Step, Task, Trainer
-
-
-@dataclass(frozen=True)
-class LocalHyper:
-    """Local has no hyper-parameters."""
+from tinyproto.core.task import Batch, State, Step, Trainer
 
 
 def cross_entropy_step(modules: nn.ModuleDict, batch: Batch, context: Mapping[str, Tensor]) -> Step:  # noqa: ARG001
@@ -35,35 +28,11 @@ def cross_entropy_step(modules: nn.ModuleDict, batch: Batch, context: Mapping[st
     return Step(loss, loss.detach().unsqueeze(0))
 
 
-@dataclass(frozen=True)
-class LocalClient:
+class LocalClient(LossClient):
     """Trains on cross-entropy and sends nothing."""
 
-    learning_rate: float
-    prototype_source: ClientPrototypes = "fresh"
-
-    def init(self, client: Client, streams: Streams) -> None:
-        """Do nothing: there is nothing to remember."""
-
-    def receive(self, client: Client, message: Message) -> Prototypes | None:  # noqa: ARG002
-        """Return None: nothing is sent."""
-        return None
-
-    def task(self, client: Client, plan: BatchPlan, seed: int) -> Task:
-        """Return the client's epochs with cross-entropy."""
-        return client_task(
-            client,
-            plan,
-            seed,
-            key=("local",),
-            loss=cross_entropy_step,
-            part_names=("cross_entropy",),
-            learning_rate=self.learning_rate,
-        )
-
-    def update(self, client: Client, result: FitResult, round_: Round) -> Message:  # noqa: ARG002
-        """Return an empty message."""
-        return Message()
+    def __init__(self, learning_rate: float) -> None:
+        super().__init__(("local",), cross_entropy_step, ("cross_entropy",), learning_rate)
 
 
 class LocalServer:
@@ -84,9 +53,9 @@ class LocalServer:
         return state
 
 
-def build(hyper: LocalHyper, federation: FederationSpec) -> Algorithm:  # noqa: ARG001
+def build(hyper: NoHyper, federation: FederationSpec) -> Algorithm:  # noqa: ARG001
     """Return local training as an algorithm."""
     return Algorithm("local", LocalClient(federation.learning_rate), LocalServer(), table2_parameters=lambda _held: 0)
 
 
-SPEC = AlgorithmSpec("local", "Local", LocalHyper, build)
+SPEC = AlgorithmSpec("local", "Local", NoHyper, build)

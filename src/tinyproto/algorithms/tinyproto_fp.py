@@ -6,7 +6,7 @@
 | server, lines 3 to 10: clients update in parallel | `engine/round.py: play_round`, the same for each method |
 | server, line 11: aggregate n_ij ĉᴸ_ij to ĉᴳ_j | `ScaledServer.merge_sums`, or `WeighedServer.conclude` by default |
 | LocalUpdate, line 1: reconstruct c̃ᴳ_j | `TinyProtoClient.reconstruct` |
-| LocalUpdate, lines 2 to 6: train with L + λ·R | `fedproto.py: PrototypeClient.task` and `prototype_loss` |
+| LocalUpdate, lines 2 to 6: train with L + λ·R | `base.py: LossClient.task` with `fedproto.py: prototype_loss` |
 | LocalUpdate, lines 7 and 8: return n_ij ĉᴸ_ij | `TinyProtoClient.upload` |
 
 The paper's clients multiply by μ what they receive; here the server does, so rows arrive ready to use.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 from rich import progress as bars
 from rich.console import Console
@@ -68,9 +67,7 @@ class Bars:
         self.bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self.bars.disable:  # older releases of rich print an empty line for bars that were never shown
             self.bars.stop()
 
@@ -82,46 +79,21 @@ class Expected(NamedTuple):
     rule: str
 
 
-class Stop(Protocol):
-    """A request to stop after the rounds that are running."""
-
-    @property
-    def wanted(self) -> bool:
-        """Return True after Ctrl-C, or when time is up."""
-        ...
-
-
-class Pace:
-    """An estimate of the time that rounds take, from the latest ones."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._times = deque([clock()], maxlen=RECENT + 1)
-
-    def tick(self) -> None:
-        """Note that a round completed."""
-        self._times.append(self._clock())
-
-    def seconds_for(self, rounds: int) -> float | None:
-        """Return the estimated seconds for some rounds; None before the first round completed."""
-        completed = len(self._times) - 1
-        return None if not completed else rounds * (self._clock() - self._times[0]) / completed
-
-
 class Progress(Bars, Observer):
     """An observer of a run that shows algorithm, round, accuracy, bytes and time left of every running cell."""
 
     def __init__(
-        self, output: Output, cells: Sequence[Expected], stop: Stop, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+        self, output: Output, cells: Sequence[Expected], stop_wanted: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         super().__init__(output, "accuracy", "traffic")
-        self.stop = stop
+        self._stop_wanted = stop_wanted
         self.expected = cells  # by index of the cell
         self.total = sum(cell.rounds for cell in cells)
         self.completed: dict[int, int] = {}  # rounds, by index of the cell
         self.completed_before = 0  # rounds of an earlier run
-        self.pace = Pace(clock)
         self._clock = clock
+        self._times = deque([clock()], maxlen=RECENT + 1)  # at which the latest rounds completed
         self._last_line = clock()
         self.overall = self.bars.add_task(
             "all", total=self.total, accuracy="", traffic="", left=None, visible=len(cells) > 1
@@ -160,7 +132,7 @@ class Progress(Bars, Observer):
             payload = size(sum(cost.payload for cost in record.traffic["training"].values()))
             self.bars.update(bar, advance=1, traffic=f"{payload}/round")
             self.completed[cell.index] += 1
-            self.pace.tick()
+            self._times.append(self._clock())
             self._update_overall()
         for note in played.notes:
             self.output.say(f"{cell.title}: {note}")
@@ -182,7 +154,7 @@ class Progress(Bars, Observer):
 
     def stop_wanted(self) -> bool:
         """Return True after a first Ctrl-C."""
-        return self.stop.wanted
+        return self._stop_wanted()
 
     def failed(self, cell: Cell, reason: str) -> None:
         """Print the reason and stop counting the cell's remaining rounds."""
@@ -222,12 +194,17 @@ class Progress(Bars, Observer):
         """Return the remaining rounds of all cells."""
         return self.total - self.completed_before - sum(self.completed.values())
 
+    @property
+    def seconds_left(self) -> float | None:
+        """Return the estimated seconds for the remaining rounds; None before the first round completed."""
+        completed = len(self._times) - 1
+        return None if not completed else self.rounds_left * (self._clock() - self._times[0]) / completed
+
     def _time_left(self) -> str:
-        return f"{clock_words(self.pace.seconds_for(self.rounds_left))} left"
+        return f"{clock_words(self.seconds_left)} left"
 
     def _update_overall(self) -> None:
-        left = self.pace.seconds_for(self.rounds_left)
-        self.bars.update(self.overall, completed=self.total - self.rounds_left, left=left)
+        self.bars.update(self.overall, completed=self.total - self.rounds_left, left=self.seconds_left)
 
     def _numbered(self, cell: Cell) -> str:
         return f"[{cell.index + 1}/{len(self.expected)}] {cell.title}"
@@ -265,9 +242,7 @@ class LoadingBar:
     def __enter__(self) -> LoadingBar:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.tasks and not self.bars.disable:
             self.bars.stop()
 

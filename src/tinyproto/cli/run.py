@@ -50,7 +50,7 @@ def _watch(experiment: Experiment, folder: Path, output: Output, run: Callable[[
     failure: CellsFailed | None = None
     with StopOnInterrupt(*ENDING) as stop:
         expected = Expected(config.model.train.rounds, config.model.evaluate.rule)
-        progress = Progress(output, [expected] * len(experiment.cells), stop)
+        progress = Progress(output, [expected] * len(experiment.cells), lambda: stop.wanted)
         try:
             try:
                 with progress:

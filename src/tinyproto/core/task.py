@@ -132,12 +132,7 @@ class FitResult:
     part_names: tuple[str, ...]
     steps: int
     observed: ClassSums | None  # of the last epoch
-    steps_paid: int = 0  # steps computed, unused ones included, if a trainer runs clients of unequal size together
-
-    @property
-    def steps_computed(self) -> int:
-        """Return the steps computed, unused ones included if the trainer counts them."""
-        return max(self.steps, self.steps_paid)
+    steps_computed: int  # unused ones included, if a trainer runs clients of unequal size together
 
     def last_epoch(self) -> dict[str, float]:
         """Return the logged terms of the last epoch by name, as the float32 in which they were computed and travel."""

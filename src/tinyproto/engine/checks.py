@@ -42,6 +42,7 @@ SUSPECT_NORM = 1e7
 _CORRECT = tuple(f"correct_{rule}" for rule in RULES)
 SCORES = frozenset(("test_samples", *_CORRECT))
 _UPDATES = (Kind.UPDATE,)
+HELLO = ("train_samples", "counted_samples", "counted_classes")
 
 
 def inspect_answer(
@@ -73,16 +74,20 @@ def check_held(client: ClientInfo, rows: PackedRows, round_number: int) -> None:
         )
 
 
+def hello(client: ClientInfo) -> Message:
+    """Return a client's hello: sizes as the scaling counts them, never the sizes of classes."""
+    return Message(metrics={name: float(getattr(client, name)) for name in HELLO})
+
+
 def read_hello(client: int, message: Message, num_classes: int) -> ClientInfo:
     """Return what a client reports about itself; raise a WireError if it is impossible."""
     said = dict(message.metrics)
-    names = ("train_samples", "counted_samples", "counted_classes")
-    if sorted(said) != sorted(names) or not all(is_count(value) for value in said.values()):
+    if sorted(said) != sorted(HELLO) or not all(is_count(value) for value in said.values()):
         raise WireError(
-            f"hello of client {client}, refused: it must report {', '.join(names)} as whole numbers from 0 and "
+            f"hello of client {client}, refused: it must report {', '.join(HELLO)} as whole numbers from 0 and "
             f"below {MOST_SAMPLES}"
         )
-    train, counted, classes = (int(said[name]) for name in names)
+    train, counted, classes = (int(said[name]) for name in HELLO)
     if not (train <= counted and classes <= min(num_classes, counted)):
         raise WireError(
             f"hello of client {client}, refused: {train} training samples, {counted} counted samples and {classes} of "

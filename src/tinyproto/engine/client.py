@@ -18,7 +18,7 @@ from tinyproto.algorithms.base import Algorithm, Client, ClientInfo, Round
 from tinyproto.core.prototypes import Message, Prototypes, class_means
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import BatchPlan, LastBatch, State, Trainer, batch_plan
-from tinyproto.engine.checks import unsendable
+from tinyproto.engine.checks import hello, unsendable
 from tinyproto.engine.measure import Stopwatch, score
 from tinyproto.errors import WireError
 from tinyproto.wire.codec import Decoded, encode
@@ -95,7 +95,7 @@ class ClientRuntime:
         """
         opened = [self._open(client, frame) for client, frame in sorted(frames.items())]
         greeted = [decoded.header for decoded in opened if decoded.header.kind is Kind.HELLO]
-        replies = {header.client: self._answer(header, self._hello(header.client)) for header in greeted}
+        replies = {header.client: self._answer(header, hello(self.clients.info(header.client))) for header in greeted}
         asked = [decoded for decoded in opened if decoded.header.kind is not Kind.HELLO]
         if left_out is not None:
             self.last_good.keep(
@@ -142,17 +142,6 @@ class ClientRuntime:
         client.received = self.side.receive(client, decoded.message)
         return _Job(client, decoded.header)
 
-    def _hello(self, client: int) -> Message:
-        """Return the hello: sizes as the scaling counts them, never the sizes of classes."""
-        info = self.clients.info(client)
-        return Message(
-            metrics={
-                "train_samples": float(info.train_samples),
-                "counted_samples": float(info.counted_samples),
-                "counted_classes": float(info.counted_classes),
-            }
-        )
-
     def _evaluate(self, jobs: Sequence[_Job]) -> dict[int, dict[str, float]]:
         clients = [job.client for job in jobs if len(job.client.test)]
         features = self.trainer.features([client.model for client in clients], [client.test for client in clients])
@@ -163,9 +152,10 @@ class ClientRuntime:
 
     def _train(self, jobs: Sequence[_Job]) -> dict[int, Message]:
         plans = [self._plan(job) for job in jobs]
-        tasks = [
-            self.side.task(job.client, plan, self._dropout_seed(job)) for job, plan in zip(jobs, plans, strict=True)
-        ]
+        tasks = []
+        for (client, asked), plan in zip(jobs, plans, strict=True):
+            seed = self.streams.derive("dropout", client=client.id, round_number=asked.round_number)
+            tasks.append(self.side.task(client, plan, seed))
         source = self.side.prototype_source
         if source == "stale":
             self._refresh_prototypes(jobs, plans)
@@ -211,9 +201,6 @@ class ClientRuntime:
             last=training.last_batch,
             shuffle=shuffle if training.shuffle else None,
         )
-
-    def _dropout_seed(self, job: _Job) -> int:
-        return self.streams.derive("dropout", client=job.client.id, round_number=job.asked.round_number)
 
     def _refresh_prototypes(self, jobs: Sequence[_Job], plans: Sequence[BatchPlan]) -> None:
         """Compute local prototypes, eq. (3), of each client with its current network."""

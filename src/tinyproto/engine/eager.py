@@ -63,7 +63,7 @@ class EagerTrainer:
                 start += size
         samples_per_epoch = max(sum(task.plan.sizes), 1)
         steps = task.plan.epochs * len(task.plan.sizes)
-        return FitResult((parts / samples_per_epoch).cpu(), task.part_names, steps, observed)
+        return FitResult((parts / samples_per_epoch).cpu(), task.part_names, steps, observed, steps)
 
     @torch.no_grad()
     def features(self, models: Sequence[FeatureModel], data: Sequence[TensorData]) -> list[Tensor]:

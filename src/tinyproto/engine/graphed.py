@@ -11,11 +11,11 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tinyproto.core.prototypes import ClassSums, class_sums
 from tinyproto.core.streams import global_randomness
-from tinyproto.core.task import Batch, FeatureModel, FitResult, State, Task, TensorData
+from tinyproto.core.task import Batch, FitResult, State, Task
 from tinyproto.engine.eager import EagerTrainer, Sgd
 from tinyproto.engine.prototype_fit import prototype_fit
 from tinyproto.models.split import SplitModel
@@ -26,26 +26,27 @@ MOST_CAPTURED = 64
 """Batch sizes a kind of task keeps captured; beyond that it discards the oldest."""
 
 
-class GraphedTrainer:
-    """Captures the steps of each kind of task; where that fails the eager trainer runs it, and a note says why."""
+class GraphedTrainer(EagerTrainer):
+    """Captures the steps of each kind of task; where that fails the eager trainer runs it, and a note says why.
+
+    Features are the eager trainer's: large batches need no graph.
+    """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
-        self.device = torch.device(device)
-        self.eager = EagerTrainer(device)
+        super().__init__(device)
         self.captured: dict[Hashable, CapturedTask | None] = {}  # None: cannot be captured
-        self.notes: list[str] = []
 
     def fit(self, tasks: Sequence[Task]) -> list[FitResult]:
         """Optimise the modules of each task in place."""
-        return [self._fit(task) for task in tasks]
+        return [self._fit_captured(task) for task in tasks]
 
-    def _fit(self, task: Task) -> FitResult:
+    def _fit_captured(self, task: Task) -> FitResult:
         key = (task.key, task.data.pool.shape[1:])
         if key not in self.captured:
             self.captured[key] = CapturedTask(task)
         captured = self.captured[key]
         if captured is None:
-            return self.eager.fit([task])[0]
+            return super().fit([task])[0]
         try:
             with global_randomness(task.seed):
                 result = captured.fit(task)
@@ -57,15 +58,11 @@ class GraphedTrainer:
                 raise
             self.captured[key] = None
             self.notes.append(fallback_note(task, "without graphs", error))
-            return self.eager.fit([task])[0]
+            return super().fit([task])[0]
         if captured.kernel_error is not None:
             self.notes.append(fallback_note(task, "without their own kernels", captured.kernel_error))
             captured.kernel_error = None
         return result
-
-    def features(self, models: Sequence[FeatureModel], data: Sequence[TensorData]) -> list[Tensor]:
-        """Return the eval-mode features (N_i, d) of each model on its data; large batches need no graph."""
-        return self.eager.features(models, data)
 
 
 class CapturedTask:
@@ -115,7 +112,8 @@ class CapturedTask:
         self.completed = True
         observed = self.observed and ClassSums(*(sums.clone() for sums in self.observed))
         means = history.cpu() / max(sum(plan.sizes), 1)
-        return FitResult(means, task.part_names, plan.epochs * len(plan.sizes), observed)
+        steps = plan.epochs * len(plan.sizes)
+        return FitResult(means, task.part_names, steps, observed, steps)
 
     def _run(self, sizes: tuple[int, ...], samples: Batch) -> None:
         """Take a step for each batch size on consecutive samples, captured as one graph."""

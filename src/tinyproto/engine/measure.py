@@ -25,10 +25,6 @@ class Cost(NamedTuple):
     payload: int = 0  # bytes of values and scales
     wire: int = 0  # bytes of frames
 
-    def plus(self, other: Cost) -> Cost:
-        """Return the cost of both."""
-        return Cost(self.parameters + other.parameters, self.payload + other.payload, self.wire + other.wire)
-
 
 @dataclass
 class Meter:
@@ -43,7 +39,7 @@ class Meter:
     def count(self, purpose: Purpose, direction: Direction, client: int, cost: Cost) -> None:
         """Add the cost of one frame."""
         key = (purpose, direction, client)
-        self.costs[key] = self.costs.get(key, Cost()).plus(cost)
+        self.costs[key] = _sum([self.costs.get(key, Cost()), cost])
 
     def total(self, purpose: Purpose, direction: Direction) -> Cost:
         """Return the cost of one purpose over all clients."""
@@ -55,10 +51,7 @@ class Meter:
 
 
 def _sum(costs: Iterable[Cost]) -> Cost:
-    total = Cost()
-    for cost in costs:
-        total = total.plus(cost)
-    return total
+    return Cost(*map(sum, zip(Cost(), *costs, strict=True)))
 
 
 Clock = Callable[[], float]

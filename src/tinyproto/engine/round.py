@@ -60,11 +60,6 @@ class RoundRecord:
     dropped: tuple[int, ...] = ()  # received the round and never answered
     late: tuple[int, ...] = ()  # trained, but were not aggregated
 
-    @property
-    def evaluated(self) -> bool:
-        """Return True if any client was evaluated."""
-        return self.accuracy["head"] is not None
-
 
 def play_round(
     server: ServerRuntime, channel: Channel, plan: RoundPlan, meter: Meter, *, tolerant: bool = False
@@ -103,11 +98,6 @@ def play_round(
         dropped=tuple(sorted(plan.dropped)),
         late=tuple(sorted(plan.late - refused.keys())),
     )
-
-
-def first_derived(server: ServerRuntime, record: RoundRecord, first: int) -> Derived:
-    """Return the hyper-parameters that the algorithm derived if this is the first round of this process, else none."""
-    return server.derived(record.participants) if record.round == first and record.participants else {}
 
 
 def last_derived(server: ServerRuntime, records: Sequence[RoundRecord]) -> Derived:

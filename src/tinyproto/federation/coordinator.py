@@ -25,8 +25,9 @@ from tinyproto.federation.channel import BelowQuorum, FederationChannel, Pace, T
 from tinyproto.federation.journal import Journal
 from tinyproto.federation.terms import ServeFile, agree, offered_terms
 from tinyproto.memory import PeakMemory
+from tinyproto.storage.checkpoint import load_newest
 from tinyproto.tracking.environment import environment
-from tinyproto.tracking.recorder import CellRecorder, newest_checkpoint
+from tinyproto.tracking.recorder import CellRecorder
 from tinyproto.tracking.run_folder import SERVE_FILE, RunFolder
 from tinyproto.tracking.summary import RoundResult
 
@@ -89,7 +90,7 @@ class Coordinator:
     def _begin(self) -> CellRecorder:
         """Restore state and files from the newest intact checkpoint."""
         folder = self.folder
-        checkpoint = newest_checkpoint(folder, remedy="start another federation")
+        checkpoint = load_newest(folder.checkpoints, folder.clients, remedy="start another federation")
         if checkpoint is not None and not self.resume:
             raise RunFolderError(f"{folder.path} holds a federation that is under way; --resume continues it")
         next_round = 1 if checkpoint is None else checkpoint.position.next_round

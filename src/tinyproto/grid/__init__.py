@@ -18,10 +18,10 @@ from tinyproto.experiment import Experiment
 from tinyproto.grid.cell import Host, Observer, describe, run_cell
 from tinyproto.grid.parallel import Job, run_jobs
 from tinyproto.report.words import counted
-from tinyproto.storage.checkpoint import Position
+from tinyproto.storage.checkpoint import Position, load_newest
 from tinyproto.tracking.kept_models import keep_with_run
 from tinyproto.tracking.lock import alone_in
-from tinyproto.tracking.recorder import accept_checkpoint, newest_checkpoint, save_checkpoint
+from tinyproto.tracking.recorder import accept_checkpoint, save_checkpoint
 from tinyproto.tracking.run_folder import RunFolder, cell_name, how_to_resume
 from tinyproto.workers.child import SharedDataset, failure
 from tinyproto.workers.pool import WorkerPool
@@ -53,7 +53,7 @@ def resume(experiment: Experiment, path: Path, *, observer: Observer | None = No
         results = folder.read_results()
         is_finished = len(results) == len(experiment.cells)
         try:  # without an intact checkpoint, only a run with no completed cell can start again
-            checkpoint = newest_checkpoint(folder, remedy="start another run" if results else "")
+            checkpoint = load_newest(folder.checkpoints, folder.clients, remedy="start another run" if results else "")
             if results and checkpoint is None:
                 raise CheckpointError(f"{path} holds results but no checkpoint to resume from; start another run")
         except CheckpointError:

@@ -14,11 +14,11 @@ from tinyproto.algorithms.base import Derived
 from tinyproto.builder import Cell
 from tinyproto.experiment import Experiment
 from tinyproto.simulation.loop import ClientHost, Simulation
-from tinyproto.storage.checkpoint import sweep
+from tinyproto.storage.checkpoint import load_newest, sweep
 from tinyproto.storage.client_files import grouped
 from tinyproto.tracking.environment import environment
-from tinyproto.tracking.kept_models import KeptModels
-from tinyproto.tracking.recorder import CellRecorder, newest_checkpoint
+from tinyproto.tracking.kept_models import FOLDER, keep_model
+from tinyproto.tracking.recorder import CellRecorder
 from tinyproto.tracking.run_folder import RunFolder
 from tinyproto.tracking.summary import RoundResult
 
@@ -90,7 +90,8 @@ def _run(
         folder, config.resolved(), cell.identity, simulation.server, simulation.host,
         config.model.checkpoint.every_seconds,
     )  # fmt: skip
-    recorder.resume(newest_checkpoint(folder), lambda words: observer.told(f"{cell.title}: {words}"))
+    checkpoint = load_newest(folder.checkpoints, folder.clients)
+    recorder.resume(checkpoint, lambda words: observer.told(f"{cell.title}: {words}"))
     observer.started(cell, len(recorder.rounds))
     for result in simulation.rounds(first=len(recorder.rounds) + 1):
         derived = recorder.append(result)
@@ -111,13 +112,12 @@ def _run(
 
 def _keep_models(experiment: Experiment, cell: Cell, folder: RunFolder, simulation: Simulation) -> None:
     """Write every client's network if the config asks for it; one at a time, since not all may fit into memory."""
-    kept = KeptModels(folder)
-    kept.remove()  # what a killed process wrote
+    folder.inner(FOLDER).remove()  # what a killed process wrote
     if not experiment.config.model.keep_models:
         return
     for client in range(simulation.num_clients):
         tensors = grouped(simulation.host.snapshot([client], ("model",)))[client, "model"]
-        kept.write(experiment.facts_of_model(cell, client), tensors)
+        keep_model(folder, experiment.facts_of_model(cell, client), tensors)
 
 
 def named_prototypes(prefix: str, simulation: Simulation) -> Iterator[tuple[str, Tensor]]:

@@ -81,7 +81,7 @@ def draw(matrix: Matrix, down: float = 0.0) -> list[str]:
         parts.append(svg.text(left - 4, middle + 3.5, words, "end", "label small"))
     column_width = width / columns
     widest = max(len(name) for name in matrix.column_names) * LETTER + 4
-    every = _round_stride(widest / column_width)
+    every = int(svg.round_step(max(1.0, widest / column_width)))  # so that names fall on round numbers
     for column in range(0, columns, every):
         middle = left + (column + 0.5) * column_width
         parts.append(svg.text(middle, top + height + 12, matrix.column_names[column], "middle", "label small"))
@@ -110,12 +110,6 @@ def _numbers(matrix: Matrix, top: float, column_width: float) -> list[str]:
         for row, column, words in found
         if words
     ]
-
-
-def _round_stride(least: float) -> int:
-    """Return 1, 2, 5, 10, 20 …, so that names fall on round numbers."""
-    strides: list[int] = [factor * 10**power for power in range(6) for factor in (1, 2, 5)]
-    return next(stride for stride in strides if stride >= least)
 
 
 def indices(values: NDArray[np.float32], present: NDArray[np.bool_], low: float, high: float) -> NDArray[np.uint8]:

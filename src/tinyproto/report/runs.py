@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
 import yaml
 from safetensors import safe_open
 
 from tinyproto.config.load import completed
 from tinyproto.errors import RunFolderError, one_line
-from tinyproto.tracking.run_folder import how_to_resume, lines_kept, run_folders
+from tinyproto.tracking.run_folder import how_to_resume, lines_kept, reading, run_folders
 
 CONFIG_KEYS = ("name", "models", "partition", "train", "evaluate", "algorithms", "seeds")
 RESULT_KEYS = (
@@ -75,13 +73,10 @@ class Run:
         if not file.is_file():
             return None
         kinds = ("local/values", "local/present", "global/values", "global/present", "local/rows")
-        try:
-            with safe_open(file, framework="numpy") as tensors:  # reads the tensors of this cell only
-                names = [f"{label}/{seed}/{kind}" for kind in kinds]
-                known = set(tensors.keys())
-                found = [tensors.get_tensor(name) if name in known else None for name in names]
-        except (OSError, safetensors.SafetensorError) as error:
-            raise _unreadable(file, error) from error
+        with reading(file), safe_open(file, framework="numpy") as tensors:  # reads the tensors of this cell only
+            names = [f"{label}/{seed}/{kind}" for kind in kinds]
+            known = set(tensors.keys())
+            found = [tensors.get_tensor(name) if name in known else None for name in names]
         local, local_present, global_, global_present, rows = found
         if rows is not None and local_present is not None:  # a committed record keeps only the rows that are present
             local = np.zeros((*local_present.shape, rows.shape[-1]), rows.dtype)
@@ -171,10 +166,8 @@ def _rounds(file: Path, cells: set[tuple[str, int]]) -> dict[tuple[str, int], li
 
 
 def _yaml(file: Path) -> dict[str, Any]:
-    try:
+    with reading(file):
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise _unreadable(file, error) from error
     labelled = isinstance(values, dict) and all(
         isinstance(entry, dict) and "label" in entry for entry in values.get("algorithms") or [None]
     )
@@ -184,19 +177,15 @@ def _yaml(file: Path) -> dict[str, Any]:
 
 
 def _json(file: Path, keys: Sequence[str] = ()) -> dict[str, Any]:
-    try:
+    with reading(file):
         value: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise _unreadable(file, error) from error
     return _check(value, keys, str(file))
 
 
 def _json_lines(file: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of complete lines; a last line without an end was cut off when the run was killed."""
-    try:
+    with reading(file):
         text = lines_kept(file).decode("utf-8")
-    except (OSError, ValueError, EOFError, zlib.error) as error:
-        raise _unreadable(file, error) from error
     *lines, _rest = text.split("\n")
     for number, line in enumerate(lines, 1):
         try:
@@ -214,7 +203,3 @@ def _check(value: dict[str, Any], keys: Sequence[str], where: str) -> dict[str, 
     if missing:
         raise RunFolderError(f"{where} is invalid: {missing[0]} is missing")
     return value
-
-
-def _unreadable(file: Path, error: BaseException) -> RunFolderError:
-    return RunFolderError(f"{file} cannot be read: {one_line(error)}")

@@ -88,7 +88,7 @@ class Stack:
                 task.part_names,
                 taken[client],
                 self.observed and ClassSums(*(sums[client].clone() for sums in self.observed)),
-                steps_paid=epochs * (computed_steps(stretches, client) + len(task.plan.sizes) - full[client]),
+                steps_computed=epochs * (computed_steps(stretches, client) + len(task.plan.sizes) - full[client]),
             )
             for client, task in enumerate(tasks)
         ]

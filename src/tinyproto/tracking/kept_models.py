@@ -15,30 +15,20 @@ from tinyproto.errors import ModelError, RunFolderError, one_line
 from tinyproto.imports import unknown
 from tinyproto.models import ModelShape, SplitModel, build_model
 from tinyproto.storage.tensor_files import save_tensors
-from tinyproto.tracking.run_folder import RunFolder, cell_name, is_federation
+from tinyproto.tracking.run_folder import RunFolder, cell_name, is_federation, reading
 
 FOLDER = "models"
 SCHEMA_VERSION = 1
 _TAG = "tinyproto"
 
 
-class KeptModels:
-    """The networks of one cell's clients, in the cell's folder."""
-
-    def __init__(self, cell: RunFolder) -> None:
-        self._folder = cell.inner(FOLDER)
-
-    def remove(self) -> None:
-        """Remove all of them."""
-        self._folder.remove()
-
-    def write(self, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Write one client's state dict, completely or not at all; the facts name client and network."""
-        self._folder.make()
-        name = _file_name(facts["client"])
-        with self._folder.writing(name):
-            tag = json.dumps({"schema_version": SCHEMA_VERSION, **facts})
-            save_tensors(self._folder.path / name, tensors, {_TAG: tag})
+def keep_model(cell: RunFolder, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write a client's state dict to the cell's folder, completely or not at all; the facts name client and network."""
+    folder, name = cell.inner(FOLDER), _file_name(facts["client"])
+    folder.make()
+    with folder.writing(name):
+        tag = json.dumps({"schema_version": SCHEMA_VERSION, **facts})
+        save_tensors(folder.path / name, tensors, {_TAG: tag})
 
 
 def keep_with_run(cell: RunFolder, run: RunFolder, name: str) -> None:
@@ -84,12 +74,9 @@ def _file_name(client: int) -> str:
 
 def _read(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return a file's facts of a network, and its tensors."""
-    try:
-        with safetensors.safe_open(file, framework="pt") as opened:
-            tag = (opened.metadata() or {}).get(_TAG)
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except (OSError, safetensors.SafetensorError) as error:
-        raise RunFolderError(f"{file} cannot be read: {one_line(error)}") from error
+    with reading(file), safetensors.safe_open(file, framework="pt") as opened:
+        tag = (opened.metadata() or {}).get(_TAG)
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     facts: dict[str, Any] = {} if tag is None else json.loads(tag)
     if facts.get("schema_version") != SCHEMA_VERSION:
         raise RunFolderError(

@@ -9,10 +9,9 @@ from typing import Any, Protocol
 from tinyproto.algorithms.base import Derived
 from tinyproto.config.load import completed, differences
 from tinyproto.config.schema import neutral_keys
-from tinyproto.engine.round import first_derived
 from tinyproto.engine.server import ServerRuntime
 from tinyproto.errors import CheckpointError
-from tinyproto.storage.checkpoint import Checkpoint, Position, load_newest, restore_server, save, set_aside, sweep
+from tinyproto.storage.checkpoint import Checkpoint, Position, restore_server, save, set_aside, sweep
 from tinyproto.storage.client_files import Stored
 from tinyproto.tracking.run_folder import RunFolder
 from tinyproto.tracking.summary import RoundResult
@@ -35,7 +34,7 @@ class CellRecorder:
 
     def __init__(
         self, folder: RunFolder, config: Mapping[str, Any], identity: Mapping[str, Any], server: ServerRuntime,
-        clients: StoredClients | None = None, every_seconds: float = 0.0, clock: Callable[[], float] = time.monotonic,
+        clients: StoredClients | None = None, every_seconds: float = 0.0,
     ) -> None:  # fmt: skip
         self.rounds: list[RoundResult] = []  # of the whole cell, without the clients' columns
         self._folder = folder
@@ -44,8 +43,7 @@ class CellRecorder:
         self._server = server
         self._clients = clients  # None: they keep their own state
         self._every = every_seconds
-        self._clock = clock
-        self._last = clock()
+        self._last = time.monotonic()
         self._first = 1
 
     def resume(self, checkpoint: Checkpoint | None, tell: Callable[[str], None]) -> None:
@@ -65,27 +63,20 @@ class CellRecorder:
         """Append one round to the files; return what the algorithm derived, if this is the first round run now."""
         self._folder.append_round(self._identity, result)
         self.rounds.append(result.for_summary())
-        return first_derived(self._server, result.record, self._first)
+        record = result.record
+        return self._server.derived(record.participants) if record.round == self._first and record.participants else {}
 
     def checkpoint(self, *, now: bool = False) -> None:
         """Save a checkpoint if enough seconds have passed since the last one, or now."""
-        if now or self._clock() - self._last >= self._every:
+        if now or time.monotonic() - self._last >= self._every:
             save_checkpoint(
                 self._folder, self._config, next_round=len(self.rounds) + 1, server=self._server, clients=self._clients
             )
-            self._last = self._clock()
+            self._last = time.monotonic()
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write summary.json, which marks the cell as completed."""
         self._folder.write_results([dict(result)])
-
-
-def newest_checkpoint(folder: RunFolder, remedy: str = "") -> Checkpoint | None:
-    """Load the folder's newest intact checkpoint; None if none was ever written.
-
-    Raise CheckpointError if every one is damaged. `remedy` then says what to do, if deleting them is not it.
-    """
-    return load_newest(folder.checkpoints, folder.clients, remedy)
 
 
 def accept_checkpoint(

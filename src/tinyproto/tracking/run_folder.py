@@ -8,12 +8,12 @@ import json
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import safetensors.torch
@@ -38,6 +38,12 @@ FILES = {
 
 PACKED = ".gz"
 """The suffix of compressed files of lines; committed records have them, since they have to be small."""
+
+
+_UNREADABLE = (
+    OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, zlib.error, yaml.YAMLError,
+    safetensors.SafetensorError,
+)  # fmt: skip
 
 
 class RunFolder:
@@ -107,15 +113,15 @@ class RunFolder:
         """Return the results of the completed cells, from summary.json."""
         if not self.size("summary.json"):
             return []
-        with self.reading("summary.json") as file:
+        with reading(self.path / "summary.json") as file:
             results: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["results"]
             return list(results)
 
     def read_rounds(self, identity: dict[str, Any]) -> list[RoundResult]:
         """Return the recorded rounds of one cell."""
-        with self.reading("rounds.jsonl"):
+        with reading(self.path / "rounds.jsonl"):
             records = [record_from(record) for record in self._lines("rounds.jsonl", identity)]
-        with self.reading("timings.jsonl"):
+        with reading(self.path / "timings.jsonl"):
             timings = self._lines("timings.jsonl", identity)
             return [
                 RoundResult(record, timing["seconds"], sockets=_sockets_from(timing.get("socket_bytes")))
@@ -124,7 +130,7 @@ class RunFolder:
 
     def read_prototypes(self) -> dict[str, Tensor]:
         """Return the prototypes of the completed cells."""
-        with self.reading("prototypes.safetensors") as file:
+        with reading(self.path / "prototypes.safetensors") as file:
             return safetensors.torch.load_file(file) if file.is_file() else {}
 
     def _lines(self, name: str, identity: dict[str, Any]) -> list[dict[str, Any]]:
@@ -195,21 +201,21 @@ class RunFolder:
             write_atomic(self.path / name, text)
 
     @contextmanager
-    def reading(self, name: str) -> Iterator[Path]:
-        """Provide the path of a file; turn errors in reading it into a RunFolderError that names it."""
-        file = self.path / name
-        try:
-            yield file
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, safetensors.SafetensorError) as error:
-            raise RunFolderError(f"{file} cannot be read: {one_line(error)}") from error
-
-    @contextmanager
     def writing(self, name: str = "") -> Iterator[None]:
         """Turn errors in writing a file into a RunFolderError that names it."""
         try:
             yield
         except (OSError, safetensors.SafetensorError) as error:
             raise RunFolderError(f"cannot write {self.path / name}: {disk_words(error)}") from error
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[Path]:
+    """Provide the path of a file; turn errors in reading it into a RunFolderError that names it."""
+    try:
+        yield file
+    except _UNREADABLE as error:
+        raise RunFolderError(f"{file} cannot be read: {one_line(error)}") from error
 
 
 class NewRun:
@@ -242,9 +248,7 @@ class NewRun:
         with self.folder.writing():
             _remove(self._before)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._kept:
             return
         with self.folder.writing():
