@@ -219,6 +219,6 @@ def test_on_its_own_console_a_client_reads_why_its_update_was_refused(real: supp
     assert serve.wait(300) == 0, real.tail()
     assert [client.wait(90) for client in clients] == [0, 0, 0], real.tail()
     (line,) = [line for line in clients[1].said.splitlines() if "refused this client's update" in line]
-    assert line.startswith("client 1: round 1: the coordinator refused this client's update: rows: ")
+    assert line.startswith("client 1: round 1: the coordinator refused this client's update: training diverged ")
     assert line.endswith(f". What to do: {ADVICE['diverged']}")
     assert "coordinator refused" not in clients[0].said + clients[2].said

@@ -76,7 +76,7 @@ def test_a_federation_lives_through_a_kill_a_silence_and_a_new_coordinator(feder
 
 def assert_equal_to_the_simulation(federation: Federation) -> None:
     """Bit for bit: the server's state, and every round's accuracies, losses and bytes."""
-    experiment = Experiment(load_config(federation.config, []))
+    experiment = Experiment(load_config(federation.config, ["robust.defence=guard"]))  # `auto` of a federation
     (cell,) = experiment.cells
     simulation = experiment.simulation(cell, experiment.loopback(cell))
     played = [{**cell.identity, **record_values(round_.record)} for round_ in simulation.rounds()]
