@@ -6,12 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
 
 from support_cli import environment
+from tinyproto import __version__
 from tinyproto.config.load import BUILT_IN
 
 ROOT = Path(__file__).parents[2]
@@ -72,9 +72,9 @@ def test_it_has_neither_the_paper_nor_the_benchmarks(site: Path) -> None:
 
 
 def test_its_version_is_that_of_its_metadata(site: Path, tmp_path: Path) -> None:
-    (metadata,) = site.glob("tinyproto-*.dist-info")
-    assert tinyproto(site, tmp_path, "--version") == f"tinyproto {distribution('tinyproto').version}\n"
-    assert metadata.name == f"tinyproto-{distribution('tinyproto').version}.dist-info"
+    (metadata,) = site.glob("tinyproto_fl-*.dist-info")
+    assert tinyproto(site, tmp_path, "--version") == f"tinyproto {__version__}\n"
+    assert metadata.name == f"tinyproto_fl-{__version__}.dist-info"
 
 
 def test_it_is_the_wheel_that_is_used_and_no_commit_is_claimed(site: Path, tmp_path: Path) -> None:
