@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from io import TextIOWrapper
 from typing import Annotated
 
 import typer
 
+from tinyproto.cli.main import run_app
 from tinyproto.cli.options import Json, Verbose, positive
-from tinyproto.errors import Interrupted, TinyProtoError
+from tinyproto.errors import Interrupted
 
-USER_ERROR = 2
 FORWARDED = {"allow_extra_args": True, "ignore_unknown_options": True}
 """The settings of a verb that parses its options itself, because they take several values each."""
 
@@ -261,18 +259,8 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def main() -> None:
-    """Run the command; print an error that a user can cause as one sentence, with exit status 2."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # a terminal without Unicode shows ? instead of failing
-            stream.reconfigure(errors="replace")
-    try:
-        app(prog_name="python -m benchmarks")
-    except Interrupted as stopped:
-        print(f"benchmarks: interrupted; {stopped}", file=sys.stderr)
-        sys.exit(stopped.status)
-    except TinyProtoError as error:
-        print(f"benchmarks: error: {error}", file=sys.stderr)
-        sys.exit(USER_ERROR)
+    """Run the command; an error that a user can cause is one sentence on stderr and exit status 2."""
+    run_app(app, "benchmarks")
 
 
 if __name__ == "__main__":
