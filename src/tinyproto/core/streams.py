@@ -1,4 +1,4 @@
-"""What makes a run repeat to the bit: named random streams, and one thread where sums are taken.
+"""Named random streams, and one thread where sums are taken, so that a run repeats to the bit.
 
 Every draw is a function of (seed, role, client, round, purpose) and of nothing else.
 """

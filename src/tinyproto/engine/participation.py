@@ -1,4 +1,4 @@
-"""Which clients take part in a round."""
+"""Draw the clients that take part in a round."""
 
 from __future__ import annotations
 
