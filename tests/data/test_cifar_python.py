@@ -120,7 +120,7 @@ def test_pixels_that_do_not_fill_their_shape_are_refused() -> None:
         read_batch(io.BytesIO(content.replace(b"K\x02M\x00\x0c", b"K\x03M\x00\x0c")))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_no_damage_to_a_file_does_more_than_be_refused(data: st.DataObject) -> None:
     content = bytearray(Python2Pickle().dumps({"data": PIXELS[:2], "labels": LABELS[:2]}))

@@ -33,7 +33,7 @@ from tinyproto.wire.validate import Expectation, open_frame
 from tinyproto.wire.values import FLOAT32, VALUE_TYPES, Coding, ValueType, as_matrix
 
 FLOATS = st.floats(-1e6, 1e6, width=32)
-settings.register_profile("quick", deadline=None, max_examples=40)
+settings.register_profile("quick", deadline=None, max_examples=60)
 settings.load_profile("quick")
 
 
@@ -277,7 +277,7 @@ def test_every_frame_that_is_written_is_taken_whatever_its_type_and_rounding(
         )
 
 
-@settings(max_examples=80)
+@settings(max_examples=200)
 @given(HEADERS, messages(), st.data())
 def test_a_float32_frame_with_a_byte_changed_is_refused_or_says_something_else(
     header: Header, message: Message, data: st.DataObject
@@ -292,7 +292,7 @@ def test_a_float32_frame_with_a_byte_changed_is_refused_or_says_something_else(
             assert encode(header, sections.message()) == frame
 
 
-@settings(max_examples=80)
+@settings(max_examples=200)
 @given(HEADERS, messages(), st.data())
 def test_any_corrupted_frame_is_refused(header: Header, message: Message, data: st.DataObject) -> None:
     frame = bytearray(encode(header, message))
@@ -311,7 +311,7 @@ def test_any_truncated_or_extended_frame_is_refused(header: Header, message: Mes
             decode(wrong)
 
 
-@settings(max_examples=80)
+@settings(max_examples=200)
 @given(st.binary(max_size=200))
 def test_a_body_of_garbage_ends_in_a_wire_error_or_a_message_never_in_another_exception(body: bytes) -> None:
     frame = pack(Header(Kind.UPDATE, 1, 1, bytes(16)), body)

@@ -30,7 +30,7 @@ EXPECTED = Expectation(DIGEST, K, W)
 INFO = ClientInfo(CLIENT, 10, 10, 2)  # so no more than two rows
 FLOATS = st.floats(-1e6, 1e6, width=32)
 ANY_FLOATS = st.floats(width=32)
-settings.register_profile("quick", deadline=None, max_examples=40)
+settings.register_profile("quick", deadline=None, max_examples=60)
 settings.load_profile("quick")
 
 
@@ -209,7 +209,7 @@ def mutated(draw: st.DrawFn) -> bytes:
     return repaired(sent) if draw(st.sampled_from([True, True, True, False])) else sent
 
 
-@settings(max_examples=100)
+@settings(max_examples=400)
 @given(mutated(), uploads())
 def test_a_frame_is_taken_or_refused_as_a_plain_reading_says_and_refused_before_it_changed_anything(
     frame: bytes, earlier: Prototypes
@@ -254,7 +254,7 @@ def float32s(*values: float) -> st.SearchStrategy[float]:
 LONG = float32s(0.0, 1.0, 4e7, 5e7, 7e7, 1e8, 1.1e8, 3e38, math.inf, math.nan)
 
 
-@settings(max_examples=100)
+@settings(max_examples=300)
 @given(arrays(np.float32, st.tuples(st.integers(0, 4), st.integers(1, 3)), elements=LONG | ANY_FLOATS))
 def test_one_dot_product_lets_nothing_pass_that_is_refused_row_by_row_and_never_warns(
     values: np.ndarray[tuple[int, int], np.dtype[np.float32]],
@@ -318,7 +318,7 @@ def assert_within_bound(found: HolderSums, sent: Sequence[Prototypes]) -> None:
             assert float(bound) == pytest.approx(float(bounds[label, place]), rel=1e-12)
 
 
-@settings(max_examples=60)
+@settings(max_examples=150)
 @given(st.data())
 def test_any_order_in_any_tree_is_within_the_stated_bound_of_the_exact_sum(data: st.DataObject) -> None:
     element = arrays(np.float32, (2, 1), elements=CANCELLING)
