@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tinyproto.algorithms import (
+    anchors,
     fedavg,
     feddistill,
     fedkd,
@@ -15,6 +16,7 @@ from tinyproto.algorithms import (
     local,
     tinyproto_fp,
     tinyproto_ft,
+    tinyproto_sphere,
 )
 from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, FederationSpec
 
@@ -22,6 +24,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
     spec.name: spec
     for spec in (
         local.SPEC,
+        anchors.SPEC,
         fedavg.SPEC,
         lg_fedavg.SPEC,
         fml.SPEC,
@@ -31,6 +34,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
         fedtgp.SPEC,
         tinyproto_fp.SPEC,
         tinyproto_ft.SPEC,
+        tinyproto_sphere.SPEC,
     )
 }
 """The algorithms that a config can name."""

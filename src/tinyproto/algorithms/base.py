@@ -206,7 +206,7 @@ class Algorithm:
     tensor_shapes: Mapping[str, Shape] = field(default_factory=dict)  # the tensors that may travel
     tensor_parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # which of them may replace another
     masks: Tensor | None = None  # (K, d) CPS masks, which never travel
-    classifies_by_rows: bool = False  # True if clients are evaluated by the rows they receive, which are then all
+    classifies_by_rows: bool = False  # True if clients are evaluated by global rows; if they travel, by all of them
     agreed: Mapping[str, str] = field(default_factory=dict)  # other meanings that both sides must share
     derived: Callable[[Sequence[ClientInfo]], Derived] = lambda _clients: {}  # in a round with uploads of these clients
     watched: Callable[[State], Mapping[str, float]] = lambda _state: {}  # numbers of the state for each round's record

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, FederationSpec
-from tinyproto.algorithms.fedproto import PrototypeClient, StreamingServer, prototype_algorithm
+from tinyproto.algorithms.fedproto import FedProtoHyper, PrototypeClient, StreamingServer, prototype_algorithm
 from tinyproto.algorithms.streaming import Gathered
 from tinyproto.algorithms.tinyproto_hyper import TinyProtoHyper
 from tinyproto.core import cps
@@ -52,9 +52,11 @@ class TinyProtoFPHyper(TinyProtoHyper):
 class TinyProtoClient(PrototypeClient):
     """LocalUpdate(i, ĉᴳ_j) of Algorithm 1."""
 
-    def __init__(self, hyper: TinyProtoHyper, federation: FederationSpec, masks: Tensor | None) -> None:
+    def __init__(
+        self, hyper: FedProtoHyper, federation: FederationSpec, masks: Tensor | None, scaling: str = "count"
+    ) -> None:
         super().__init__(hyper, federation)
-        self.is_scaled = hyper.scaling == "count"
+        self.is_scaled = scaling == "count"
         self.masks = masks  # m_j, (K, d); None without CPS
 
     def reconstruct(self, rows: Prototypes) -> Prototypes:
@@ -136,7 +138,7 @@ def build(hyper: TinyProtoFPHyper, federation: FederationSpec) -> Algorithm:
     elif hyper.scaling == "count":
         server = scaled = ScaledServer(hyper, federation.num_classes, width)
         scale = scaled.global_scale
-    client = TinyProtoClient(hyper, federation, masks)
+    client = TinyProtoClient(hyper, federation, masks, hyper.scaling)
     algorithm = prototype_algorithm("tinyproto_fp", client, server, width=width, masks=masks, scaling=hyper.scaling)
     return replace(algorithm, derived=partial(hyper.derived, width, scale))
 

@@ -83,7 +83,7 @@ def build(hyper: TinyProtoFTHyper, federation: FederationSpec) -> Algorithm:
     """Return TinyProto-FT."""
     masks = hyper.cps_masks(federation)
     width = federation.proto_dim if masks is None else int(masks[0].sum())
-    client = TinyProtoClient(hyper, federation, masks)
+    client = TinyProtoClient(hyper, federation, masks, hyper.scaling)
     server = TinyProtoFTServer(hyper, federation, masks, width)
     algorithm = prototype_algorithm("tinyproto_ft", client, server, width=width, masks=masks, scaling=hyper.scaling)
     return replace(algorithm, derived=partial(hyper.derived, width, server.global_scale))

@@ -1,7 +1,8 @@
-"""Hyper-parameters that TinyProto-FP and TinyProto-FT share: CPS, by dimensions or by bytes, and scaling."""
+"""Hyper-parameters that several methods share: CPS, by dimensions or by bytes, one length for all rows, scaling."""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from tinyproto.algorithms.base import ClientInfo, Derived, FederationSpec, positive
 from tinyproto.algorithms.fedproto import FedProtoHyper
+from tinyproto.core import cps
 from tinyproto.core.masks import MaskKind, build_masks
 from tinyproto.core.sizes import bytes_of
 from tinyproto.errors import ConfigError
@@ -22,8 +24,8 @@ UPDATE_METRICS = 40
 
 
 @dataclass(frozen=True)
-class TinyProtoHyper(FedProtoHyper):
-    """FedProto's hyper-parameters, and those of CPS and prototype scaling."""
+class CPSHyper(FedProtoHyper):
+    """FedProto's hyper-parameters, and those of CPS."""
 
     cps_dim: Annotated[int | None, "s, how many of the d dimensions a class sends; `null` sends all"] = None
     byte_budget: Annotated[
@@ -31,13 +33,9 @@ class TinyProtoHyper(FedProtoHyper):
     ] = None
     masks: Annotated[MaskKind, "how CPS masks are built"] = "balanced"
     mask_seed: Annotated[int, "of the CPS masks"] = 0
-    scaling: Annotated[Literal["count", "none"], "send prototypes times n_ij, or plain prototypes"] = "count"
-    global_scale: Annotated[float | Literal["auto"], "μ, above 0; `auto` derives it from the clients' hello"] = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.global_scale != "auto":
-            positive(global_scale=self.global_scale)
         if self.cps_dim is not None:
             positive(cps_dim=self.cps_dim)
         if self.byte_budget is not None:
@@ -58,9 +56,55 @@ class TinyProtoHyper(FedProtoHyper):
             return None
         return build_masks(self.masks, federation.num_classes, dim, cps_dim, self.mask_seed)
 
+    def derived_dim(self, width: int) -> dict[str, int | float]:
+        """Return s if it follows from a byte budget."""
+        return {} if self.byte_budget is None else {"cps_dim": width}
+
+
+@dataclass(frozen=True)
+class FixedLengthHyper(CPSHyper):
+    """The hyper-parameters of CPS, and one length for all global prototypes."""
+
+    length: Annotated[
+        float | Literal["auto"], "R of all global prototypes, above 0; `auto`: d·√s / 2λ, or √s with λ = 0 or `l2`"
+    ] = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.length != "auto":
+            positive(length=self.length)
+
+    def row_length(self, federation: FederationSpec, width: int) -> float:
+        """Return R.
+
+        A target of a in each of s dimensions pulls a feature of zero by 2λa/d in each of them; `auto` makes that 1.
+        """
+        if self.length != "auto":
+            return self.length
+        if self.distance != "mse" or not self.proto_weight:  # the pull does not depend on R
+            return math.sqrt(width)
+        return cps.longest_prototype(federation.proto_dim, width, self.proto_weight)
+
+    def derived_length(self, length: float, width: int, _clients: Sequence[ClientInfo]) -> Derived:
+        """Return R if it is `auto`, and s if it follows from a byte budget."""
+        return {**self.derived_dim(width), **({"length": length} if self.length == "auto" else {})}
+
+
+@dataclass(frozen=True)
+class TinyProtoHyper(CPSHyper):
+    """The hyper-parameters of CPS and of prototype scaling."""
+
+    scaling: Annotated[Literal["count", "none"], "send prototypes times n_ij, or plain prototypes"] = "count"
+    global_scale: Annotated[float | Literal["auto"], "μ, above 0; `auto` derives it from the clients' hello"] = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.global_scale != "auto":
+            positive(global_scale=self.global_scale)
+
     def derived(self, width: int, scale: Callable[[int, int], float] | None, clients: Sequence[ClientInfo]) -> Derived:
         """Return s if a byte budget was given, and μ, from Σ K_i and Σ n_i, if it is `auto` and clients took part."""
-        found: dict[str, int | float] = {} if self.byte_budget is None else {"cps_dim": width}
+        found = self.derived_dim(width)
         if scale is not None and clients and self.scaling == "count" and self.global_scale == "auto":
             classes = sum(client.counted_classes for client in clients)
             found["global_scale"] = scale(classes, sum(client.counted_samples for client in clients))

@@ -110,3 +110,12 @@ def shorten(prototypes: Prototypes, length: float) -> Prototypes:
     lengths = torch.linalg.vector_norm(prototypes.values.double(), dim=1, keepdim=True)
     shorter = (prototypes.values.double() * (length / lengths)).to(prototypes.values.dtype)
     return Prototypes(torch.where(lengths > length, shorter, prototypes.values), prototypes.present)
+
+
+def with_length(prototypes: Prototypes, length: float) -> Prototypes:
+    """Scale each row to `length`; a row of zeros has no direction and counts as absent."""
+    values = prototypes.values.double()
+    lengths = torch.linalg.vector_norm(values, dim=1, keepdim=True)
+    present = prototypes.present & (lengths[:, 0] > 0)
+    factors = torch.where(lengths > 0, length / lengths, torch.zeros_like(lengths))
+    return Prototypes((values * factors).float() * present.unsqueeze(1), present)

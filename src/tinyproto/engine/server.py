@@ -116,7 +116,8 @@ class ServerRuntime:
         self.expectation = expectation
         self.stopwatch = stopwatch
         self.sends_held = expectation.wire.download == "held"
-        self.evaluates_apart = self.sends_held and algorithm.classifies_by_rows
+        travels = algorithm.row_width is not None
+        self.evaluates_apart = self.sends_held and travels and algorithm.classifies_by_rows
         self.state: State = self.side.init(streams)
         self.infos: dict[int, ClientInfo] = {}
         self._believed: tuple[int, Mapping[int, ClientInfo]] = (0, {})  # for this many clients
