@@ -27,8 +27,8 @@ app = typer.Typer(
 def root() -> None:
     """Measure tinyproto on this machine, or repeat one of its studies.
 
-    round, scale, aggregate, codec and device measure speed. soak tests reliability. attacks, networks and participation
-    train many small federations and write their tables to results/.
+    round, scale, aggregate, codec and device measure speed. soak tests reliability. attacks, networks,
+    communication and participation train many small federations and write their tables to results/.
     """
 
 
@@ -241,6 +241,14 @@ def attacks(context: typer.Context) -> None:
 def networks(context: typer.Context) -> None:
     """Measure TinyProto-FT at its defaults on nine ordinary networks (results/networks)."""
     from benchmarks.networks import main
+
+    main(context.args)
+
+
+@app.command(context_settings=FORWARDED, add_help_option=False)
+def communication(context: typer.Context) -> None:
+    """Measure methods against silence where communication has a chance (results/communication)."""
+    from benchmarks.communication import main
 
     main(context.args)
 

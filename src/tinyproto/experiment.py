@@ -48,7 +48,8 @@ class Experiment:
         self.device = resolve_device(model.train.device)
         self._has_objects = images is not None
         self.images = SOURCES[model.data.name].load(model.data.request(progress)) if images is None else images
-        self.data = FederatedData(self.images, model.partition.asked().shares(self.images.labels.numpy()))
+        shares = model.partition.asked().shares(self.images.labels.numpy())
+        self.data = FederatedData(self.images, shares, model.evaluate.scope)
         asked = model.train.dropout
         self.dropout = read_trace(Path(asked).expanduser(), self.data.num_clients) if isinstance(asked, str) else asked
         self.shape = ModelShape(

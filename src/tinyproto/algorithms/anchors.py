@@ -31,6 +31,7 @@ class AnchorsClient(PrototypeClient):
 
     def __init__(self, hyper: FixedLengthHyper, federation: FederationSpec, anchors: Prototypes) -> None:
         super().__init__(hyper, federation)
+        self.hyper = hyper
         self.anchors = anchors  # (K, d)
 
     def receive(self, client: Client, message: Message) -> Prototypes:  # noqa: ARG002
@@ -51,16 +52,16 @@ def directions(hyper: FixedLengthHyper, federation: FederationSpec, masks: Tenso
     return torch.randn(federation.num_classes, federation.proto_dim, generator=draws).abs()
 
 
-def build(hyper: FixedLengthHyper, federation: FederationSpec) -> Algorithm:
-    """Return Anchors; the digest of the federation covers the rows, and with them R and the seed."""
+def anchored(
+    name: str, hyper: FixedLengthHyper, federation: FederationSpec, side: type[AnchorsClient] = AnchorsClient
+) -> Algorithm:
+    """Return an algorithm whose clients know the anchors; the digest of the federation covers their rows and so R."""
     masks = hyper.cps_masks(federation)
     width = federation.proto_dim if masks is None else int(masks[0].sum())
     length = hyper.row_length(federation, width)
     everyone = torch.ones(federation.num_classes, dtype=torch.bool)
     rows = cps.with_length(Prototypes(directions(hyper, federation, masks), everyone), length)
-    algorithm = prototype_algorithm(
-        "anchors", AnchorsClient(hyper, federation, rows), LocalServer(), width=0, masks=masks
-    )  # fmt: skip
+    algorithm = prototype_algorithm(name, side(hyper, federation, rows), LocalServer(), width=0, masks=masks)
     return replace(
         algorithm,
         row_width=None,
@@ -70,4 +71,4 @@ def build(hyper: FixedLengthHyper, federation: FederationSpec) -> Algorithm:
     )
 
 
-SPEC = AlgorithmSpec("anchors", "Anchors", FixedLengthHyper, build)
+SPEC = AlgorithmSpec("anchors", "Anchors", FixedLengthHyper, partial(anchored, "anchors"))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tinyproto.algorithms.base import Algorithm, ClientInfo, Round, ServerSide, Update
 from tinyproto.core import robust
-from tinyproto.core.prototypes import Message, Prototypes
+from tinyproto.core.prototypes import AtMost, Message, Prototypes
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import State, Trainer
 
@@ -173,10 +173,10 @@ def defended(algorithm: Algorithm, defence: Defence) -> ServerSide:
     """
     if defence.name == "none" or (algorithm.row_width is None and not algorithm.tensor_shapes):
         return algorithm.server
-    if algorithm.tensor_parts:
+    if any(isinstance(size, AtMost) for shape in algorithm.tensor_shapes.values() for size in shape):
         raise ValueError(
-            f"robust.defence {defence.name} compares uploads value by value, and {algorithm.name} may send a network "
-            "in factors of varying size; use `none`"
+            f"robust.defence {defence.name} compares uploads value by value, and {algorithm.name} may send tensors of "
+            "varying size; use `none`"
         )
     return DefendedServer(algorithm.server, defence, scaled=algorithm.agreed.get("scaling") == "count")
 

@@ -15,7 +15,7 @@ from tinyproto.algorithms.defence import Defence, DefenceName
 from tinyproto.core.masks import MaskKind
 from tinyproto.core.sizes import bytes_of
 from tinyproto.core.task import LastBatch
-from tinyproto.data.images import CountedSamples
+from tinyproto.data.images import CountedSamples, TestScope
 from tinyproto.data.partition import KEYS_OF_KIND, REQUIRED, Partition, PartitionKind
 from tinyproto.data.sources import SOURCES, Progress, Request, part_name, silent
 from tinyproto.engine.client import PrototypeSamples
@@ -288,6 +288,11 @@ class EvaluateSection(Section):
     every: Positive = Field(1, description="rounds between evaluations; the closing exchange always evaluates")
     clients: EvaluatedClients = Field(
         "auto", description="all, participants, or auto: all if all participate; the closing exchange evaluates all"
+    )
+    scope: TestScope = Field(
+        "own",
+        description="test samples of a client: own, or all, those of all clients, also of classes it never saw "
+        "(simulation only)",
     )
     rule: Rule = Field(
         "global", description="headline of prototype methods: the head, or the nearest global or local prototype"

@@ -22,6 +22,9 @@ from tinyproto.data.partition import Share
 CountedSamples = Literal["train", "all"]
 """Samples that n_ij counts: training samples, or training and test samples as in the published runs."""
 
+TestScope = Literal["own", "all"]
+"""Test samples of a client: its own, or those of all clients, with classes that it never trained on."""
+
 _AT_ONCE = 1000
 """Number of images moved at a time."""
 
@@ -143,6 +146,7 @@ class FederatedData:
 
     images: Images
     shares: Sequence[Share]
+    scope: TestScope = "own"
 
     @property
     def num_clients(self) -> int:
@@ -166,12 +170,16 @@ class FederatedData:
 
     def to(self, device: torch.device | str) -> FederatedData:
         """Return the same federation with its pixels on another device."""
-        return FederatedData(self.images.to(device), self.shares)
+        return replace(self, images=self.images.to(device))
 
     def train(self, client: int) -> TensorData:
         """Return the training samples of a client."""
         return self.images.take(torch.from_numpy(self.shares[client].train))
 
     def test(self, client: int) -> TensorData:
-        """Return the test samples of a client."""
-        return self.images.take(torch.from_numpy(self.shares[client].test))
+        """Return the samples that a client is tested on."""
+        return self._all_tests if self.scope == "all" else self.images.take(torch.from_numpy(self.shares[client].test))
+
+    @cached_property
+    def _all_tests(self) -> TensorData:
+        return self.images.take(torch.from_numpy(np.concatenate([share.test for share in self.shares])))

@@ -50,6 +50,7 @@ def summarise(
         "params_per_round": _mean([sum(cost[way].parameters for way in WAYS) for cost in training]),
         "params_per_round_formula": formula,
         "payload_bytes_per_round": {way: _mean([cost[way].payload for cost in training]) for way in WAYS},
+        "payload_bytes_total": {way: sum(_cost(record, "training")[way].payload for record in records) for way in WAYS},
         "wire_bytes_per_round": {way: _mean([cost[way].wire for cost in training]) for way in WAYS},
         "evaluation_bytes_per_round": {
             way: _mean([_cost(result.record, "evaluation")[way].wire for result in measured]) for way in WAYS

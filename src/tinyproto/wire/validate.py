@@ -91,10 +91,13 @@ class Expectation:
             raise WireError(f"tensor {name!r}: its shape is {' × '.join(map(str, shape))}, not {words}")
 
     def check_all_there(self, tensors: Collection[str]) -> None:
-        """Raise WireError unless each tensor is there once, whole or in parts."""
+        """Raise WireError unless each tensor is there once, whole or in parts.
+
+        A tensor of at most so many rows is missing if it has none.
+        """
         parts = {part for several in self.tensor_parts.values() for part in several}
-        for name in self.tensor_shapes:
-            if name in parts:
+        for name, shape in self.tensor_shapes.items():
+            if name in parts or (shape and isinstance(shape[0], AtMost)):
                 continue
             forms = [(name,), self.tensor_parts.get(name, ())]
             found = [form for form in forms if form and any(piece in tensors for piece in form)]
