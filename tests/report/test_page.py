@@ -212,7 +212,7 @@ def test_runs_at_the_edge_are_drawn(tmp_path: Path, made: Made) -> None:
 def test_a_run_in_which_nothing_could_be_evaluated_says_so(tmp_path: Path) -> None:
     page = report(tmp_path, Made(correct=lambda *_: None)).html
     assert "No client has test samples" in page
-    assert "Local training was not run" not in page
+    assert "it is unknown what communication brings" not in page
     assert 'id="bytes"' not in page
 
 

@@ -7,6 +7,7 @@ from tinyproto.report.verdict import verdict
 
 TITLES = {
     "local": "Local",
+    "anchors": "Anchors",
     "lg_fedavg": "LG-FedAvg",
     "fedproto": "FedProto",
     "fedtgp": "FedTGP",
@@ -92,7 +93,9 @@ def test_what_federating_brought_is_the_largest_gain_over_local_by_any_rule() ->
     found = sentences(
         row("local", 0.60, None, 0.50), row("fedproto", 0.62, 0.30, 0.50, 100), row("fedtgp", 0.61, 0.655, 0.50, 100)
     )
-    assert re.search(r"^Local .* 60\.0 % by own head.* \+5\.5 points \(FedTGP, by nearest global", found[-1])
+    assert re.search(
+        r"^Local .* 60\.0 % by own head.* \+5\.5 points \(FedTGP, by nearest global", about(found, "Local")
+    )
 
 
 def test_methods_that_lose_to_local_training_are_named() -> None:
@@ -102,17 +105,36 @@ def test_methods_that_lose_to_local_training_are_named() -> None:
         row("fedtgp", 0.70, 0.60, 0.50, 100),
         row("lg_fedavg", 0.60, None, 0.60, 100),
     )
-    assert re.search(r"\+10\.0 points \(FedTGP, by own head\)\. FedProto and LG-FedAvg did not beat it", found[-1])
+    assert re.search(
+        r"\+10\.0 points \(FedTGP, by own head\)\. FedProto and LG-FedAvg did not beat it", about(found, "Local")
+    )
 
 
 def test_where_nothing_beats_local_training_the_verdict_says_so() -> None:
     found = sentences(row("local", 0.5, None, 0.8), row("fedproto", 0.7, 0.8, 0.8, 100))
-    assert re.search(r"^Local .* 80\.0 % by nearest local prototype\. No federated method", found[-1])
+    assert re.search(r"^Local .* 80\.0 % by nearest local prototype\. No federated method", about(found, "Local"))
 
 
-def test_without_local_training_the_verdict_asks_for_it() -> None:
-    found = sentences(row("fedproto", 0.7, 0.8, 0.8, 100))
-    assert re.search("^Local training was not run.*`local`", found[-1])
+def test_a_gain_that_silence_reaches_is_not_put_down_to_communication() -> None:
+    found = sentences(
+        row("local", 0.60, None, 0.50),
+        row("anchors", 0.62, 0.66, 0.61),
+        row("fedtgp", 0.61, 0.655, 0.50, 100),
+        row("tinyproto_ft", 0.61, 0.663, 0.50, 10),
+    )
+    assert re.search(r"\+6\.3 points \(TinyProto-FT", about(found, "Local"))
+    assert re.search(r"66\.0 % .* \+6\.0 points over Local\. .* \+0\.3 points .*TinyProto-FT", about(found, "Anchors"))
+
+
+def test_anchors_below_local_training_are_said_to_be() -> None:
+    found = sentences(row("local", 0.854, None, 0.5), row("anchors", 0.7, 0.749, 0.7))
+    assert re.search(r"−10\.5 points over Local: fixed targets do not suit", about(found, "Anchors"))
+
+
+def test_without_the_two_silent_methods_the_verdict_asks_for_them() -> None:
+    assert re.search("add `local` and `anchors`", sentences(row("fedproto", 0.7, 0.8, 0.8, 100))[-1])
+    found = sentences(row("local", 0.5, None, 0.5), row("fedproto", 0.7, 0.8, 0.8, 100))
+    assert re.search("add `anchors`", found[-1])
 
 
 def test_local_training_alone_leaves_nothing_to_compare() -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tinyproto.report.compare import RULE_NAMES, Comparison, Row
+from tinyproto.report.compare import RULE_NAMES, Comparison, Row, better_rule
 from tinyproto.report.words import counted, derived_words, percent, points, size, times
 
 BASES = {"tinyproto_fp": "fedproto", "tinyproto_ft": "fedtgp"}
 """The method that each TinyProto is compared with."""
+
+SILENT = ("local", "anchors")
+"""The methods that send no parameters, which every other method is compared with."""
 
 MOST_NAMED = 10
 """Clients of a cell whose left-out rounds are listed; the others are counted."""
@@ -21,6 +24,8 @@ def verdict(comparison: Comparison) -> list[str]:
         *_ranking(comparison),
         *_against_bases(comparison),
         *_against_local(comparison),
+        *_against_anchors(comparison),
+        *_missing_baselines(comparison),
         *_evaluation_traffic(comparison),
         *_absences(comparison),
     ]
@@ -62,23 +67,55 @@ def _change(fraction: float) -> str:
 
 
 def _against_local(comparison: Comparison) -> Iterator[str]:
-    if comparison.row("local") is None:
-        yield "Local training was not run, so the gain from federating is unknown; add `local` to algorithms."
-        return
-    federated = [row for row in comparison.rows if row.algorithm != "local"]
-    if comparison.baseline is None or not federated:
+    sending = _sending(comparison)
+    if comparison.baseline is None or not sending:
         return
     rule, accuracy = comparison.baseline
     start = f"Local training alone, which sends no parameters, reaches {percent(accuracy)} by {RULE_NAMES[rule]}."
-    gains = [(gain, rule, row) for row in federated for rule, gain in _visible_gains(comparison, row)]
+    gains = [(gain, rule, row) for row in sending for rule, gain in _visible_gains(comparison, row)]
     if not gains:
         yield f"{start} No federated method beats it by any rule."
         return
     gain, rule, row = max(gains, key=lambda found: found[0])
-    beaten = [row.title for row in federated if not _visible_gains(comparison, row)]
+    beaten = [row.title for row in sending if not _visible_gains(comparison, row)]
     rest = f" {_listed(beaten)} did not beat it by any rule." if beaten else ""
     most = f"The largest gain from federating is {points(gain)} points ({row.title}, by {RULE_NAMES[rule]})."
     yield f"{start} {most}{rest}"
+
+
+def _against_anchors(comparison: Comparison) -> Iterator[str]:
+    """Compare better rules: what is gained over Local without communication is not gained by communication."""
+    anchors = comparison.row("anchors")
+    reached = None if anchors is None else better_rule(anchors)
+    if reached is None:
+        return
+    rule, accuracy = reached
+    words = f"Anchors, which send no prototypes, reach {percent(accuracy)} by {RULE_NAMES[rule]}"
+    local = comparison.baseline
+    if local is not None:
+        words += f", {points(accuracy - local[1])} points over Local"
+        if points(accuracy - local[1]).startswith("−"):
+            words += ": fixed targets do not suit these networks or these data"
+    found = [(*better, row) for row in _sending(comparison) if (better := better_rule(row))]
+    if not found:
+        yield f"{words}."
+        return
+    rule, most, row = max(found, key=lambda one: one[1])
+    yield (
+        f"{words}. Communication brought {points(most - accuracy)} points over them at most ({row.title}, by "
+        f"{RULE_NAMES[rule]})."
+    )
+
+
+def _missing_baselines(comparison: Comparison) -> Iterator[str]:
+    missing = [f"`{name}`" for name in SILENT if comparison.row(name) is None]
+    if missing and any(better_rule(row) for row in _sending(comparison)):
+        names = _listed(missing)
+        yield f"Without {names} it is unknown what communication brings; add {names} to algorithms."
+
+
+def _sending(comparison: Comparison) -> list[Row]:
+    return [row for row in comparison.rows if row.algorithm not in SILENT]
 
 
 def _visible_gains(comparison: Comparison, row: Row) -> list[tuple[str, float]]:
