@@ -121,12 +121,13 @@ class Data:
     batch_size: int
     min_samples: int
     most: int | None = None  # samples of the dataset that are used
+    evaluate_every: int = 1
 
 
 DATASETS: Mapping[str, Data] = {
     "digits": Data("digits", 30, 100, 10, 16, 20),
-    "cifar10": Data("cifar10", 30, 100, 10, 32, 20, 12_000),
-    "cifar100": Data("cifar100", 30, 500, 50, 32, 20, 20_000),
+    "cifar10": Data("cifar10", 30, 100, 10, 32, 20, 6_000, 3),
+    "cifar100": Data("cifar100", 30, 500, 50, 32, 20, 20_000, 3),
 }
 
 
@@ -238,7 +239,7 @@ def config_of(case: Case, data: Data, setting: Setting, shares: Sequence[Share],
         "models": [WEAK if setting.weak and place % 2 else name for place, name in enumerate(NETWORKS)],
         "prototypes": {"dim": data.dim, "cps_dim": data.cps_dim},
         "train": training,
-        "evaluate": {"scope": setting.scope, "clients": "all"},
+        "evaluate": {"scope": setting.scope, "clients": "all", "every": data.evaluate_every},
         "algorithms": [METHODS[case.method]],
         "seeds": [case.seed],
     }
