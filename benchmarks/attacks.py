@@ -32,7 +32,7 @@ from tinyproto.tracking.summary import MEANT
 
 ROOT = Path(__file__).parents[1]
 Claim = Literal["own", "all"]
-METHODS = ("fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft")
+METHODS = ("fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft", "tinyproto_sphere")
 DEFENCES = ("none", "guard", "median", "trimmed_mean", "krum")
 CLAIMS: tuple[Claim, ...] = ("own", "all")
 HOSTILE = 4
@@ -139,6 +139,7 @@ def train(case: Case) -> dict[str, Any]:
     settings = [
         f"train.rounds={case.rounds}", f"robust.defence={case.defence}", f"robust.tolerance={case.tolerance}",
         f"seeds=[{case.seed}]", f"algorithms=[{case.method}]", "train.workers=1",
+        "partition.alpha=0.1",
     ]  # fmt: skip
     experiment = Experiment(load_config(ROOT / "configs/quickstart.yaml", settings))
     (cell,) = experiment.cells
@@ -190,6 +191,8 @@ def cases(seeds: Sequence[int], rounds: int) -> Iterable[Case]:
     for seed in seeds:
         for method in METHODS:
             for defence in DEFENCES:
+                if method == "tinyproto_sphere" and defence not in ("none", "guard"):
+                    continue
                 yield Case(method, None, "own", defence, seed, rounds)
                 yield from (Case(method, attack, "own", defence, seed, rounds) for attack in ATTACKS)
             for defence in ("none", "guard"):

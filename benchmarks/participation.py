@@ -72,6 +72,7 @@ class Setting:
         return [
             f"name={self.name}", f"train.participation={self.share}", f"train.dropout={self.dropout}",
             f"train.rounds={rounds}", f"evaluate.every={rounds}", "evaluate.statistic=last",
+            "partition.alpha=0.1",
             f"algorithms=[{','.join(ALGORITHMS)}]", f"seeds=[{','.join(map(str, seeds))}]",
         ]  # fmt: skip
 
