@@ -2,8 +2,9 @@
 
     python -m benchmarks networks --seeds 0 1 2 --processes 2
 
-trains nine ordinary networks (`benchmarks/ordinary.py`) on the digits and on a folder of images, with Local, with
-TinyProto-FT, and with Anchors of half, once and twice the length R of their rule, and writes results/networks: a line per training, and the table that docs/reference/networks.md shows.
+trains nine ordinary networks (`benchmarks/ordinary.py`) on the digits and on a folder of images: with Local, with
+TinyProto-FT, and with Anchors of half, once and twice the length R of their rule. It writes results/networks: a line
+per training, and the table that docs/reference/networks.md shows.
 """
 
 from __future__ import annotations
