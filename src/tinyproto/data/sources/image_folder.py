@@ -69,7 +69,6 @@ def listing(request: Request) -> ImageFiles:
         labels=labels,
         classes=taken,
         first_classes=count,
-        colours="auto",
         size=request.image_size,
         remedy="replace or remove it",
     )

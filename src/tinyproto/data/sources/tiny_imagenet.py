@@ -65,7 +65,6 @@ def listing(request: Request) -> ImageFiles:
         labels=[label for _, label in found],
         classes=classes,
         first_classes=count,
-        colours="RGB",
         size=None,
         remedy=remedy,
     )
