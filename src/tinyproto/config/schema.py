@@ -21,7 +21,6 @@ from tinyproto.data.sources import SOURCES, Progress, Request, part_name, silent
 from tinyproto.engine.client import PrototypeSamples
 from tinyproto.engine.participation import EvaluatedClients
 from tinyproto.engine.training import Precision, TrainerName
-from tinyproto.errors import ConfigError
 from tinyproto.memory import AUTO
 from tinyproto.wire.values import Download, Rounding, ValueName, WireSettings
 
@@ -53,21 +52,13 @@ def _folder_name(name: str) -> str:
     return name
 
 
-def _memory(text: str) -> str:
-    if text != AUTO:
-        try:
-            _amount(text)
-        except ValueError as error:
-            raise ValueError(f"{error}, or auto") from error
-    return text
-
-
 def _amount(text: str) -> str:
-    try:
-        bytes_of(text)
-    except ConfigError as error:
-        raise ValueError(str(error)) from error
+    bytes_of(text)
     return text
+
+
+def _memory(text: str) -> str:
+    return text if text == AUTO else _amount(text)
 
 
 class Section(BaseModel):
