@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from tinyproto.data.images import Images, SharedPixels
-from tinyproto.data.sources.base import MINUS_ONE_TO_ONE, LabelledNames, Progress, Request, Source
+from tinyproto.data.sources.base import MINUS_ONE_TO_ONE, Progress
 from tinyproto.errors import DataError
 
 if TYPE_CHECKING:
@@ -64,23 +64,6 @@ class ImageFiles:
         shared = _pixels(self, cache, progress)
         labels = torch.tensor(self.labels)
         return Images(self.name, shared.tensor, labels, len(self.classes), shared=shared, **MINUS_ONE_TO_ONE)
-
-    def without_pixels(self) -> LabelledNames:
-        """Return the labels; nothing is decoded."""
-        return LabelledNames(self.name, np.array(self.labels), len(self.classes))
-
-
-def source_of_files(
-    listing: Callable[[Request], ImageFiles], locate: Callable[[Path | None], str],
-    always: tuple[int, tuple[int, int, int]] | None = None,
-) -> Source:  # fmt: skip
-    """Return the source of a dataset of image files."""
-    return Source(
-        lambda request: listing(request).load(request.cache, request.progress),
-        locate,
-        lambda request: listing(request).without_pixels(),
-        always,
-    )
 
 
 def _pixels(files: ImageFiles, cache: Path | None, progress: Progress) -> SharedPixels:

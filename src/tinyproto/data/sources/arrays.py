@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import zipfile
 import zlib
@@ -54,11 +53,6 @@ def load(request: Request) -> Images:
         ) from error
     except DataError as error:
         raise DataError(f"{request.root}: {error}") from None
-
-
-def locate(root: Path | None) -> str:
-    """Return the location of the data."""
-    return "any .npz file with images and labels: set data.root to it" if root is None else str(root)
 
 
 def _load(archive: zipfile.ZipFile) -> Images:
@@ -178,8 +172,3 @@ def _digits_table() -> NDArray[Any]:
 
     digits = datasets.load_digits()
     return np.column_stack([digits.data, digits.target])
-
-
-def locate_digits(root: Path | None) -> str:  # noqa: ARG001
-    """Return the location of the digits."""
-    return f"embedded in scikit-learn {importlib.metadata.version('scikit-learn')}"
