@@ -131,10 +131,6 @@ class _Unreachable(Exception):  # noqa: N818
     """The address cannot be downloaded; the message says which and why."""
 
 
-class _CutOff(Exception):  # noqa: N818
-    """The connection ended before the file did."""
-
-
 def _download(url: str, target: Path, md5: str, progress: Progress, sleep: Callable[[float], None]) -> None:
     """Download to `target` by way of a `.partial` file beside it, and verify the checksum."""
     partial = target.with_name(f"{target.name}.partial")
@@ -169,7 +165,7 @@ def _complete(url: str, partial: Path, progress: Progress, sleep: Callable[[floa
             problem: Exception = error
             if error.code not in _RETRIED:
                 raise _Unreachable(f"{url} answers {error.code} {error.reason}") from error
-        except (OSError, http.client.HTTPException, _CutOff) as error:
+        except (OSError, http.client.HTTPException) as error:
             if getattr(error, "errno", None) in _DISK_ERRORS:
                 raise
             problem = error
@@ -201,7 +197,7 @@ def _continue(url: str, partial: Path, progress: Progress) -> None:
                 done += len(data)
                 progress(f"downloading {url}", done, total)
     if done < total:
-        raise _CutOff(f"the connection ended after {done} of {total} bytes")
+        raise ConnectionError(f"the connection ended after {done} of {total} bytes")
 
 
 def _start(response: Any, asked: int) -> int:
@@ -210,7 +206,8 @@ def _start(response: Any, asked: int) -> int:
         return 0
     found = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
     if found is None or int(found[1]) != asked:
-        raise _CutOff(f"the server was asked for byte {asked} on and sends {response.headers.get('Content-Range')}")
+        sent = response.headers.get("Content-Range")
+        raise ConnectionError(f"the server was asked for byte {asked} on and sends {sent}")
     return asked
 
 

@@ -84,9 +84,9 @@ def test_a_missing_file_is_named(folder: Path, missing: str) -> None:
 
 def test_a_class_folder_and_wnids_have_to_agree(folder: Path) -> None:
     (folder / "wnids.txt").write_text("n01\nn02\nn03\nn04\n")
-    assert f"{folder / 'train' / 'n04'} is missing" in refused(folder)
+    assert f"{folder / 'train'} and wnids.txt differ: only one of them has n04" in refused(folder)
     (folder / "wnids.txt").write_text("n01\nn02\n")
-    assert "does not name n03" in refused(folder)
+    assert "only one of them has n03" in refused(folder)
     (folder / "wnids.txt").unlink()
     assert load("tiny_imagenet", folder).num_classes == 3
 

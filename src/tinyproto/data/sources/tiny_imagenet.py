@@ -77,12 +77,9 @@ def _classes(folder: Path) -> list[str]:
     classes = subfolders(folder / "train")
     if (folder / "wnids.txt").is_file():
         listed = (folder / "wnids.txt").read_text().split()
-        for name in listed:
-            if name not in classes:
-                raise _Missing(f"{folder / 'train' / name} is missing, which wnids.txt names")
-        for name in classes:
-            if name not in listed:
-                raise _Missing(f"{folder / 'wnids.txt'} does not name {name}, which is in train")
+        different = sorted(set(listed) ^ set(classes))
+        if different:
+            raise _Missing(f"{folder / 'train'} and wnids.txt differ: only one of them has {different[0]}")
     if not classes:
         raise _Missing(f"{folder / 'train'} has no class folders")
     return classes
