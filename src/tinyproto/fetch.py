@@ -19,7 +19,7 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,28 +72,20 @@ ARCHIVES: Mapping[str, Sequence[Archive]] = {
 """The archives of each dataset; the first is the default, the others are used if `--url` names them."""
 
 
-def fetch(
-    name: str,
-    root: Path,
-    *,
-    url: str | None = None,
-    progress: Progress = silent,
-    sleep: Callable[[float], None] = time.sleep,
-    archives: Mapping[str, Sequence[Archive]] = ARCHIVES,
-) -> Path:
+def fetch(name: str, root: Path, *, url: str | None = None, progress: Progress = silent) -> Path:
     """Return the dataset's official folder under `root`; download and unpack it if it is missing.
 
     An interrupted download resumes. An archive that is already in `root` is used instead of the network.
     """
-    if name not in archives:
-        raise DataError(f"{unknown('dataset', name, archives)}; the other datasets are your own files")
-    there = next((root / archive.folder for archive in archives[name] if (root / archive.folder).is_dir()), None)
+    if name not in ARCHIVES:
+        raise DataError(f"{unknown('dataset', name, ARCHIVES)}; the other datasets are your own files")
+    there = next((root / archive.folder for archive in ARCHIVES[name] if (root / archive.folder).is_dir()), None)
     if there is not None:
         return there
-    archive = _chosen(archives[name], url)
+    archive = _chosen(ARCHIVES[name], url)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        return _fetch(archive, root, url or archive.url, progress, sleep)
+        return _fetch(archive, root, url or archive.url, progress)
     except OSError as error:
         raise DataError(f"cannot write to {root}: {error}") from error
 
@@ -108,14 +100,14 @@ def _chosen(offered: Sequence[Archive], url: str | None) -> Archive:
     return next((archive for archive in offered if archive.file == file), offered[0])
 
 
-def _fetch(archive: Archive, root: Path, url: str, progress: Progress, sleep: Callable[[float], None]) -> Path:
+def _fetch(archive: Archive, root: Path, url: str, progress: Progress) -> Path:
     file = root / archive.file
     given = file.exists()
     if given and (found := _md5(file)) != archive.md5:
         raise DataError(f"{file} is damaged: its md5 is {found}, not {archive.md5}; remove it and run this again")
     if not given:
         try:
-            _download(url, file, archive.md5, progress, sleep)
+            _download(url, file, archive.md5, progress)
         except _Unreachable as unreachable:
             raise DataError(
                 f"{unreachable}; the part downloaded so far is kept. Run this again to resume, or without a network: "
@@ -131,11 +123,11 @@ class _Unreachable(Exception):  # noqa: N818
     """The address cannot be downloaded; the message says which and why."""
 
 
-def _download(url: str, target: Path, md5: str, progress: Progress, sleep: Callable[[float], None]) -> None:
+def _download(url: str, target: Path, md5: str, progress: Progress) -> None:
     """Download to `target` by way of a `.partial` file beside it, and verify the checksum."""
     partial = target.with_name(f"{target.name}.partial")
     for _ in range(2):  # a wrong checksum may come from an old partial file, so start afresh once
-        _complete(url, partial, progress, sleep)
+        _complete(url, partial, progress)
         found = _md5(partial)
         if found == md5:
             partial.replace(target)
@@ -152,7 +144,7 @@ def _md5(path: Path) -> str:
         return hashlib.file_digest(file, "md5").hexdigest()
 
 
-def _complete(url: str, partial: Path, progress: Progress, sleep: Callable[[float], None]) -> None:
+def _complete(url: str, partial: Path, progress: Progress) -> None:
     """Connect until the file is complete; raise _Unreachable if retries no longer help."""
     waits = list(WAITS)
     while True:
@@ -175,7 +167,7 @@ def _complete(url: str, partial: Path, progress: Progress, sleep: Callable[[floa
             waits = list(WAITS)
         if not waits:
             raise _Unreachable(f"cannot download {url} ({getattr(problem, 'reason', problem)})") from problem
-        sleep(waits.pop(0))
+        time.sleep(waits.pop(0))
 
 
 def _size(path: Path) -> int:

@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -106,14 +107,7 @@ class Offer:
         self.seen: list[tuple[str, int, int]] = []
 
     def fetch(self, url: str | None = None) -> Path:
-        return fetch(
-            "cifar10",
-            self.root,
-            url=url,
-            progress=lambda *seen: self.seen.append(seen),
-            sleep=self.waited.append,
-            archives={"cifar10": [self.archive]},
-        )
+        return fetch("cifar10", self.root, url=url, progress=lambda *seen: self.seen.append(seen))
 
     def refused(self, url: str | None = None) -> str:
         with pytest.raises(DataError) as error:
@@ -129,6 +123,8 @@ class Offer:
 def offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Offer]:
     monkeypatch.setenv("no_proxy", "*")
     made = Offer(tmp_path)
+    monkeypatch.setattr(fetching, "time", SimpleNamespace(sleep=made.waited.append))
+    monkeypatch.setitem(fetching.ARCHIVES, "cifar10", [made.archive])
     thread = threading.Thread(target=made.server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield made
@@ -371,7 +367,6 @@ def test_an_archive_without_the_folder_or_of_rubbish_is_refused(tmp_path: Path, 
 def test_the_command_says_what_it_does_and_how_a_config_reads_it(
     offer: Offer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(fetching.ARCHIVES, "cifar10", [offer.archive])
     assert in_process(monkeypatch, tmp_path, "data", "fetch", "cifar10") == 0
     captured = capsys.readouterr()
     assert f"downloading {offer.archive.url}" in captured.out

@@ -71,11 +71,11 @@ def _pixels(files: ImageFiles, cache: Path | None, progress: Progress) -> Shared
     notes, digest, why = _notes(files, cache), _digest(files), ""
     for note in notes:
         if note.exists():
-            try:
-                return _read_cache(note, digest)
-            except _Stale as stale:
-                why = f" again: the cache is {stale}"
-                break
+            found = _read_cache(note, digest)
+            if isinstance(found, SharedPixels):
+                return found
+            why = f" again: the cache is {found}"
+            break
     shape = (len(files.paths), *_shape(files))
     what = f"decoding {len(files.paths)} images of {files.source}{why}"
     problem: OSError | None = None
@@ -171,10 +171,6 @@ def _damaged(files: ImageFiles, index: int, error: Exception) -> DataError:
     return DataError(f"{files.path(index)} cannot be decoded ({reason}); {files.remedy}")
 
 
-class _Stale(Exception):  # noqa: N818
-    """The reason that a cache cannot be used, as an adjective."""
-
-
 def _notes(files: ImageFiles, cache: Path | None) -> list[Path]:
     """Return the paths where the cache's note may be, in the order of preference."""
     size = "as_stored" if files.size is None else str(files.size)
@@ -188,17 +184,16 @@ def _notes(files: ImageFiles, cache: Path | None) -> list[Path]:
     return [files.folder / CACHE_FOLDER / name, user_caches / elsewhere]
 
 
-def _read_cache(note: Path, digest: str) -> SharedPixels:
+def _read_cache(note: Path, digest: str) -> SharedPixels | str:
+    """Return the pixels, or the reason that the cache cannot be used, as an adjective."""
     try:
         facts = json.loads(note.read_text())
         if (facts["format"], facts["images"]) != (CACHE_FORMAT, digest):
-            raise _Stale("of other images")
+            return "of other images"
         pixels = SharedPixels(os.open(note.with_suffix(".pixels"), os.O_RDONLY), facts["shape"])
-        if zlib.crc32(pixels.array.data) != facts["crc32"]:
-            raise _Stale("damaged")
+        return pixels if zlib.crc32(pixels.array.data) == facts["crc32"] else "damaged"
     except (OSError, ValueError, KeyError, TypeError):
-        raise _Stale("damaged") from None
-    return pixels
+        return "damaged"
 
 
 def _write_cache(
