@@ -23,7 +23,7 @@ from torch import Tensor
 from benchmarks.machine import machine_facts
 from tinyproto.algorithms import tinyproto_fp
 from tinyproto.algorithms.base import ClientInfo, FederationSpec, expected_frames
-from tinyproto.algorithms.streaming import Gathered, HolderSums, StreamingSide, merge_tree
+from tinyproto.algorithms.streaming import Gathered, HolderSums, StreamingSide
 from tinyproto.cli.progress import LoadingBar
 from tinyproto.cli.terminal import Output, facts_table
 from tinyproto.core.prototypes import Message, Prototypes
@@ -142,7 +142,9 @@ def measure(settings: AggregateSettings, progress: Progress = lambda *_: None) -
             reached = cpu.seconds["intake"]
             progress("aggregating uploads", batch[-1].client.id + 1, settings.uploads)
         with wall.phase("intake"), cpu.phase("intake"):
-            gathered = merge_tree([intake.gathered for intake in intakes])
+            gathered, *others = (intake.gathered for intake in intakes)
+            for other in others:
+                gathered.merge(other)
             side.conclude(side.init(Streams(0)), gathered)
         peak = memory.read() - before
         progress("comparing with exact sums", 0, 0)

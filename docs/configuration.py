@@ -18,6 +18,7 @@ from tinyproto.config.presets import PRESETS, Preset
 from tinyproto.config.schema import NEUTRAL, NEUTRAL_ON_RESUME, ConfigModel
 from tinyproto.data.sources import SOURCES
 from tinyproto.models import NETWORKS
+from tinyproto.models.build import SMALL_IMAGES
 
 Schema = Mapping[str, Any]  # JSON schema, as pydantic writes it
 
@@ -137,9 +138,31 @@ def _names() -> Iterator[str]:
     yield "## Networks\n"
     yield "The names that `models:` accepts, besides a dotted path `package.module:factory`"
     yield "([your own network](../how-to/own_network.md)).\n"
-    yield _table(("name", "network"), [(_code(name), _first_line(make)) for name, make in NETWORKS.items()])
+    yield _table(("name", "network"), [(_code(name), _network(name)) for name in NETWORKS])
     yield "## Datasets\n"
     yield f"The names that `data.name` accepts: {', '.join(_code(name) for name in SOURCES)}.\n"
+
+
+_VARIANTS = {
+    "small_cnn_a": "Build two plain 3×3 convolutions, 16 and 32 channels.",
+    "small_cnn_b": "Build three 3×3 convolutions with batch normalisation, 16, 32 and 32 channels.",
+    "small_cnn_c": "Build one wide 5×5 convolution, 32 channels.",
+    "small_cnn_d": "Build a 3×3 stem and two depthwise separable convolutions with batch normalisation, 24, 48 and 48 "
+    "channels.",
+    "shufflenet_v2_x0_5": "Build ShuffleNetV2 ×0.5 with d features.",
+}
+"""Networks that are a factory with some of its arguments fixed."""
+
+_STEMS = {"resnet8": "the stem, and no max-pooling", "shufflenet": "the stem's convolution", "": "the stem"}
+"""The layers that keep the size of small images, by the beginning of a network's name."""
+
+
+def _network(name: str) -> str:
+    whole = name.removesuffix(SMALL_IMAGES)
+    if name == whole:
+        return _VARIANTS.get(name) or _first_line(NETWORKS[name])
+    stem = next(words for start, words in _STEMS.items() if name.startswith(start))
+    return f"Build `{whole}` for small images, which differs from the paper: stride 1 in {stem}."
 
 
 def _algorithms() -> Iterator[str]:

@@ -19,10 +19,10 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from tinyproto.data.sources.base import Progress, silent
@@ -72,28 +72,20 @@ ARCHIVES: Mapping[str, Sequence[Archive]] = {
 """The archives of each dataset; the first is the default, the others are used if `--url` names them."""
 
 
-def fetch(
-    name: str,
-    root: Path,
-    *,
-    url: str | None = None,
-    progress: Progress = silent,
-    sleep: Callable[[float], None] = time.sleep,
-    archives: Mapping[str, Sequence[Archive]] = ARCHIVES,
-) -> Path:
+def fetch(name: str, root: Path, *, url: str | None = None, progress: Progress = silent) -> Path:
     """Return the dataset's official folder under `root`; download and unpack it if it is missing.
 
     An interrupted download resumes. An archive that is already in `root` is used instead of the network.
     """
-    if name not in archives:
-        raise DataError(f"{unknown('dataset', name, archives)}; the other datasets are your own files")
-    there = next((root / archive.folder for archive in archives[name] if (root / archive.folder).is_dir()), None)
+    if name not in ARCHIVES:
+        raise DataError(f"{unknown('dataset', name, ARCHIVES)}; the other datasets are your own files")
+    there = next((root / archive.folder for archive in ARCHIVES[name] if (root / archive.folder).is_dir()), None)
     if there is not None:
         return there
-    archive = _chosen(archives[name], url)
+    archive = _chosen(ARCHIVES[name], url)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        return _fetch(archive, root, url or archive.url, progress, sleep)
+        return _fetch(archive, root, url or archive.url, progress)
     except OSError as error:
         raise DataError(f"cannot write to {root}: {error}") from error
 
@@ -108,14 +100,14 @@ def _chosen(offered: Sequence[Archive], url: str | None) -> Archive:
     return next((archive for archive in offered if archive.file == file), offered[0])
 
 
-def _fetch(archive: Archive, root: Path, url: str, progress: Progress, sleep: Callable[[float], None]) -> Path:
+def _fetch(archive: Archive, root: Path, url: str, progress: Progress) -> Path:
     file = root / archive.file
     given = file.exists()
     if given and (found := _md5(file)) != archive.md5:
         raise DataError(f"{file} is damaged: its md5 is {found}, not {archive.md5}; remove it and run this again")
     if not given:
         try:
-            _download(url, file, archive.md5, progress, sleep)
+            _download(url, file, archive.md5, progress)
         except _Unreachable as unreachable:
             raise DataError(
                 f"{unreachable}; the part downloaded so far is kept. Run this again to resume, or without a network: "
@@ -131,15 +123,11 @@ class _Unreachable(Exception):  # noqa: N818
     """The address cannot be downloaded; the message says which and why."""
 
 
-class _CutOff(Exception):  # noqa: N818
-    """The connection ended before the file did."""
-
-
-def _download(url: str, target: Path, md5: str, progress: Progress, sleep: Callable[[float], None]) -> None:
+def _download(url: str, target: Path, md5: str, progress: Progress) -> None:
     """Download to `target` by way of a `.partial` file beside it, and verify the checksum."""
     partial = target.with_name(f"{target.name}.partial")
     for _ in range(2):  # a wrong checksum may come from an old partial file, so start afresh once
-        _complete(url, partial, progress, sleep)
+        _complete(url, partial, progress)
         found = _md5(partial)
         if found == md5:
             partial.replace(target)
@@ -156,7 +144,7 @@ def _md5(path: Path) -> str:
         return hashlib.file_digest(file, "md5").hexdigest()
 
 
-def _complete(url: str, partial: Path, progress: Progress, sleep: Callable[[float], None]) -> None:
+def _complete(url: str, partial: Path, progress: Progress) -> None:
     """Connect until the file is complete; raise _Unreachable if retries no longer help."""
     waits = list(WAITS)
     while True:
@@ -169,7 +157,7 @@ def _complete(url: str, partial: Path, progress: Progress, sleep: Callable[[floa
             problem: Exception = error
             if error.code not in _RETRIED:
                 raise _Unreachable(f"{url} answers {error.code} {error.reason}") from error
-        except (OSError, http.client.HTTPException, _CutOff) as error:
+        except (OSError, http.client.HTTPException) as error:
             if getattr(error, "errno", None) in _DISK_ERRORS:
                 raise
             problem = error
@@ -179,7 +167,7 @@ def _complete(url: str, partial: Path, progress: Progress, sleep: Callable[[floa
             waits = list(WAITS)
         if not waits:
             raise _Unreachable(f"cannot download {url} ({getattr(problem, 'reason', problem)})") from problem
-        sleep(waits.pop(0))
+        time.sleep(waits.pop(0))
 
 
 def _size(path: Path) -> int:
@@ -201,7 +189,7 @@ def _continue(url: str, partial: Path, progress: Progress) -> None:
                 done += len(data)
                 progress(f"downloading {url}", done, total)
     if done < total:
-        raise _CutOff(f"the connection ended after {done} of {total} bytes")
+        raise ConnectionError(f"the connection ended after {done} of {total} bytes")
 
 
 def _start(response: Any, asked: int) -> int:
@@ -210,7 +198,8 @@ def _start(response: Any, asked: int) -> int:
         return 0
     found = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
     if found is None or int(found[1]) != asked:
-        raise _CutOff(f"the server was asked for byte {asked} on and sends {response.headers.get('Content-Range')}")
+        sent = response.headers.get("Content-Range")
+        raise ConnectionError(f"the server was asked for byte {asked} on and sends {sent}")
     return asked
 
 
@@ -218,7 +207,7 @@ def unpack(archive: Path, folder: str, root: Path, progress: Progress) -> Path:
     """Unpack to `root/folder`, by way of a temporary folder beside it."""
     waiting = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=root))
     try:
-        _unpack_into(archive, folder, waiting, progress)
+        _unpack_into(archive, waiting, progress)
         if not (waiting / folder).is_dir():
             raise DataError(f"{archive} does not hold the folder {folder}; remove it and fetch it again")
         return (waiting / folder).rename(root / folder)
@@ -228,39 +217,20 @@ def unpack(archive: Path, folder: str, root: Path, progress: Progress) -> Path:
         shutil.rmtree(waiting, ignore_errors=True)
 
 
-def _unpack_into(archive: Path, folder: str, waiting: Path, progress: Progress) -> None:
-    """Unpack the files below the folder, ignoring owners and permissions; refuse names that lead out of it."""
-    done = 0
-    for name, size, content, total in _entries(archive):
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or "\\" in name:
-            raise DataError(f"{archive} holds {name!r}, which leads out of its folder; nothing was unpacked")
-        if path.parts[0] == folder:
-            target = waiting / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with target.open("wb") as file:
-                shutil.copyfileobj(content, file)
-        done += size
-        progress(f"unpacking {archive.name}", done, total)
-
-
-def _entries(archive: Path) -> Iterator[tuple[str, int, IO[bytes], int]]:
-    """Yield the name, size and open content of each file in the archive, and the size of all of them."""
+def _unpack_into(archive: Path, waiting: Path, progress: Progress) -> None:
+    """Unpack all files; zipfile keeps every name inside the folder, and so does tarfile with its data filter."""
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive) as zipped:
-            total = sum(info.file_size for info in zipped.infolist())
+            total, done = sum(info.file_size for info in zipped.infolist()), 0
             for info in zipped.infolist():
-                if not info.is_dir():
-                    with zipped.open(info) as content:
-                        yield info.filename, info.file_size, content, total
+                zipped.extract(info, waiting)
+                done += info.file_size
+                progress(f"unpacking {archive.name}", done, total)
         return
     with tarfile.open(archive) as tar:
-        total = sum(member.size for member in tar)
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 or newer
+        total, done = sum(member.size for member in tar), 0
         for member in tar:
-            if member.isdir():
-                continue
-            opened = tar.extractfile(member) if member.isfile() else None
-            if opened is None:
-                raise DataError(f"{archive} holds {member.name!r}, which is not a plain file; nothing was unpacked")
-            with opened:
-                yield member.name, member.size, opened, total
+            tar.extract(member, waiting)
+            done += member.size
+            progress(f"unpacking {archive.name}", done, total)

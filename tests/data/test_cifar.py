@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from support_data import CIFAR10_PYTHON, Array, Python2Pickle, random_pixels, write_binary, write_cifar10_binary
-from tinyproto.data import SOURCES, load
+from tinyproto.data import load
 from tinyproto.data.images import Images
-from tinyproto.data.sources import Request, cifar
+from tinyproto.data.sources import Request, cifar, locate
 from tinyproto.errors import DataError
 
 
@@ -64,7 +64,7 @@ def test_every_official_layout_gives_train_then_test(
     assert images.labels.tolist() == labels
     assert images.pixels.dtype == torch.uint8
     assert images.pixels.numpy().tolist() == pixels.reshape(-1, 3, 32, 32).tolist()
-    assert SOURCES[name].locate(tmp_path) == str(tmp_path / folder)
+    assert locate(name, tmp_path) == str(tmp_path / folder)
 
 
 def test_a_network_sees_minus_one_to_one(tmp_path: Path) -> None:
@@ -79,15 +79,15 @@ def test_a_dataset_that_is_not_there_says_where_it_was_sought_and_how_to_get_it(
         DataError, match=r"cifar-10-batches-bin nor .*cifar-10-batches-py .*tinyproto data fetch cifar10"
     ):
         load("cifar10", tmp_path)
-    assert "tinyproto data fetch cifar10 --root" in SOURCES["cifar10"].locate(tmp_path)
+    assert "tinyproto data fetch cifar10 --root" in locate("cifar10", tmp_path)
 
 
 def test_without_a_root_the_folder_data_is_looked_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_cifar10_binary(tmp_path / "data" / "cifar-10-batches-bin")
     assert len(load("cifar10")) == 24
-    assert SOURCES["cifar10"].locate(None) == "data/cifar-10-batches-bin"
-    assert SOURCES["cifar100"].locate(None) == "not in data; get it with: tinyproto data fetch cifar100 --root data"
+    assert locate("cifar10") == "data/cifar-10-batches-bin"
+    assert locate("cifar100") == "not in data; get it with: tinyproto data fetch cifar100 --root data"
 
 
 def refused(root: Path, name: str = "cifar10") -> str:
@@ -167,7 +167,7 @@ def real_root() -> Path:
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
 def test_the_real_files_are_the_official_60000(name: str) -> None:
-    if SOURCES[name].locate(real_root()).startswith("not in"):
+    if locate(name, real_root()).startswith("not in"):
         pytest.skip(f"no {name} in {real_root()}; set TINYPROTO_DATA")
     images = load(name, real_root())
     assert torch.bincount(images.labels).tolist() == [60000 // images.num_classes] * images.num_classes

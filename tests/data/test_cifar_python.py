@@ -50,13 +50,6 @@ def test_an_official_file_gives_its_labels_and_pixels(rows: int, by_column: bool
     assert pixels_of(content).tolist() == PIXELS[:rows].tolist()
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4])
-def test_a_file_pickled_again_by_python_3_is_read_too(protocol: int) -> None:
-    content = pickle.dumps({b"data": PIXELS, b"labels": LABELS}, protocol=protocol)
-    assert pixels_of(content).tolist() == PIXELS.tolist()
-    assert read_batch(io.BytesIO(content))["labels"] == LABELS
-
-
 class Malicious:
     def __init__(self, call: Callable[..., Any], *arguments: Any) -> None:
         self.call, self.arguments = call, arguments
@@ -68,7 +61,7 @@ class Malicious:
 @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
 def test_a_malicious_file_is_refused_and_nothing_of_it_runs(tmp_path: Path, protocol: int) -> None:
     trace = tmp_path / "was_here"
-    content = pickle.dumps({"data": Malicious(os.system, f"touch {trace}"), "labels": [1]}, protocol=protocol)
+    content = pickle.dumps([Malicious(os.system, f"touch {trace}"), 1], protocol=protocol)
     with pytest.raises(Refused):
         read_batch(io.BytesIO(content))
     assert not trace.exists()
@@ -78,7 +71,7 @@ def test_a_malicious_file_is_refused_and_nothing_of_it_runs(tmp_path: Path, prot
 
 def test_a_refusal_says_what_the_file_asked_for() -> None:
     with pytest.raises(Refused, match=r"refers to \w+\.system.*nothing was executed"):
-        read_batch(io.BytesIO(pickle.dumps({"data": Malicious(os.system, "true")}, protocol=2)))
+        read_batch(io.BytesIO(pickle.dumps([Malicious(os.system, "true")], protocol=2)))
 
 
 @pytest.mark.parametrize(
@@ -104,8 +97,9 @@ def test_anything_else_is_refused_in_words(content: bytes) -> None:
 
 
 def test_an_array_of_other_numbers_is_refused() -> None:
+    content = Python2Pickle().dumps({"data": PIXELS[:2], "labels": LABELS[:2]})
     with pytest.raises(Refused, match="'f8', not of uint8"):
-        read_batch(io.BytesIO(pickle.dumps({"data": np.zeros((2, 3072))}, protocol=2)))
+        read_batch(io.BytesIO(content.replace(b"U\x02u1", b"U\x02f8")))
 
 
 @pytest.mark.parametrize("length", [1, 60, 5_000, 100_000])

@@ -14,7 +14,7 @@ from support_data import write_binary, write_cifar10_binary, write_picture, writ
 from tinyproto.config import parse_config
 from tinyproto.data import load
 from tinyproto.data.images import Images, SharedPixels
-from tinyproto.data.sources import Request, full_name, load_labels, part_name, tiny_imagenet
+from tinyproto.data.sources import full_name, part_name, tiny_imagenet
 from tinyproto.data.sources.tiny_imagenet import WNIDS
 from tinyproto.errors import DataError
 from tinyproto.experiment import Experiment
@@ -72,7 +72,6 @@ def test_the_first_classes_are_the_same_samples_whether_the_others_are_on_disk_o
 def test_a_folder_that_has_just_the_first_classes_is_named_as_these_without_being_asked(folder: Path) -> None:
     part = without(folder, *WNIDS[2:4])
     assert load("tiny_imagenet", part).name == PART
-    assert load_labels("tiny_imagenet", Request(part)).name == PART
     next((part / "train" / WNIDS[0] / "images").iterdir()).unlink()
     (part / "train" / WNIDS[0] / f"{WNIDS[0]}_boxes.txt").unlink()
     assert load("tiny_imagenet", part).name == "tiny_imagenet (2 of 200 classes, 9 of 1000 images)"
@@ -99,12 +98,6 @@ def test_a_folder_of_classes_of_its_own_has_first_ones_too_but_they_are_not_name
     images = load("tiny_imagenet", tmp_path, first_classes=2)
     assert held(images) == first_of(load("tiny_imagenet", tmp_path), 2)
     assert images.name == "tiny_imagenet (2 of 200 classes, 10 of 110000 images)"
-
-
-def test_labels_alone_are_those_of_the_images(folder: Path) -> None:
-    found = load_labels("tiny_imagenet", Request(folder, first_classes=2))
-    assert found.labels.tolist() == load("tiny_imagenet", folder, first_classes=2).labels.tolist()
-    assert (found.name, found.num_classes) == (PART, 2)
 
 
 def test_part_and_whole_have_a_cache_each(folder: Path) -> None:
@@ -151,8 +144,6 @@ def test_every_dataset_has_first_classes(roots: dict[str, Path], name: str) -> N
     assert held(part) == first_of(whole, 3)
     assert 0 < len(part) < len(whole)
     assert (part.name, part.num_classes) == (f"{name}, first 3 classes", 3)
-    found = load_labels(name, Request(roots[name], first_classes=3))
-    assert (found.name, found.labels.tolist(), found.num_classes) == (part.name, part.labels.tolist(), 3)
     assert load(name, roots[name], first_classes=whole.num_classes).name == name
 
 

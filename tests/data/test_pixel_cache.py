@@ -45,7 +45,7 @@ def loaded(folder: Path, cache: Path | None = None) -> tuple[Images, list[str]]:
 
 
 def cache_of(folder: Path) -> Path:
-    return folder / ".tinyproto-cache" / "image_folder-as_stored.npy"
+    return folder / ".tinyproto-cache" / "image_folder-as_stored.pixels"
 
 
 def test_a_second_load_decodes_nothing_and_gives_the_same(folder: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_second_load_decodes_nothing_and_gives_the_same(folder: Path) -> None:
     assert again.pixels.equal(first.pixels)
     assert again.labels.equal(first.labels)
     assert sorted(path.name for path in cache_of(folder).parent.iterdir()) == [
-        "image_folder-as_stored.json", "image_folder-as_stored.npy",
+        "image_folder-as_stored.json", "image_folder-as_stored.pixels",
     ]  # fmt: skip
 
 
@@ -77,10 +77,6 @@ def flip(cache: Path) -> None:
     cache.write_bytes(content)
 
 
-def spoil_header(cache: Path) -> None:
-    cache.write_bytes(b"no array" + cache.read_bytes()[8:])
-
-
 def remove(cache: Path) -> None:
     cache.unlink()
 
@@ -92,9 +88,8 @@ def spoil_note(cache: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "word"),
     [
-        (truncate, "truncated"),
+        (truncate, "damaged"),
         (flip, "damaged"),
-        (spoil_header, "damaged"),
         (remove, "damaged"),
         (spoil_note, "damaged"),
     ],
@@ -124,14 +119,14 @@ def test_a_changed_an_added_and_a_removed_image_are_noticed(folder: Path) -> Non
 def test_a_cache_of_a_later_format_is_made_anew(folder: Path) -> None:
     loaded(folder)
     note = cache_of(folder).with_suffix(".json")
-    note.write_text(json.dumps({**json.loads(note.read_text()), "format": 2}))
+    note.write_text(json.dumps({**json.loads(note.read_text()), "format": 3}))
     assert loaded(folder)[1] == ["decoding 6 images of image_folder again: the cache is of other images"]
 
 
 def test_the_user_may_say_where_the_cache_is(folder: Path, tmp_path: Path) -> None:
     loaded(folder, tmp_path / "fast" / "disk")
     assert not (folder / ".tinyproto-cache").exists()
-    assert [path.suffix for path in sorted((tmp_path / "fast" / "disk").iterdir())] == [".json", ".npy"]
+    assert [path.suffix for path in sorted((tmp_path / "fast" / "disk").iterdir())] == [".json", ".pixels"]
     assert loaded(folder, tmp_path / "fast" / "disk")[1] == []
 
 
@@ -141,7 +136,7 @@ def test_a_folder_that_cannot_be_written_has_its_cache_with_the_user_s(
     (folder / ".tinyproto-cache").write_text("a file where the folder should be")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     assert len(loaded(folder)[1]) == 1
-    assert len(list((tmp_path / "home" / "tinyproto").glob("pets-*.npy"))) == 1
+    assert len(list((tmp_path / "home" / "tinyproto").glob("pets-*.pixels"))) == 1
     assert loaded(folder)[1] == []
 
 

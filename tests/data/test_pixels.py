@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -46,12 +45,6 @@ def test_what_another_mapping_writes_stays_its_own() -> None:
     other = SharedPixels(os.dup(pixels.descriptor), pixels.shape)
     other.array[0] = 9
     assert pixels.tensor.flatten().tolist() == [1, 2, 3, 4, 5, 255]
-
-
-def test_pixels_are_found_behind_a_header(tmp_path: Path) -> None:
-    (tmp_path / "cache").write_bytes(b"header" + bytes([7, 8]))
-    pixels = SharedPixels(os.open(tmp_path / "cache", os.O_RDONLY), (2, 1, 1, 1), offset=6)
-    assert pixels.tensor.flatten().tolist() == [7, 8]
 
 
 def test_the_pixels_outlive_what_mapped_them() -> None:

@@ -149,7 +149,7 @@ def assert_shown(block: Block, real: str) -> None:
 
 def check_yaml(block: Block) -> None:
     """A whole config is loaded as it is, a piece of one within the smallest config there is."""
-    values = parse_yaml(block.text)
+    values = parse_yaml(block.text, "the page")
     assert isinstance(values, dict), f"{block} holds no keys"
     parse_config(MINIMAL | values, source=str(block))
 

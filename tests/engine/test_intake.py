@@ -14,7 +14,7 @@ from support_rounds import build, simulation
 from tinyproto.algorithms import ALGORITHMS
 from tinyproto.algorithms.base import Algorithm, ClientInfo, Round, ServerSide, Update, expected_frames
 from tinyproto.algorithms.fedproto import StreamingServer
-from tinyproto.algorithms.streaming import Gathered, OrderedUploads, StreamingSide, merge_tree
+from tinyproto.algorithms.streaming import Gathered, OrderedUploads, StreamingSide
 from tinyproto.core.prototypes import Message, PackedRows, Prototypes
 from tinyproto.data.images import FederatedData
 from tinyproto.engine.checks import Intake
@@ -165,7 +165,9 @@ def test_edge_aggregators_merge_into_what_one_server_would_have_gathered(edges: 
     for info, rows in zip(infos(10), uploads, strict=True):
         assert one.take(info, frame(info.id, rows, cross_entropy=1.5)) == {"cross_entropy": 1.5}
         several[info.id % edges].take(info, frame(info.id, rows))
-    merged = merge_tree([edge.gathered for edge in several])
+    merged, *others = (edge.gathered for edge in several)
+    for other in others:
+        merged.merge(other)
     assert (merged.uploads, merged.counted_samples, merged.counted_classes) == (10, 85, 20)
     assert torch.equal(merged.sums.holders, one.gathered.sums.holders)
     magnitudes = torch.stack([rows.values.double() for rows in uploads]).sum(0)
@@ -207,15 +209,6 @@ def test_a_refused_upload_has_changed_nothing(wrong: bytes, words: str) -> None:
     assert intake.gathered.uploads == 0
 
 
-def test_nothing_cannot_be_merged_and_sums_of_other_shapes_do_not_merge() -> None:
-    with pytest.raises(ValueError, match="nothing to merge"):
-        merge_tree([])
+def test_sums_of_other_shapes_do_not_merge() -> None:
     with pytest.raises(ValueError, match="sums of 4 × 3 and 4 × 2 do not merge"):
-        merge_tree([Gathered(4, 3), Gathered(4, 2)])
-
-
-def test_a_tree_takes_each_part_in_once() -> None:
-    parts = [Gathered(NUM_CLASSES, 1) for _ in range(5)]
-    for number, part in enumerate(parts):
-        part.add(ClientInfo(number, 1, 10**number, 1), random_prototypes([0], width=1))
-    assert merge_tree(parts).counted_samples == 11111
+        Gathered(4, 3).merge(Gathered(4, 2))

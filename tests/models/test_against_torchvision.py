@@ -24,11 +24,17 @@ except (ImportError, RuntimeError, OSError):  # not there, or built for another 
 
 TOLERANCE = 1e-5
 SIZES = (32, 64, 224)
+
+
+def classifier(width: int) -> nn.Linear:
+    return nn.Linear(width, 1000)
+
+
 CASES: list[tuple[str, str, Callable[[], nn.Module]]] = [
-    ("mobilenet_v2", "mobilenet_v2", MobileNetV2),
-    ("shufflenet_v2", "shufflenet_v2_x1_0", lambda: ShuffleNetV2(X1_0)),
-    ("shufflenet_v2_x0_5", "shufflenet_v2_x0_5", lambda: ShuffleNetV2(X0_5)),
-    ("efficientnet_b0", "efficientnet_b0", EfficientNetB0),
+    ("mobilenet_v2", "mobilenet_v2", lambda: MobileNetV2(classifier(1280))),
+    ("shufflenet_v2", "shufflenet_v2_x1_0", lambda: ShuffleNetV2(X1_0, classifier(1024))),
+    ("shufflenet_v2_x0_5", "shufflenet_v2_x0_5", lambda: ShuffleNetV2(X0_5, classifier(1024))),
+    ("efficientnet_b0", "efficientnet_b0", lambda: EfficientNetB0(nn.Sequential(nn.Dropout(0.2), classifier(1280)))),
 ]
 every_network = pytest.mark.parametrize(("name", "their_name", "make"), CASES, ids=[case[0] for case in CASES])
 
@@ -107,7 +113,9 @@ def test_a_clients_features_are_torchvisions_pooled_to_d(
 def test_blocks_are_skipped_as_often_as_torchvisions() -> None:
     layers = untrained("efficientnet_b0").modules()
     expected = [float(layer.p) for layer in layers if type(layer).__name__ == "StochasticDepth"]  # type: ignore[arg-type]
-    chances = [module.dropped for module in EfficientNetB0().modules() if isinstance(module, StochasticDepth)]
+    chances = [
+        module.dropped for module in EfficientNetB0(nn.Identity()).modules() if isinstance(module, StochasticDepth)
+    ]
     assert chances == pytest.approx(expected)
 
 

@@ -88,10 +88,10 @@ def test_the_head_is_one_linear_layer_with_bias(name: str, num_classes: int, par
 
 
 WHOLE: dict[str, Callable[[], nn.Module]] = {
-    "mobilenet_v2": MobileNetV2,
-    "shufflenet_v2": lambda: ShuffleNetV2(X1_0),
-    "shufflenet_v2_x0_5": lambda: ShuffleNetV2(X0_5),
-    "efficientnet_b0": EfficientNetB0,
+    "mobilenet_v2": lambda: MobileNetV2(nn.Linear(1280, 1000)),
+    "shufflenet_v2": lambda: ShuffleNetV2(X1_0, nn.Linear(1024, 1000)),
+    "shufflenet_v2_x0_5": lambda: ShuffleNetV2(X0_5, nn.Linear(1024, 1000)),
+    "efficientnet_b0": lambda: EfficientNetB0(nn.Sequential(nn.Dropout(0.2), nn.Linear(1280, 1000))),
 }
 
 

@@ -7,7 +7,7 @@ aggregators for example, and merged in any tree; `HolderSums` says how much that
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -125,17 +125,6 @@ class Gathered:
         self.uploads += other.uploads
         self.counted_samples += other.counted_samples
         self.counted_classes += other.counted_classes
-
-
-def merge_tree(parts: Sequence[Gathered]) -> Gathered:
-    """Merge all parts into one, pair by pair, level by level; the first of each pair takes in the second."""
-    if not parts:
-        raise ValueError("nothing to merge")
-    while len(parts) > 1:
-        for left, right in zip(parts[::2], parts[1::2], strict=False):
-            left.merge(right)
-        parts = parts[::2]
-    return parts[0]
 
 
 class OrderedUploads:

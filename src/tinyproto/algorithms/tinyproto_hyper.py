@@ -15,7 +15,6 @@ from tinyproto.algorithms.fedproto import FedProtoHyper
 from tinyproto.core import cps
 from tinyproto.core.masks import MaskKind, build_masks
 from tinyproto.core.sizes import bytes_of
-from tinyproto.errors import ConfigError
 from tinyproto.wire.codec import rows_frame_bytes
 from tinyproto.wire.values import VALUE_TYPES
 
@@ -41,7 +40,7 @@ class CPSHyper(FedProtoHyper):
         if self.byte_budget is not None:
             try:
                 bytes_of(self.byte_budget)
-            except ConfigError as error:
+            except ValueError as error:
                 raise ValueError(f"byte_budget: {error}") from error
             if self.cps_dim is not None:
                 raise ValueError("cps_dim and byte_budget both say how much a class sends; give one of them")

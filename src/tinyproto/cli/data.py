@@ -14,7 +14,7 @@ from tinyproto.errors import Interrupted
 from tinyproto.report.words import counted, number
 
 if TYPE_CHECKING:
-    from tinyproto.data.sources import LabelledNames
+    from tinyproto.data import Images
 
 data = typer.Typer(
     name="data",
@@ -74,13 +74,14 @@ def split(config: ConfigFile, overrides: Overrides = None, json: Json = False) -
     from tinyproto.cli.progress import LoadingBar
     from tinyproto.config import load_config
     from tinyproto.data.partition import holdings
-    from tinyproto.data.sources import load_labels
+    from tinyproto.data.sources import find_source
 
     output = Output(json=json)
     model = load_config(config, overrides or []).model
     with LoadingBar(output.console) as progress:
-        dataset = load_labels(model.data.name, model.data.request(progress))
-    held = holdings(dataset.labels, model.partition.asked().shares(dataset.labels), dataset.num_classes)
+        dataset = find_source(model.data.name).load(model.data.request(progress))
+    labels = dataset.labels.numpy()
+    held = holdings(labels, model.partition.asked().shares(labels), dataset.num_classes)
     if output.wants_json:
         output.result(held, indent=None)
         return
@@ -88,9 +89,9 @@ def split(config: ConfigFile, overrides: Overrides = None, json: Json = False) -
     output.console.print(_table(**held))
 
 
-def _facts(dataset: LabelledNames, counts: list[list[int]], train: list[int], test: list[int]) -> str:
+def _facts(dataset: Images, counts: list[list[int]], train: list[int], test: list[int]) -> str:
     pairs = sum(count > 0 for row in counts for count in row)
-    held, available = sum(map(sum, counts)), len(dataset.labels)
+    held, available = sum(map(sum, counts)), len(dataset)
     unused = f"; {number(available - held)} of {number(available)} samples are unused" if held < available else ""
     return (
         f"{counted(len(counts), 'client')}, {counted(dataset.num_classes, 'class')}, {number(held)} samples: "

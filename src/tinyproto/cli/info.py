@@ -11,7 +11,7 @@ import torch
 
 import tinyproto
 from tinyproto.cli.terminal import Output, facts_table, plain_table
-from tinyproto.data.sources import SOURCES
+from tinyproto.data.sources import SOURCES, locate
 from tinyproto.models import NETWORKS, PUBLISHED, ModelShape, build_model
 from tinyproto.models.build import SMALL_IMAGES
 from tinyproto.models.count import measure
@@ -35,7 +35,7 @@ def examine(output: Output) -> None:
             f"extra {extra}": f"not installed: {', '.join(missing)}" if missing else "installed"
             for extra, missing in extras().items()
         },
-        **{f"data {name}": source.locate(None) for name, source in SOURCES.items()},
+        **{f"data {name}": locate(name) for name in SOURCES},
     }
     if output.wants_json:
         output.result(found)

@@ -72,7 +72,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the config file {path}: {error}") from error
-    values = _yaml(text, str(path))
+    values = parse_yaml(text, str(path))
     if not isinstance(values, dict):
         raise ConfigError(f"{path} is not a config: it has to hold keys and values, such as `name: my_run`")
     return parse_config(overridden(values, overrides), source=str(path))
@@ -124,9 +124,10 @@ def parse_config(values: Mapping[str, Any], source: str = "the config", images: 
     return Config(model, resolve_algorithms(model, preset, source))
 
 
-def _yaml(text: str, source: str) -> Any:
+def parse_yaml(text: str, source: str) -> Any:
+    """Return the plain values of a YAML text; raise ConfigError if it is invalid."""
     try:
-        return parse_yaml(text)
+        return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or "it cannot be read"
         mark = getattr(error, "problem_mark", None)
@@ -147,7 +148,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
         if not isinstance(place[parent], dict):
             raise ConfigError(f"override {override!r}: {'.'.join(parents[: depth + 1])} has no keys")
         place = place[parent]
-    place[last] = _yaml(text, f"override {override!r}")
+    place[last] = parse_yaml(text, f"override {override!r}")
 
 
 def _drop_other_kind(values: dict[str, Any], overridden: Collection[str]) -> None:
@@ -236,11 +237,6 @@ _Loader.yaml_implicit_resolvers = {
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+([.][0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
-
-
-def parse_yaml(text: str) -> Any:
-    """Return the plain values of a YAML text; raise yaml.YAMLError if it is invalid."""
-    return yaml.load(text, _Loader)
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -21,7 +21,6 @@ from tinyproto.data.sources import SOURCES, Progress, Request, part_name, silent
 from tinyproto.engine.client import PrototypeSamples
 from tinyproto.engine.participation import EvaluatedClients
 from tinyproto.engine.training import Precision, TrainerName
-from tinyproto.errors import ConfigError
 from tinyproto.memory import AUTO
 from tinyproto.wire.values import Download, Rounding, ValueName, WireSettings
 
@@ -53,21 +52,13 @@ def _folder_name(name: str) -> str:
     return name
 
 
-def _memory(text: str) -> str:
-    if text != AUTO:
-        try:
-            _amount(text)
-        except ValueError as error:
-            raise ValueError(f"{error}, or auto") from error
-    return text
-
-
 def _amount(text: str) -> str:
-    try:
-        bytes_of(text)
-    except ConfigError as error:
-        raise ValueError(str(error)) from error
+    bytes_of(text)
     return text
+
+
+def _memory(text: str) -> str:
+    return text if text == AUTO else _amount(text)
 
 
 class Section(BaseModel):
@@ -149,26 +140,19 @@ class PartitionSection(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _complete(cls, values: Any) -> Any:
-        """Add the defaults of the kind."""
-        if not isinstance(values, Mapping):
+    def _only_what_the_kind_reads(cls, values: Any) -> Any:
+        """Add the defaults of the kind, and refuse keys that only other kinds read."""
+        kind = values.get("kind", "dirichlet") if isinstance(values, Mapping) else None
+        if not isinstance(kind, str) or kind not in KEYS_OF_KIND:
             return values
-        kind = values.get("kind", "dirichlet")
-        keys = KEYS_OF_KIND.get(kind, {}) if isinstance(kind, str) else {}
-        defaults = {key: value for key, value in keys.items() if value is not REQUIRED and values.get(key) is None}
-        return {**values, **defaults}
-
-    @model_validator(mode="after")
-    def _only_what_the_kind_reads(self) -> PartitionSection:
-        keys = KEYS_OF_KIND[self.kind]
+        given = {key: value for key, value in values.items() if value is not None}
         for key in ("num_clients", "alpha", "classes_per_client", "file"):
-            given = getattr(self, key) is not None
-            if keys.get(key) is REQUIRED and not given:
-                raise ValueError(f"kind {self.kind} needs partition.{key}")
-            if key not in keys and given:
-                readers = " and ".join(kind for kind, read in KEYS_OF_KIND.items() if key in read)
-                raise ValueError(f"{key} is read by kind {readers}, not by {self.kind}; remove it")
-        return self
+            if KEYS_OF_KIND[kind].get(key) is REQUIRED and key not in given:
+                raise ValueError(f"kind {kind} needs partition.{key}")
+            if key not in KEYS_OF_KIND[kind] and key in given:
+                readers = " and ".join(other for other, read in KEYS_OF_KIND.items() if key in read)
+                raise ValueError(f"{key} is read by kind {readers}, not by {kind}; remove it")
+        return {**KEYS_OF_KIND[kind], **values, **given}
 
     def asked(self) -> Partition:
         """Return the partition to draw."""

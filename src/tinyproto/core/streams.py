@@ -38,17 +38,11 @@ def global_randomness(seed: int) -> Iterator[None]:
 
     Layers initialise themselves and dropout draws from the global generator; this gives them a named stream.
     """
-    if not torch.cuda.is_available():  # torch.manual_seed would note every call for a GPU that may yet come
-        before = torch.default_generator.get_state()
-        torch.default_generator.manual_seed(seed)
-        try:
-            yield
-        finally:
-            torch.default_generator.set_state(before)
-        return
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
+        if torch.cuda.is_available():  # torch.manual_seed would note every call for a GPU that may come yet
+            torch.cuda.manual_seed_all(seed)
         yield
 
 

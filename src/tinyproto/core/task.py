@@ -175,15 +175,11 @@ def batch_sizes(samples: int, batch_size: int, last: LastBatch) -> tuple[int, ..
     """
     full, rest = divmod(samples, batch_size)
     sizes = [batch_size] * full
-    if rest == 0:
-        return tuple(sizes)
-    if full == 0 or last == "keep":
+    own_batch = full == 0 or last == "keep" or (last == "join" and 2 * rest >= batch_size)
+    if rest and own_batch:
         sizes.append(rest)
-    elif last == "join":
-        if 2 * rest < batch_size:
-            sizes[-1] += rest
-        else:
-            sizes.append(rest)
+    elif rest and last == "join":
+        sizes[-1] += rest
     return tuple(sizes)
 
 

@@ -1,7 +1,8 @@
 """Image files to one pool of uint8 pixels, decoded once and then kept in a cache on disk.
 
-The cache is an .npy file beside the images, and a JSON note that says which images it was made from. A stale, truncated
-or damaged cache is written again. The file is mapped, not read, so that all processes on the machine share its pages.
+The cache is a file of plain pixels beside the images, and a JSON note of its shape and of the images it was made from.
+A stale or damaged cache is written again. The file is mapped, not read, so that all processes on the machine share its
+pages.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tinyproto.data.images import Images, SharedPixels, npy_header
-from tinyproto.data.sources.base import MINUS_ONE_TO_ONE, LabelledNames, Progress, Request, Source
+from tinyproto.data.images import Images, SharedPixels
+from tinyproto.data.sources.base import MINUS_ONE_TO_ONE, Progress
 from tinyproto.errors import DataError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-CACHE_FORMAT = 1
+CACHE_FORMAT = 2
 CACHE_FOLDER = ".tinyproto-cache"
 CHUNK = 256
 MOST_THREADS = 8
@@ -51,7 +52,6 @@ class ImageFiles:
     labels: Sequence[int]
     classes: Sequence[str]
     first_classes: int | None  # None: all classes of the folder
-    colours: Literal["RGB", "auto"]  # auto: grey if all images are
     size: int | None  # height and width to resize to; None: all images have to have the same size
     remedy: str  # for an image that cannot be decoded
 
@@ -65,42 +65,24 @@ class ImageFiles:
         labels = torch.tensor(self.labels)
         return Images(self.name, shared.tensor, labels, len(self.classes), shared=shared, **MINUS_ONE_TO_ONE)
 
-    def without_pixels(self) -> LabelledNames:
-        """Return the labels; nothing is decoded."""
-        return LabelledNames(self.name, np.array(self.labels), len(self.classes))
-
-
-def source_of_files(
-    listing: Callable[[Request], ImageFiles], locate: Callable[[Path | None], str],
-    always: tuple[int, tuple[int, int, int]] | None = None,
-) -> Source:  # fmt: skip
-    """Return the source of a dataset of image files."""
-    return Source(
-        lambda request: listing(request).load(request.cache, request.progress),
-        locate,
-        lambda request: listing(request).without_pixels(),
-        always,
-    )
-
 
 def _pixels(files: ImageFiles, cache: Path | None, progress: Progress) -> SharedPixels:
     """Return all pixels, (N, C, H, W)."""
     notes, digest, why = _notes(files, cache), _digest(files), ""
     for note in notes:
         if note.exists():
-            try:
-                return _read_cache(note, digest)
-            except _Stale as stale:
-                why = f" again: the cache is {stale}"
-                break
-    form = _form(files)
-    shape = (len(files.paths), *form.shape)
+            found = _read_cache(note, digest)
+            if isinstance(found, SharedPixels):
+                return found
+            why = f" again: the cache is {found}"
+            break
+    shape = (len(files.paths), *_shape(files))
     what = f"decoding {len(files.paths)} images of {files.source}{why}"
     problem: OSError | None = None
     for note in notes:
         try:
             note.parent.mkdir(parents=True, exist_ok=True)
-            return _write_cache(note, digest, shape, files, form, lambda done: progress(what, done, len(files.paths)))
+            return _write_cache(note, digest, shape, files, lambda done: progress(what, done, len(files.paths)))
         except OSError as error:
             problem = error
     raise DataError(
@@ -111,7 +93,7 @@ def _pixels(files: ImageFiles, cache: Path | None, progress: Progress) -> Shared
 
 def _digest(files: ImageFiles) -> str:
     """Hash names, sizes and times, so that a changed image is noticed without reading it."""
-    digest = hashlib.sha256(f"{files.colours} {files.size}".encode())
+    digest = hashlib.sha256(f"{files.size}".encode())
     for index, name in enumerate(files.paths):
         try:
             facts = files.path(index).stat()
@@ -121,35 +103,19 @@ def _digest(files: ImageFiles) -> str:
     return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class _Form:
-    """Colours and size that every image is converted to."""
-
-    mode: Literal["L", "RGB"]
-    height: int
-    width: int
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return (1 if self.mode == "L" else 3, self.height, self.width)
-
-
-def _form(files: ImageFiles) -> _Form:
-    """Take the size of the first image; grey only if all images are grey, which their headers tell."""
+def _shape(files: ImageFiles) -> tuple[int, int, int]:
+    """Return (C, H, W): the size of the first image, and grey only if all images are, which their headers tell."""
     with _opened(files, 0) as first:
-        (width, height), mode = first.size, first.mode
-    if files.size is not None:
-        height = width = files.size
-    grey = files.colours == "auto" and mode in GREY
-    for index in range(1, len(files.paths)):
-        if not grey:
-            break
-        with _opened(files, index) as image:
-            grey = image.mode in GREY
-    return _Form("L" if grey else "RGB", height, width)
+        width, height = (files.size, files.size) if files.size else first.size
+    return (1 if all(_is_grey(files, index) for index in range(len(files.paths))) else 3, height, width)
 
 
-def _decode_all(files: ImageFiles, form: _Form, target: NDArray[np.uint8], progress: Callable[[int], None]) -> None:
+def _is_grey(files: ImageFiles, index: int) -> bool:
+    with _opened(files, index) as image:
+        return image.mode in GREY
+
+
+def _decode_all(files: ImageFiles, target: NDArray[np.uint8], progress: Callable[[int], None]) -> None:
     """Decode with several threads: PIL releases Python's lock."""
     starts = range(0, len(files.paths), CHUNK)
     progress(0)
@@ -158,7 +124,7 @@ def _decode_all(files: ImageFiles, form: _Form, target: NDArray[np.uint8], progr
     def decode_chunk(start: int) -> int:
         stop = min(start + CHUNK, len(files.paths))
         for index in range(start, stop):
-            target[index] = _decode(files, index, form)
+            target[index] = _decode(files, index, target.shape)
         return stop
 
     try:
@@ -168,21 +134,21 @@ def _decode_all(files: ImageFiles, form: _Form, target: NDArray[np.uint8], progr
         executor.shutdown(cancel_futures=True)
 
 
-def _decode(files: ImageFiles, index: int, form: _Form) -> NDArray[np.uint8]:
+def _decode(files: ImageFiles, index: int, shape: Sequence[int]) -> NDArray[np.uint8]:
     import PIL.Image
 
-    path, size = files.path(index), (form.width, form.height)
+    _, channels, height, width = shape
+    path, size, mode = files.path(index), (width, height), "L" if channels == 1 else "RGB"
     with _opened(files, index) as image:
         if image.mode.startswith(NOT_8_BIT):
             raise DataError(f"{path} has more than 8 bits per channel (mode {image.mode}); convert it first")
         if image.size != size and files.size is None:
             remedy = "set data.image_size to resize all images" if files.source == "image_folder" else files.remedy
             raise DataError(
-                f"{path} has {image.width} × {image.height} pixels, {files.path(0)} has {form.width} × {form.height}; "
-                f"{remedy}"
+                f"{path} has {image.width} × {image.height} pixels, {files.path(0)} has {width} × {height}; {remedy}"
             )
         try:
-            converted = image if image.mode == form.mode else image.convert(form.mode)
+            converted = image if image.mode == mode else image.convert(mode)
             if converted.size != size:
                 converted = converted.resize(size, PIL.Image.Resampling.BILINEAR)
             array = np.asarray(converted)
@@ -205,10 +171,6 @@ def _damaged(files: ImageFiles, index: int, error: Exception) -> DataError:
     return DataError(f"{files.path(index)} cannot be decoded ({reason}); {files.remedy}")
 
 
-class _Stale(Exception):  # noqa: N818
-    """The reason that a cache cannot be used, as an adjective."""
-
-
 def _notes(files: ImageFiles, cache: Path | None) -> list[Path]:
     """Return the paths where the cache's note may be, in the order of preference."""
     size = "as_stored" if files.size is None else str(files.size)
@@ -222,48 +184,32 @@ def _notes(files: ImageFiles, cache: Path | None) -> list[Path]:
     return [files.folder / CACHE_FOLDER / name, user_caches / elsewhere]
 
 
-def _read_cache(note: Path, digest: str) -> SharedPixels:
+def _read_cache(note: Path, digest: str) -> SharedPixels | str:
+    """Return the pixels, or the reason that the cache cannot be used, as an adjective."""
     try:
         facts = json.loads(note.read_text())
-        shape = tuple(int(length) for length in facts["shape"])
-        made_of, checksum, version = facts["images"], facts["crc32"], facts["format"]
+        if (facts["format"], facts["images"]) != (CACHE_FORMAT, digest):
+            return "of other images"
+        pixels = SharedPixels(os.open(note.with_suffix(".pixels"), os.O_RDONLY), facts["shape"])
+        return pixels if zlib.crc32(pixels.array.data) == facts["crc32"] else "damaged"
     except (OSError, ValueError, KeyError, TypeError):
-        raise _Stale("damaged") from None
-    if version != CACHE_FORMAT or made_of != digest:
-        raise _Stale("of other images")
-    try:
-        with note.with_suffix(".npy").open("rb") as file:
-            if npy_header(file) != (shape, np.dtype(np.uint8), False):
-                raise _Stale("damaged")
-            offset = file.tell()
-            if os.fstat(file.fileno()).st_size != offset + math.prod(shape):
-                raise _Stale("truncated")
-            pixels = SharedPixels(os.dup(file.fileno()), shape, offset)
-    except (OSError, ValueError):
-        raise _Stale("damaged") from None
-    if zlib.crc32(pixels.array.data) != checksum:
-        raise _Stale("damaged")
-    return pixels
+        return "damaged"
 
 
 def _write_cache(
-    note: Path, digest: str, shape: Sequence[int], files: ImageFiles, form: _Form, progress: Callable[[int], None]
+    note: Path, digest: str, shape: Sequence[int], files: ImageFiles, progress: Callable[[int], None]
 ) -> SharedPixels:
     """Decode straight into a new cache file, which gets its name once it is complete."""
-    target = note.with_suffix(".npy")
+    target = note.with_suffix(".pixels")
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
         with partial.open("w+b") as file:
-            header: dict[str, Any] = {"descr": "|u1", "fortran_order": False, "shape": tuple(shape)}
-            np.lib.format.write_array_header_1_0(file, header)
-            file.flush()
-            offset = file.tell()
-            _allocate(file.fileno(), offset + math.prod(shape))
-            blank = SharedPixels(os.dup(file.fileno()), shape, offset, writable=True)
-            _decode_all(files, form, blank.array, progress)
+            _allocate(file.fileno(), math.prod(shape))
+            blank = SharedPixels(os.dup(file.fileno()), shape, writable=True)
+            _decode_all(files, blank.array, progress)
             checksum = zlib.crc32(blank.array.data)
             os.fsync(file.fileno())
-            pixels = SharedPixels(os.dup(file.fileno()), shape, offset)
+            pixels = SharedPixels(os.dup(file.fileno()), shape)
         partial.replace(target)
         facts = {"format": CACHE_FORMAT, "shape": list(shape), "images": digest, "crc32": checksum}
         partial.write_text(json.dumps(facts) + "\n")

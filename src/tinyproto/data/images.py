@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -35,17 +35,14 @@ class SharedPixels:
     Without a file (`descriptor` None) the pixels are in the memory of this process.
     """
 
-    def __init__(
-        self, descriptor: int | None, shape: Sequence[int], offset: int = 0, *, writable: bool = False
-    ) -> None:
+    def __init__(self, descriptor: int | None, shape: Sequence[int], *, writable: bool = False) -> None:
         self.descriptor = descriptor
         self.shape = tuple(shape)
-        self.offset = offset
-        size = offset + math.prod(self.shape)
+        size = math.prod(self.shape)
         # A private mapping shares its pages until one is written to, and writes never reach the file.
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_COPY
         memory = mmap.mmap(-1, size) if descriptor is None else mmap.mmap(descriptor, size, access=access)
-        self.tensor: Tensor = torch.frombuffer(memory, dtype=torch.uint8, offset=offset).reshape(self.shape)
+        self.tensor: Tensor = torch.frombuffer(memory, dtype=torch.uint8).reshape(self.shape)
 
     @classmethod
     def blank(cls, shape: Sequence[int]) -> SharedPixels:
@@ -68,11 +65,11 @@ class SharedPixels:
         self.tensor = self.tensor[: len(places)]
         self.shape = tuple(self.tensor.shape)
         if self.descriptor is not None:
-            os.ftruncate(self.descriptor, self.offset + math.prod(self.shape))
+            os.ftruncate(self.descriptor, math.prod(self.shape))
 
     def address(self) -> dict[str, Any]:
         """Return the constructor's arguments for a process that inherits the open file."""
-        return {"descriptor": self.descriptor, "shape": list(self.shape), "offset": self.offset}
+        return {"descriptor": self.descriptor, "shape": list(self.shape)}
 
     def __del__(self) -> None:
         if self.descriptor is not None:
@@ -92,16 +89,6 @@ def _nameless_file(size: int) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
-
-
-def npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], bool]:
-    """Read the header of an .npy file; return the shape, the type, and True if columns come first."""
-    version = np.lib.format.read_magic(stream)
-    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    if version not in read:
-        raise ValueError(f"a .npy of version {version}")
-    shape, by_column, dtype = read[version](stream)
-    return shape, dtype, by_column
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class Partition:
     """A partition as the config describes it; `shares` draws it, or reads it from `file`."""
 
     kind: PartitionKind = "dirichlet"
-    num_clients: int | None = None  # may be None only for kind "file"
+    num_clients: int = 0  # 0, only for kind "file": as many as in the file
     alpha: float = 0.1
     classes_per_client: int = 2
     file: str = ""
@@ -60,20 +60,14 @@ class Partition:
         """Return the share of each client; raise DataError if the samples do not suffice."""
         if self.kind == "file":
             return _shares_from_file(Path(self.file), len(labels), self.num_clients)
-        if self.kind != "pathological" and self.clients * self.min_samples > len(labels):
+        if self.kind != "pathological" and self.num_clients * self.min_samples > len(labels):
             raise DataError(
-                f"{self.clients} clients with at least {self.min_samples} samples each need "
-                f"{self.clients * self.min_samples} samples, the dataset has {len(labels)}; lower "
+                f"{self.num_clients} clients with at least {self.min_samples} samples each need "
+                f"{self.num_clients * self.min_samples} samples, the dataset has {len(labels)}; lower "
                 "partition.num_clients or partition.min_samples"
             )
         random = RandomState(self.seed)
         return [_split(part, self.train_fraction, random) for part in _DRAWS[self.kind](self, labels, random)]
-
-    @property
-    def clients(self) -> int:
-        """Return M, which every drawn partition has."""
-        assert self.num_clients is not None
-        return self.num_clients
 
 
 def holdings(labels: Indices, shares: Sequence[Share], num_classes: int) -> dict[str, Any]:
@@ -101,7 +95,7 @@ def _split(part: Indices, train_fraction: float, random: RandomState) -> Share:
 
 def _dirichlet(asked: Partition, labels: Indices, random: RandomState) -> list[Indices]:
     """Spread each class over the clients by one Dirichlet(α) draw."""
-    return _draw_enough(lambda: _draw(labels, asked.clients, asked.alpha, random), asked.min_samples)
+    return _draw_enough(lambda: _draw(labels, asked.num_clients, asked.alpha, random), asked.min_samples)
 
 
 def _draw(labels: Indices, num_clients: int, alpha: float, random: RandomState) -> list[Indices]:
@@ -150,14 +144,14 @@ def _draw_enough(draw: Callable[[], list[Indices]], min_samples: int) -> list[In
 
 def _iid(asked: Partition, labels: Indices, random: RandomState) -> list[Indices]:
     """Shuffle all samples and deal them out in equal parts."""
-    return np.array_split(random.permutation(len(labels)), asked.clients)
+    return np.array_split(random.permutation(len(labels)), asked.num_clients)
 
 
 def _quantity(asked: Partition, labels: Indices, random: RandomState) -> list[Indices]:
     """Draw the clients' sizes from Dirichlet(α) and their samples at random."""
 
     def draw() -> list[Indices]:
-        cuts = (np.cumsum(_draw_fractions(asked.clients, asked.alpha, random)) * len(labels)).astype(int)[:-1]
+        cuts = (np.cumsum(_draw_fractions(asked.num_clients, asked.alpha, random)) * len(labels)).astype(int)[:-1]
         return np.split(random.permutation(len(labels)), cuts)
 
     return _draw_enough(draw, asked.min_samples)
@@ -165,8 +159,8 @@ def _quantity(asked: Partition, labels: Indices, random: RandomState) -> list[In
 
 def _pathological(asked: Partition, labels: Indices, random: RandomState) -> list[Indices]:
     """Give each client exactly k classes and split each class evenly among its holders."""
-    parts: list[list[Indices]] = [[] for _ in range(asked.clients)]
-    for label, clients in _holders(labels, asked.clients, asked.classes_per_client, random).items():
+    parts: list[list[Indices]] = [[] for _ in range(asked.num_clients)]
+    for label, clients in _holders(labels, asked.num_clients, asked.classes_per_client, random).items():
         members = random.permutation(np.flatnonzero(labels == label))
         if len(members) < len(clients):
             raise DataError(
@@ -208,7 +202,7 @@ _DRAWS: Mapping[str, Callable[[Partition, Indices, RandomState], list[Indices]]]
 }  # fmt: skip
 
 
-def _shares_from_file(path: Path, samples: int, num_clients: int | None) -> list[Share]:
+def _shares_from_file(path: Path, samples: int, num_clients: int) -> list[Share]:
     """Read the share of each client from a JSON or .npz file; samples that the file does not name are not used.
 
     JSON: `{"clients": [{"train": [0, 5, …], "test": [7, …]}, …]}`. An .npz has arrays `train_0`, `test_0`, `train_1` …
@@ -222,7 +216,7 @@ def _shares_from_file(path: Path, samples: int, num_clients: int | None) -> list
         raise DataError(f"{where} cannot be read: {one_line(error)}") from error
     if not parts:
         raise DataError(f"{where} has no clients")
-    if num_clients is not None and num_clients != len(parts):
+    if num_clients not in (0, len(parts)):
         raise DataError(
             f"{where} has {len(parts)} clients, partition.num_clients is {num_clients}; remove partition.num_clients"
         )
@@ -257,16 +251,14 @@ def _parts_of_json(path: Path) -> list[Mapping[str, Any]]:
 def _parts_of_npz(path: Path) -> list[Mapping[str, Any]]:
     with np.load(path, allow_pickle=False) as arrays:
         clients = sum(name.startswith("train_") for name in arrays.files)
-        parts: list[dict[str, Any]] = [{} for _ in range(clients)]
-        names = {f"{part}_{client}": (client, part) for part in ("train", "test") for client in range(clients)}
-        for name in arrays.files:
-            if name not in names:
-                raise DataError(
-                    f"partition.file: {path}: unknown array {name!r}; expected train_0 … train_{clients - 1}, test_0 …"
-                )
-            client, part = names[name]
-            parts[client][part] = arrays[name]
-        return list(parts)
+        names = [{part: f"{part}_{client}" for part in ("train", "test")} for client in range(clients)]
+        strange = set(arrays.files).difference(*(of_client.values() for of_client in names))
+        if strange:
+            raise DataError(
+                f"partition.file: {path}: unknown array {min(strange)!r}; expected train_0 … train_{clients - 1}, "
+                "test_0 …"
+            )
+        return [{part: arrays[name] for part, name in of_client.items() if name in arrays} for of_client in names]
 
 
 def _indices(given: Any, samples: int, where: str) -> Indices:

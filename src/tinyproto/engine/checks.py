@@ -105,7 +105,7 @@ class Intake:
     """Folds in the uploads of a round as they arrive, in memory that does not grow with their number.
 
     An edge aggregator uses one for some of the clients. What it has `gathered` is merged with that of others
-    (`algorithms/streaming.py: merge_tree`) before the server concludes the round. It does not remember the senders, so
+    (`Gathered.merge`) before the server concludes the round. It does not remember the senders, so
     the caller passes on one upload of each client.
     """
 

@@ -25,29 +25,11 @@ from tinyproto.models.split import SplitModel
 ModelFactory = Callable[..., nn.Module]
 
 
-def _variant(factory: ModelFactory, words: str, **fixed: object) -> ModelFactory:
-    """Return a factory with some arguments fixed and its own docstring."""
-    variant = partial(factory, **fixed)
-    variant.__doc__ = words
-    return variant
-
-
 SMALL_CNNS: Mapping[str, ModelFactory] = {
-    "small_cnn_a": _variant(small_cnn, "Build two plain 3×3 convolutions, 16 and 32 channels.", channels=(16, 32)),
-    "small_cnn_b": _variant(
-        small_cnn,
-        "Build three 3×3 convolutions with batch normalisation, 16, 32 and 32 channels.",
-        channels=(16, 32, 32),
-        batch_norm=True,
-    ),
-    "small_cnn_c": _variant(small_cnn, "Build one wide 5×5 convolution, 32 channels.", channels=(32,), kernel=5),
-    "small_cnn_d": _variant(
-        small_cnn,
-        "Build a 3×3 stem and two depthwise separable convolutions with batch normalisation, 24, 48 and 48 channels.",
-        channels=(24, 48, 48),
-        batch_norm=True,
-        separable=True,
-    ),
+    "small_cnn_a": partial(small_cnn, channels=(16, 32)),
+    "small_cnn_b": partial(small_cnn, channels=(16, 32, 32), batch_norm=True),
+    "small_cnn_c": partial(small_cnn, channels=(32,), kernel=5),
+    "small_cnn_d": partial(small_cnn, channels=(24, 48, 48), batch_norm=True, separable=True),
 }
 """Networks for quick trials on a CPU."""
 
@@ -56,27 +38,17 @@ PUBLISHED: Mapping[str, ModelFactory] = {
     "mobilenet_v2": mobilenet_v2,
     "shufflenet_v2": shufflenet_v2,
     "efficientnet_b0": efficientnet_b0,
-    "shufflenet_v2_x0_5": _variant(shufflenet_v2, "Build ShuffleNetV2 ×0.5 with d features.", stages=X0_5),
+    "shufflenet_v2_x0_5": partial(shufflenet_v2, stages=X0_5),
 }
 """The networks of TinyProto's paper: the first four in its experiments, in this order, the last in its Figure 1."""
 
 SMALL_IMAGES = "_small_images"
 """Suffix of variants that differ from the paper: their stem has stride 1, so that small images keep their detail."""
 
-_STEMS = {"resnet8": "the stem, and no max-pooling", "shufflenet": "the stem's convolution", "": "the stem"}
-"""The layers that keep the size of small images, by the beginning of a network's name."""
-
-
-def _for_small_images(name: str, factory: ModelFactory) -> ModelFactory:
-    stem = next(words for start, words in _STEMS.items() if name.startswith(start))
-    words = f"Build `{name}` for small images, which differs from the paper: stride 1 in {stem}."
-    return _variant(factory, words, small_images=True)
-
-
 NETWORKS: Mapping[str, ModelFactory] = {
     **SMALL_CNNS,
     **PUBLISHED,
-    **{f"{name}{SMALL_IMAGES}": _for_small_images(name, factory) for name, factory in PUBLISHED.items()},
+    **{f"{name}{SMALL_IMAGES}": partial(factory, small_images=True) for name, factory in PUBLISHED.items()},
 }
 """All networks that a config can name."""
 
@@ -198,20 +170,16 @@ def load_torchvision(model: SplitModel, state_dict: Mapping[str, Tensor]) -> Spl
     `mobilenet_v2`, `shufflenet_v2` (in either width) or `efficientnet_b0`, for small images or not.
     """
     given = {name: value for name, value in state_dict.items() if not name.startswith(CLASSIFIERS)}
-    problem = _difference(model.extractor.state_dict(), given)
-    if problem:
-        raise ModelError(f"not torchvision's weights for {type(model.extractor).__name__}: {problem}")
+    found, needed = (
+        # Old files lack `num_batches_tracked`, which training ignores.
+        {name: tuple(value.shape) for name, value in tensors.items() if not name.endswith("num_batches_tracked")}
+        for tensors in (given, model.extractor.state_dict())
+    )
+    for name in {**needed, **found}:
+        if found.get(name) != needed.get(name):
+            raise ModelError(
+                f"not torchvision's weights for {type(model.extractor).__name__}: {name!r} has shape "
+                f"{found.get(name, '(missing)')}, not {needed.get(name, '(unknown)')}"
+            )
     model.extractor.load_state_dict(given, strict=False)
     return model
-
-
-def _difference(ours: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str:
-    """Describe the first tensor that does not fit; old files lack `num_batches_tracked`, which training ignores."""
-    for name, tensor in ours.items():
-        if name not in given:
-            if not name.endswith("num_batches_tracked"):
-                return f"{name!r} is missing"
-        elif given[name].shape != tensor.shape:
-            return f"{name!r} has shape {tuple(given[name].shape)}, not {tuple(tensor.shape)}"
-    foreign = next((name for name in given if name not in ours), None)
-    return "" if foreign is None else f"{foreign!r} is unknown"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from tinyproto.models.split import PoolFeatures, SplitModel
 
@@ -28,30 +29,17 @@ def count_parameters(module: nn.Module) -> int:
 
 def measure(model: SplitModel, input_shape: tuple[int, ...]) -> NetworkSize:
     """Run one image through a network in eval mode and count; the model is not changed."""
-    macs = pooled_from = 0
-
-    def watch(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        nonlocal macs, pooled_from
+    model = copy.deepcopy(model).eval()
+    widths: list[int] = []
+    for module in model.modules():
         if isinstance(module, PoolFeatures):
-            pooled_from = inputs[0].shape[1]
-        elif isinstance(module, nn.Conv2d | nn.Linear) and isinstance(output, Tensor):
-            # Each output is a sum over one filter: the weights of one output channel.
-            macs += output.numel() * module.weight[0].numel()
-
-    handles = [module.register_forward_hook(watch) for module in model.modules()]
-    modes = [(module, module.training) for module in model.modules()]
+            module.register_forward_pre_hook(lambda _, inputs: widths.append(inputs[0].shape[1]))
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    try:
-        with torch.no_grad():
-            features = model.eval()(torch.zeros(1, *input_shape, device=device)).features
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, training in modes:
-            module.training = training
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        features = model(torch.zeros(1, *input_shape, device=device)).features
     return NetworkSize(
         extractor_parameters=count_parameters(model.extractor),
         head_parameters=count_parameters(model.head),
-        feature_width=pooled_from or features.shape[1],
-        macs=macs,
+        feature_width=widths[0] if widths else features.shape[1],
+        macs=counter.get_total_flops() // 2,
     )

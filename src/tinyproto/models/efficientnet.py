@@ -21,7 +21,7 @@ from tinyproto.models.split import (
     normalised_convolution,
 )
 
-STEM, WIDTH, DROPOUT = 32, 1280, 0.2
+STEM, WIDTH = 32, 1280
 MOST_DROPPED = 0.2  # stochastic depth: the probability to skip a block grows with depth from 0 towards this
 SQUEEZE = 4  # squeeze-and-excitation has a quarter of the block's input channels
 STAGES = (  # expansion, kernel, stride of the first block, channels, blocks
@@ -68,10 +68,6 @@ class StochasticDepth(nn.Module):
         kept = torch.rand(values.shape[0], 1, 1, 1, device=values.device) >= self.dropped
         return values * (kept.to(values.dtype) / (1.0 - self.dropped))
 
-    def extra_repr(self) -> str:
-        """Return the arguments that `print(model)` shows."""
-        return f"dropped={self.dropped}"
-
 
 class MBConv(nn.Module):
     """Widen, filter each channel, weigh the channels, narrow; added to its input if the shape is the same."""
@@ -96,12 +92,9 @@ class MBConv(nn.Module):
 
 
 class EfficientNetB0(nn.Module):
-    """The trunk and an ending after its 1280 averaged features.
+    """The trunk and an ending after its 1280 averaged features: pooling to d, or a classifier as torchvision's."""
 
-    Without an `ending` it is torchvision's network for 1 000 classes and loads its state_dict.
-    """
-
-    def __init__(self, ending: nn.Module | None = None, *, channels: int = 3, small_images: bool = False) -> None:
+    def __init__(self, ending: nn.Module, *, channels: int = 3, small_images: bool = False) -> None:
         super().__init__()
         layers: list[nn.Module] = [_activated(channels, STEM, 3, stride=1 if small_images else 2)]
         inputs, depth, depths = STEM, 0, sum(blocks for *_, blocks in STAGES)
@@ -116,7 +109,7 @@ class EfficientNetB0(nn.Module):
             layers.append(nn.Sequential(*stage))
         self.features = nn.Sequential(*layers, _activated(inputs, WIDTH, 1))
         initialise_convolutions(self)
-        self.classifier = nn.Sequential(nn.Dropout(DROPOUT), nn.Linear(WIDTH, 1000)) if ending is None else ending
+        self.classifier = ending
 
     def forward(self, images: Tensor) -> Tensor:
         """Map (B, channels, H, W) to the output of the ending."""

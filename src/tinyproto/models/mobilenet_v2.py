@@ -50,12 +50,9 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV2(nn.Module):
-    """The trunk and an ending after its 1280 averaged features.
+    """The trunk, dropout and an ending after its 1280 averaged features: pooling to d, or a classifier."""
 
-    Without an `ending` it is torchvision's network for 1 000 classes and loads its state_dict.
-    """
-
-    def __init__(self, ending: nn.Module | None = None, *, channels: int = 3, small_images: bool = False) -> None:
+    def __init__(self, ending: nn.Module, *, channels: int = 3, small_images: bool = False) -> None:
         super().__init__()
         layers: list[nn.Module] = [_activated(channels, STEM, 3, stride=1 if small_images else 2)]
         inputs = STEM
@@ -65,7 +62,6 @@ class MobileNetV2(nn.Module):
                 inputs = outputs
         self.features = nn.Sequential(*layers, _activated(inputs, WIDTH, 1))
         initialise_convolutions(self)
-        ending = nn.Linear(WIDTH, 1000) if ending is None else ending
         self.classifier = nn.Sequential(nn.Dropout(DROPOUT), ending)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -53,13 +53,10 @@ class ShuffleUnit(nn.Module):
 
 
 class ShuffleNetV2(nn.Module):
-    """The trunk and an ending after its 1024 averaged features.
-
-    Without an `ending` it is torchvision's network for 1 000 classes and loads its state_dict.
-    """
+    """The trunk and an ending after its 1024 averaged features: pooling to d, or a classifier as torchvision's."""
 
     def __init__(
-        self, stages: Sequence[int], ending: nn.Module | None = None, *, channels: int = 3, small_images: bool = False
+        self, stages: Sequence[int], ending: nn.Module, *, channels: int = 3, small_images: bool = False
     ) -> None:
         super().__init__()
         stride = 1 if small_images else 2
@@ -69,7 +66,7 @@ class ShuffleNetV2(nn.Module):
         self.stage3 = _stage(stages[0], stages[1], BLOCKS[1])
         self.stage4 = _stage(stages[1], stages[2], BLOCKS[2])
         self.conv5 = nn.Sequential(*normalised_convolution(stages[2], WIDTH, 1), nn.ReLU())
-        self.fc = nn.Linear(WIDTH, 1000) if ending is None else ending
+        self.fc = ending
 
     def forward(self, images: Tensor) -> Tensor:
         """Map (B, channels, H, W) to the output of the ending."""

@@ -60,10 +60,6 @@ class PoolFeatures(nn.Module):
         """Map (B, C) to (B, d)."""
         return functional.adaptive_avg_pool1d(features, self.dim)
 
-    def extra_repr(self) -> str:
-        """Return the arguments that `print(model)` shows."""
-        return str(self.dim)
-
 
 class DropoutLinear(nn.Linear):
     """A linear layer with dropout of its inputs, whose parameters have the names of a plain linear layer.
@@ -79,10 +75,6 @@ class DropoutLinear(nn.Linear):
     def forward(self, inputs: Tensor) -> Tensor:
         """Map (B, d) to (B, K)."""
         return super().forward(functional.dropout(inputs, self.dropout, self.training))
-
-    def extra_repr(self) -> str:
-        """Return the arguments that `print(model)` shows."""
-        return f"{super().extra_repr()}, dropout={self.dropout}"
 
 
 def initialise_convolutions(trunk: nn.Module) -> None:

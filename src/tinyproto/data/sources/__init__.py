@@ -5,20 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from tinyproto.data.decode import source_of_files
 from tinyproto.data.images import Images
 from tinyproto.data.sources import arrays, cifar, image_folder, tiny_imagenet
-from tinyproto.data.sources.base import LabelledNames, Progress, Request, Source, full_name, part_name, silent
+from tinyproto.data.sources.base import (
+    DEFAULT_ROOT,
+    Progress,
+    Request,
+    Source,
+    fetch_command,
+    full_name,
+    part_name,
+    silent,
+)
 from tinyproto.errors import DataError
 from tinyproto.imports import unknown
 
 SOURCES: Mapping[str, Source] = {
     "cifar10": cifar.source(cifar.CIFAR10),
     "cifar100": cifar.source(cifar.CIFAR100),
-    "tiny_imagenet": source_of_files(tiny_imagenet.listing, tiny_imagenet.locate, always=(200, (3, 64, 64))),
-    "image_folder": source_of_files(image_folder.listing, image_folder.locate),
-    "npz": Source(arrays.load, arrays.locate),
-    "digits": Source(arrays.load_digits, arrays.locate_digits, always=(10, (1, 8, 8))),
+    "tiny_imagenet": Source(tiny_imagenet.load, (tiny_imagenet.FOLDER,), always=(200, (3, 64, 64))),
+    "image_folder": Source(image_folder.load, "any folder with one folder of images per class: set data.root to it"),
+    "npz": Source(arrays.load, "any .npz file with images and labels: set data.root to it"),
+    "digits": Source(arrays.load_digits, "embedded in scikit-learn", always=(10, (1, 8, 8))),
 }
 
 
@@ -53,16 +61,15 @@ def load(
     return find_source(name).load(Request(found, kept, image_size, progress, first_classes))
 
 
-def load_labels(name: str, request: Request) -> LabelledNames:
-    """Load the labels of a dataset, without decoding its images if possible."""
-    source = find_source(name)
-    if source.labels is not None:
-        return source.labels(request)
-    images = source.load(request)
-    return LabelledNames(images.name, images.labels.numpy(), images.num_classes)
+def locate(name: str, root: Path = DEFAULT_ROOT) -> str:
+    """Return where the files of a dataset are, or how to get them."""
+    where = SOURCES[name].where
+    if isinstance(where, str):
+        return where
+    found = next((root / folder for folder in where if (root / folder).is_dir()), None)
+    return f"not in {root}; get it with: {fetch_command(name, root)}" if found is None else str(found)
 
 
 __all__ = [
-    "SOURCES", "LabelledNames", "Progress", "Request", "Source", "find_source", "full_name", "load", "load_labels",
-    "part_name", "silent",
+    "SOURCES", "Progress", "Request", "Source", "find_source", "full_name", "load", "locate", "part_name", "silent",
 ]  # fmt: skip

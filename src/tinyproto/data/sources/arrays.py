@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import zipfile
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tinyproto.data.images import Images, SharedPixels, npy_header
+from tinyproto.data.images import Images, SharedPixels
 from tinyproto.data.sources.base import MINUS_ONE_TO_ONE, Labels, Request, only_first_classes
 from tinyproto.errors import DataError, one_line
 
@@ -57,88 +55,72 @@ def load(request: Request) -> Images:
         raise DataError(f"{request.root}: {error}") from None
 
 
-def locate(root: Path | None) -> str:
-    """Return the location of the data."""
-    return "any .npz file with images and labels: set data.root to it" if root is None else str(root)
-
-
-@dataclass(frozen=True)
-class _Member:
-    """An array in the archive, with the contents of its header."""
-
-    file: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    by_column: bool
-
-    @property
-    def name(self) -> str:
-        return self.file.removesuffix(".npy")
-
-
 def _load(archive: zipfile.ZipFile) -> Images:
-    there: dict[str, _Member] = {}
-    for file in archive.namelist():
-        if file.endswith(".npy"):
-            with archive.open(file) as stream:
-                member = _Member(file, *npy_header(stream))
-            there[member.name] = member
-    pairs = [pair for pair in PAIRS if set(pair) & there.keys()]
+    there = [file.removesuffix(".npy") for file in archive.namelist()]
+    pairs = [pair for pair in PAIRS if set(pair) & set(there)]
     missing = [name for pair in pairs for name in pair if name not in there]
     if not pairs or missing or len(pairs) == 3:
         raise DataError(
             "it has to hold the arrays `images` and `labels`, or `x_train`, `y_train`, `x_test` and `y_test`, "
             f"not {', '.join(there) or 'none'}"
         )
-    targets = np.concatenate([_read_labels(archive, there[labels]) for _, labels in pairs])
-    shared = _read_pixels(archive, [there[images] for images, _ in pairs])
+    targets = np.concatenate([_read_labels(archive, labels) for _, labels in pairs])
+    shared = _read_pixels(archive, [images for images, _ in pairs])
     return _images("npz", shared.tensor, targets, None, shared)
 
 
-def _read_labels(archive: zipfile.ZipFile, member: _Member) -> Labels:
-    with archive.open(member.file) as stream:
+def _read_labels(archive: zipfile.ZipFile, name: str) -> Labels:
+    with archive.open(f"{name}.npy") as stream:
         labels = np.lib.format.read_array(stream, allow_pickle=False)
     return _targets(labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels)
 
 
-def _read_pixels(archive: zipfile.ZipFile, members: list[_Member]) -> SharedPixels:
+def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read the header of an .npy file; return the shape, True if columns come first, and the type."""
+    first_version = np.lib.format.read_magic(stream) == (1, 0)
+    read = np.lib.format.read_array_header_1_0 if first_version else np.lib.format.read_array_header_2_0
+    return read(stream)
+
+
+def _read_pixels(archive: zipfile.ZipFile, names: list[str]) -> SharedPixels:
     """Read the images straight into shared memory, moving channels from last to first place on the way."""
-    for member in members:
-        if member.dtype != np.uint8:
-            raise DataError(f"`{member.name}` has to be uint8 (0 to 255), not {member.dtype}; scale and round it first")
-        if len(member.shape) not in (3, 4):
-            raise DataError(
-                f"`{member.name}` has to be (N, C, H, W), (N, H, W, C) or (N, H, W), its shape is {member.shape}"
-            )
-        if member.by_column:
-            raise DataError(f"`{member.name}` is stored by columns; save numpy.ascontiguousarray of it")
-    first = members[0].shape[1:]
-    if any(member.shape[1:] != first for member in members):
-        raise DataError(f"images of shapes {' and '.join(str(member.shape) for member in members)} cannot be merged")
-    total = sum(member.shape[0] for member in members)
+    shapes: list[tuple[int, ...]] = []
+    for name in names:
+        with archive.open(f"{name}.npy") as stream:
+            shape, by_column, dtype = _header(stream)
+        if dtype != np.uint8:
+            raise DataError(f"`{name}` has to be uint8 (0 to 255), not {dtype}; scale and round it first")
+        if len(shape) not in (3, 4):
+            raise DataError(f"`{name}` has to be (N, C, H, W), (N, H, W, C) or (N, H, W), its shape is {shape}")
+        if by_column:
+            raise DataError(f"`{name}` is stored by columns; save numpy.ascontiguousarray of it")
+        shapes.append(shape)
+    first = shapes[0][1:]
+    if any(shape[1:] != first for shape in shapes):
+        raise DataError(f"images of shapes {' and '.join(map(str, shapes))} cannot be merged")
+    total = sum(shape[0] for shape in shapes)
     if total == 0:
         raise DataError("there has to be at least one image")
     last = len(first) == 3 and _channels_last((total, *first))
     forward = (first[2], *first[:2]) if last else (1, *first) if len(first) == 2 else first
     shared = SharedPixels.blank((total, *forward))
     target = shared.array.transpose(0, 2, 3, 1) if last else shared.array.reshape(total, *first)
-    start = 0
-    for member in members:
-        _read_images(archive, member, target[start : start + member.shape[0]])
-        start += member.shape[0]
+    ends = np.cumsum([shape[0] for shape in shapes])
+    for name, part in zip(names, np.split(target, ends[:-1]), strict=True):
+        _read_images(archive, name, part)
     return shared
 
 
-def _read_images(archive: zipfile.ZipFile, member: _Member, target: NDArray[np.uint8]) -> None:
+def _read_images(archive: zipfile.ZipFile, name: str, target: NDArray[np.uint8]) -> None:
     size = int(np.prod(target.shape[1:]))
     at_once = max(1, _PIECE // max(size, 1))
-    with archive.open(member.file) as stream:
-        npy_header(stream)
+    with archive.open(f"{name}.npy") as stream:
+        _header(stream)
         for start in range(0, len(target), at_once):
             piece = target[start : start + at_once]
             data = stream.read(len(piece) * size)
             if len(data) < len(piece) * size:
-                raise EOFError(f"{member.file} ends early")
+                raise EOFError(f"{name} ends early")
             piece[:] = np.frombuffer(data, np.uint8).reshape(piece.shape)
 
 
@@ -190,8 +172,3 @@ def _digits_table() -> NDArray[Any]:
 
     digits = datasets.load_digits()
     return np.column_stack([digits.data, digits.target])
-
-
-def locate_digits(root: Path | None) -> str:  # noqa: ARG001
-    """Return the location of the digits."""
-    return f"embedded in scikit-learn {importlib.metadata.version('scikit-learn')}"

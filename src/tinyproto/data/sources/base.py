@@ -40,21 +40,11 @@ class Request:
 
 
 @dataclass(frozen=True)
-class LabelledNames:
-    """A dataset without its pixels, which is enough to partition it."""
-
-    name: str
-    labels: Labels
-    num_classes: int
-
-
-@dataclass(frozen=True)
 class Source:
-    """A named dataset: functions that load it, describe its location and, if cheaper, load its labels alone."""
+    """A named dataset: the function that loads it, and where its files are."""
 
     load: Callable[[Request], Images]
-    locate: Callable[[Path | None], str]
-    labels: Callable[[Request], LabelledNames] | None = None
+    where: str | tuple[str, ...]  # a description, or the official names of the folder with its files
     always: tuple[int, tuple[int, int, int]] | None = None  # K and (C, H, W), if the same for every copy
 
 
@@ -107,8 +97,3 @@ def fetch_command(name: str, root: Path) -> str:
 def fetch_again(folder: Path, name: str, root: Path) -> str:
     """Return the remedy for damaged files."""
     return f"remove {folder} and run: {fetch_command(name, root)}"
-
-
-def not_found(name: str, root: Path) -> str:
-    """Return the location of a dataset that is missing."""
-    return f"not in {root}; get it with: {fetch_command(name, root)}"

@@ -21,7 +21,6 @@ from tinyproto.data.sources.base import (
     Source,
     fetch_again,
     fetch_command,
-    not_found,
     only_first_classes,
 )
 from tinyproto.data.sources.cifar_python import PickledArray, Refused, read_batch
@@ -121,18 +120,10 @@ def load(cifar: Cifar, request: Request) -> Images:
     return only_first_classes(images, request.first_classes)
 
 
-def locate(cifar: Cifar, root: Path | None) -> str:
-    """Return the location of the data, or the command that downloads it."""
-    root = root or DEFAULT_ROOT
-    try:
-        return str(_find(cifar, root)[0])
-    except DataError:
-        return not_found(cifar.name, root)
-
-
 def source(cifar: Cifar) -> Source:
     """Return the source of one of the two datasets."""
-    return Source(partial(load, cifar), partial(locate, cifar), always=(cifar.num_classes, (3, 32, 32)))
+    folders = (cifar.binary.folder, cifar.python.folder)
+    return Source(partial(load, cifar), folders, always=(cifar.num_classes, (3, 32, 32)))
 
 
 def _find(cifar: Cifar, root: Path) -> tuple[Path, Layout]:

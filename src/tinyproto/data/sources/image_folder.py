@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tinyproto.data.decode import ImageFiles
+from tinyproto.data.images import Images
 from tinyproto.data.sources.base import Request, check_first_classes, part_name
 from tinyproto.errors import DataError
 
@@ -16,9 +17,9 @@ PARTS = ("train", "val", "valid", "test")
 """A folder that has no subfolders but these has several parts, which are merged in this order."""
 
 
-def locate(root: Path | None) -> str:
-    """Return the location of the data."""
-    return "any folder with one folder of images per class: set data.root to it" if root is None else str(root)
+def load(request: Request) -> Images:
+    """Load the images of a folder."""
+    return listing(request).load(request.cache, request.progress)
 
 
 def images_below(folder: Path) -> Iterator[str]:
@@ -69,7 +70,6 @@ def listing(request: Request) -> ImageFiles:
         labels=labels,
         classes=taken,
         first_classes=count,
-        colours="auto",
         size=request.image_size,
         remedy="replace or remove it",
     )

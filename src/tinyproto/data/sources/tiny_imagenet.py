@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tinyproto.data.decode import ImageFiles
+from tinyproto.data.images import Images
 from tinyproto.data.sources.base import (
     DEFAULT_ROOT,
     Request,
     check_first_classes,
     fetch_again,
     fetch_command,
-    not_found,
     part_name,
 )
 from tinyproto.data.sources.image_folder import images_below, subfolders
@@ -24,15 +24,9 @@ PER_CLASS = 550
 """Images of each class, train and val together."""
 
 
-def locate(root: Path | None) -> str:
-    """Return the location of the data, or the command that downloads it."""
-    root = root or DEFAULT_ROOT
-    folder = _folder(root)
-    return not_found(NAME, root) if folder is None else str(folder)
-
-
-def _folder(root: Path) -> Path | None:
-    return next((folder for folder in (root / FOLDER, root) if (folder / "train").is_dir()), None)
+def load(request: Request) -> Images:
+    """Load the images of all classes, or of the first so many."""
+    return listing(request).load(request.cache, request.progress)
 
 
 class _Missing(Exception):  # noqa: N818
@@ -42,7 +36,7 @@ class _Missing(Exception):  # noqa: N818
 def listing(request: Request) -> ImageFiles:
     """List the images of all classes, or of the first so many, in colour."""
     root = request.root or DEFAULT_ROOT
-    folder = _folder(root)
+    folder = next((folder for folder in (root / FOLDER, root) if (folder / "train").is_dir()), None)
     if folder is None:
         raise DataError(
             f"{NAME} is missing: no folder at {root / FOLDER / 'train'}; set data.root to the folder that holds "
@@ -65,7 +59,6 @@ def listing(request: Request) -> ImageFiles:
         labels=[label for _, label in found],
         classes=classes,
         first_classes=count,
-        colours="RGB",
         size=None,
         remedy=remedy,
     )
@@ -84,12 +77,9 @@ def _classes(folder: Path) -> list[str]:
     classes = subfolders(folder / "train")
     if (folder / "wnids.txt").is_file():
         listed = (folder / "wnids.txt").read_text().split()
-        for name in listed:
-            if name not in classes:
-                raise _Missing(f"{folder / 'train' / name} is missing, which wnids.txt names")
-        for name in classes:
-            if name not in listed:
-                raise _Missing(f"{folder / 'wnids.txt'} does not name {name}, which is in train")
+        different = sorted(set(listed) ^ set(classes))
+        if different:
+            raise _Missing(f"{folder / 'train'} and wnids.txt differ: only one of them has {different[0]}")
     if not classes:
         raise _Missing(f"{folder / 'train'} has no class folders")
     return classes
