@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.aggregate import Intake
 from support import NUM_CLASSES, PROTO_DIM, STREAMS, InProcess, random_prototypes
 from support_rounds import build, simulation
 from tinyproto.algorithms import ALGORITHMS
@@ -17,7 +18,6 @@ from tinyproto.algorithms.fedproto import StreamingServer
 from tinyproto.algorithms.streaming import Gathered, OrderedUploads, StreamingSide, merge_tree
 from tinyproto.core.prototypes import Message, PackedRows, Prototypes
 from tinyproto.data.images import FederatedData
-from tinyproto.engine.checks import Intake
 from tinyproto.engine.measure import Meter
 from tinyproto.engine.round import RoundPlan, play_round
 from tinyproto.engine.server import Reply
