@@ -87,8 +87,9 @@ class Reporter(Observer):
     def played(self, cell: Cell, played: RoundResult) -> None:  # noqa: ARG002
         """Report a round and, once it is meaningful, the memory of this process."""
         record = {"record": record_values(played.record), "seconds": played.seconds, "notes": list(played.notes)}
-        measured = played.record.round >= MEASURED_FROM_ROUND
-        self.send("played", **record, measured=measured, memory=footprint(self.device) if measured else None)
+        self.send("played", **record)
+        if played.record.round >= MEASURED_FROM_ROUND:
+            self.send("measured", memory=footprint(self.device))
 
     def derived(self, cell: Cell, values: Derived, round_number: int) -> None:  # noqa: ARG002
         """Report what the algorithm derived."""

@@ -6,7 +6,6 @@ import ctypes
 import json
 import os
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
@@ -14,13 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any, NamedTuple
 
-import numpy as np
 import torch
 
 from tinyproto.data.images import Images, SharedPixels
 from tinyproto.errors import LeftOutError, TinyProtoError, one_line
-
-_LENGTH = struct.Struct("<Q")
 
 
 class Parcel(NamedTuple):
@@ -31,9 +27,8 @@ class Parcel(NamedTuple):
 
 
 def send(stream: IO[bytes], parcel: Parcel) -> None:
-    """Write a parcel."""
-    head = json.dumps({**parcel.head, "blobs": [len(blob) for blob in parcel.blobs]}).encode()
-    stream.write(_LENGTH.pack(len(head)) + head)
+    """Write a parcel: a line of JSON, then the blobs."""
+    stream.write(json.dumps({**parcel.head, "blobs": [len(blob) for blob in parcel.blobs]}).encode() + b"\n")
     for blob in parcel.blobs:
         stream.write(blob)
     stream.flush()
@@ -41,18 +36,13 @@ def send(stream: IO[bytes], parcel: Parcel) -> None:
 
 def receive(stream: IO[bytes]) -> Parcel | None:
     """Read the next parcel; return None if the other side is gone."""
-    try:
-        head = json.loads(_exactly(stream, _LENGTH.unpack(_exactly(stream, _LENGTH.size))[0]))
-        return Parcel(head, [_exactly(stream, size) for size in head.pop("blobs")])
-    except EOFError:
+    line = stream.readline()
+    if not line.endswith(b"\n"):
         return None
-
-
-def _exactly(stream: IO[bytes], size: int) -> bytes:
-    data = stream.read(size)
-    if len(data) < size:
-        raise EOFError
-    return data
+    head = json.loads(line)
+    sizes = head.pop("blobs")
+    blobs = [stream.read(size) for size in sizes]
+    return Parcel(head, blobs) if [len(blob) for blob in blobs] == sizes else None
 
 
 class End(NamedTuple):
@@ -171,37 +161,33 @@ def _is_out_of_memory(error: Exception) -> bool:
     )
 
 
-_FACTS = ("name", "num_classes", "scale", "shift")
-
-
 class SharedDataset:
-    """A dataset whose open files child processes inherit; if it has none, each child loads the dataset."""
+    """A dataset whose pixels are in an open file that child processes inherit; without one, each child loads it."""
 
     def __init__(self, images: Images) -> None:
         assert images.shared is not None
-        labels = SharedPixels.blank((len(images), 8))
-        labels.array[:] = images.labels.numpy().view(np.uint8).reshape(-1, 8)
-        self._parts = {"pixels": images.shared, "labels": labels}
-        self._facts = {name: getattr(images, name) for name in _FACTS}
+        self._images = images
+        self._pixels = images.shared
 
     @property
     def descriptors(self) -> list[int]:
         """The file descriptors that a child has to inherit."""
-        return [part.descriptor for part in self._parts.values() if part.descriptor is not None]
+        return [] if self._pixels.descriptor is None else [self._pixels.descriptor]
 
     def request(self, config: Mapping[str, Any]) -> Parcel:
         """Return the request that has a child build the experiment."""
         head = {"do": "load", "config": config}
-        if len(self.descriptors) < len(self._parts):
+        if not self.descriptors:
             return Parcel(head)
-        addresses = {name: part.address() for name, part in self._parts.items()}
-        return Parcel({**head, "images": self._facts, **addresses})
+        facts = {name: getattr(self._images, name) for name in ("name", "num_classes", "scale", "shift")}
+        labels = self._images.labels.numpy().tobytes()
+        return Parcel({**head, "images": facts, "pixels": self._pixels.address()}, [labels])
 
 
 def received_dataset(request: Parcel) -> Images | None:
     """Return the dataset in the child; None if the child has to load it."""
     if "images" not in request.head:
         return None
-    pixels, labels = (SharedPixels(**request.head[name]) for name in ("pixels", "labels"))
-    values = torch.from_numpy(labels.array.reshape(-1).view(np.int64))
-    return Images(pixels=pixels.tensor, labels=values, shared=pixels, **request.head["images"])
+    pixels = SharedPixels(**request.head["pixels"])
+    labels = torch.frombuffer(bytearray(request.blobs[0]), dtype=torch.int64)
+    return Images(pixels=pixels.tensor, labels=labels, shared=pixels, **request.head["images"])

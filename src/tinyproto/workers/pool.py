@@ -21,49 +21,28 @@ MOST_FRAME_BYTES = 64 * 2**20
 
 
 class WorkerPool:
-    """Worker processes that each hold a share of the clients, until it is closed."""
+    """Worker processes until it is closed; each holds a share of the clients of the current cell."""
 
     def __init__(self, config: Mapping[str, Any], images: Images, count: int) -> None:
         dataset = SharedDataset(images)
         self._workers = [_Process(index, config, dataset) for index in range(count)]
+        self._shares: Sequence[Sequence[int]] = ()
 
     def close(self) -> None:
         """End the processes now."""
         for worker in self._workers:
             worker.close()
 
-    def begin(self, cell: int, samples: Sequence[int], folder: Path, memory: int) -> WorkerHost:
-        """Distribute the clients of a cell by their number of training samples.
+    def begin(self, cell: int, samples: Sequence[int], folder: Path, memory: int) -> WorkerPool:
+        """Distribute the clients of a cell by their number of training samples; return the channel to them.
 
         Clients beyond `memory` bytes in a worker go to the folder.
         """
-        host = WorkerHost(self._workers, deal(samples, len(self._workers)))
-        host.ask_each("begin", cell=cell, folder=str(folder.resolve()), memory=memory)
-        return host
+        self._shares = deal(samples, len(self._workers))
+        self._ask_each("begin", cell=cell, folder=str(folder.resolve()), memory=memory)
+        return self
 
-
-def deal(samples: Sequence[int], count: int) -> list[list[int]]:
-    """Assign clients to workers, the largest first and each to the worker with the least so far."""
-    shares: list[list[int]] = [[] for _ in range(count)]
-    loads = [0] * count
-    for client in sorted(range(len(samples)), key=lambda client: (-samples[client], client)):
-        least = loads.index(min(loads))
-        shares[least].append(client)
-        loads[least] += samples[client]
-    return [sorted(share) for share in shares]
-
-
-class WorkerHost:
-    """The clients of one cell in the workers."""
-
-    def __init__(self, workers: Sequence[_Process], shares: Sequence[Sequence[int]]) -> None:
-        self._workers = workers
-        self._shares = shares
-        self._seconds: dict[str, float] = {}
-        self._phases: dict[str, dict[str, float]] = {}  # of the exchange in progress, by phase and worker
-        self._memory: dict[str, int] = {}
-
-    def ask_each(self, request: str, clients: Collection[int] | None = None, **facts: Any) -> list[Parcel]:
+    def _ask_each(self, request: str, clients: Collection[int] | None = None, **facts: Any) -> list[Parcel]:
         """Send each worker a request about its clients, or about those named; return the answers."""
         for worker, share in zip(self._workers, self._shares, strict=True):
             named = [client for client in share if clients is None or client in clients]
@@ -82,43 +61,45 @@ class WorkerHost:
                     parcel = worker.answer("client", f"client {client}")
                     refused = parcel.head["refused"]
                     yield Reply(parcel.head["client"], parcel.blobs[0], None if refused is None else WireError(refused))
-                self._note(worker.name, worker.answer("exchange").head)
-        for phase, values in self._phases.items():  # workers run side by side: the slowest counts
-            self._seconds[phase] = self._seconds.get(phase, 0.0) + max(values.values())
-        self._phases = {}
-
-    def _note(self, worker: str, report: Mapping[str, Any]) -> None:
-        self._memory[worker] = report["memory"]
-        for phase, value in report["seconds"].items():
-            by_worker = self._phases.setdefault(phase, {})
-            by_worker[worker] = by_worker.get(worker, 0.0) + value
 
     def save(self) -> Mapping[int, Stored]:
         """Write all that changed; return the places of the clients that ever changed."""
         stored: dict[int, Stored] = {}
-        for parcel in self.ask_each("save"):
+        for parcel in self._ask_each("save"):
             stored |= stored_from(parcel.head["stored"])
         return dict(sorted(stored.items()))
 
     def restore(self, stored: Mapping[int, Stored]) -> None:
         """Set the clients to the state they had when they were saved."""
-        self.ask_each("restore", stored=dict(stored))
+        self._ask_each("restore", stored=dict(stored))
 
     def snapshot(self, clients: Sequence[int], parts: Collection[str]) -> Mapping[str, Tensor]:
         """Return copies of some parts of some clients, by name."""
         tensors: dict[str, Tensor] = {}
-        for parcel in self.ask_each("snapshot", set(clients), parts=list(parts)):
+        for parcel in self._ask_each("snapshot", set(clients), parts=list(parts)):
             tensors |= load(parcel.blobs[0])
         return tensors
 
     def take_report(self) -> HostReport:
-        """Return the seconds since the last call; workers train as the reference does, and count no steps."""
-        seconds, self._seconds = self._seconds, {}
-        return HostReport(seconds)
+        """Return the slowest worker's seconds since the last call; workers train as the reference does."""
+        reports = [parcel.head["seconds"] for parcel in self._ask_each("report")]
+        phases = dict.fromkeys(phase for seconds in reports for phase in seconds)
+        return HostReport({phase: max(seconds.get(phase, 0.0) for seconds in reports) for phase in phases})
 
     def other_memory(self) -> int:
         """Return the sum of the workers' peaks."""
-        return sum(self._memory.values())
+        return sum(parcel.head["peak"] for parcel in self._ask_each("memory"))
+
+
+def deal(samples: Sequence[int], count: int) -> list[list[int]]:
+    """Assign clients to workers, the largest first and each to the worker with the least so far."""
+    shares: list[list[int]] = [[] for _ in range(count)]
+    loads = [0] * count
+    for client in sorted(range(len(samples)), key=lambda client: (-samples[client], client)):
+        least = loads.index(min(loads))
+        shares[least].append(client)
+        loads[least] += samples[client]
+    return [sorted(share) for share in shares]
 
 
 def _batches(clients: Iterable[int], frames: Mapping[int, bytes]) -> Iterator[dict[int, bytes]]:
@@ -141,7 +122,6 @@ class _Process:
     def __init__(self, index: int, config: Mapping[str, Any], dataset: SharedDataset) -> None:
         self.name = f"worker {index + 1}"
         self._child = Child("tinyproto.workers.process", dataset.descriptors)
-        self._loaded = False
         self.ask(dataset.request(config))
 
     def ask(self, parcel: Parcel) -> None:
@@ -151,9 +131,6 @@ class _Process:
 
     def answer(self, expected: str, whose: str = "") -> Parcel:
         """Return the next answer, which has to be of the kind expected."""
-        if not self._loaded:
-            self._loaded = True
-            self.answer("load")
         parcel = self._child.answer()
         if parcel is None:
             raise self._gone(f"on {whose or expected}")

@@ -49,7 +49,6 @@ class Worker:
 
     def _load(self, parcel: Parcel) -> None:
         self.experiment = Experiment(parse_config(parcel.head["config"], "config.yaml"), received_dataset(parcel))
-        self._done("load")
 
     def _begin(self, parcel: Parcel) -> None:
         if hasattr(self, "host"):
@@ -65,7 +64,12 @@ class Worker:
             for reply in self.host.exchange(parcel.head["round"], {client: frame}):
                 refused = None if reply.refused is None else str(reply.refused)
                 send(self.answers, Parcel({"client": reply.client, "refused": refused}, [reply.frame]))
-        self._done("exchange", seconds=dict(self.host.take_report().seconds), memory=self.peak_memory.read())
+
+    def _report(self, parcel: Parcel) -> None:  # noqa: ARG002
+        self._done("report", seconds=dict(self.host.take_report().seconds))
+
+    def _memory(self, parcel: Parcel) -> None:  # noqa: ARG002
+        self._done("memory", peak=self.peak_memory.read())
 
     def _snapshot(self, parcel: Parcel) -> None:
         self._done("snapshot", save(dict(self.host.snapshot(parcel.head["clients"], parcel.head["parts"]))))
