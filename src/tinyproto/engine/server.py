@@ -60,7 +60,7 @@ class Channel(Protocol):
 class _Frames(Mapping[int, bytes]):
     """Frames by client, each made when it is read."""
 
-    def __init__(self, clients: Sequence[int], make: Callable[[int], bytes]) -> None:
+    def __init__(self, clients: Iterable[int], make: Callable[[int], bytes]) -> None:
         self._clients = dict.fromkeys(clients)
         self._make = make
 
@@ -74,8 +74,6 @@ class _Frames(Mapping[int, bytes]):
         return client in self._clients
 
     def __getitem__(self, client: int) -> bytes:
-        if client not in self._clients:
-            raise KeyError(client)
         return self._make(client)
 
 
@@ -266,17 +264,14 @@ class ServerRuntime:
                 sections = inspect_answer(frame, self.expectation, client, round_number, kinds=(asked[client].answer,))
                 if sections.rows is not None and asked[client] is Kind.TRAIN:
                     check_held(self.infos[client], sections.rows, round_number)
+                if client in purposes:
+                    cost = Cost(sections.parameters, sections.payload_bytes, len(frame))
+                    meter.count(purposes[client], "up", client, cost)
+                if no_answer is not None:  # the other contents of the answer, such as scores, still count
+                    messages[client] = Message(metrics=sections.metrics)
+                    raise no_answer
             except WireError as error:
                 refused[client] = error
-                if uploads is not None:
-                    uploads.add(client, None)
-                continue
-            if client in purposes:
-                cost = Cost(sections.parameters, sections.payload_bytes, len(frame))
-                meter.count(purposes[client], "up", client, cost)
-            if no_answer is not None:  # the other contents of the answer, such as scores, still count
-                refused[client] = no_answer
-                messages[client] = Message(metrics=sections.metrics)
                 if uploads is not None:
                     uploads.add(client, None)
                 continue

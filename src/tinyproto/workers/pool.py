@@ -82,13 +82,10 @@ class WorkerPool:
 
     def take_report(self) -> HostReport:
         """Return the slowest worker's seconds since the last call; workers train as the reference does."""
-        reports = [parcel.head["seconds"] for parcel in self._ask_each("report")]
-        phases = dict.fromkeys(phase for seconds in reports for phase in seconds)
-        return HostReport({phase: max(seconds.get(phase, 0.0) for seconds in reports) for phase in phases})
-
-    def other_memory(self) -> int:
-        """Return the sum of the workers' peaks."""
-        return sum(parcel.head["peak"] for parcel in self._ask_each("memory"))
+        reports = [parcel.head for parcel in self._ask_each("report")]
+        phases = dict.fromkeys(phase for report in reports for phase in report["seconds"])
+        seconds = {phase: max(report["seconds"].get(phase, 0.0) for report in reports) for phase in phases}
+        return HostReport(seconds, other_memory=sum(report["memory"] for report in reports))
 
 
 def deal(samples: Sequence[int], count: int) -> list[list[int]]:

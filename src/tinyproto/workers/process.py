@@ -66,10 +66,7 @@ class Worker:
                 send(self.answers, Parcel({"client": reply.client, "refused": refused}, [reply.frame]))
 
     def _report(self, parcel: Parcel) -> None:  # noqa: ARG002
-        self._done("report", seconds=dict(self.host.take_report().seconds))
-
-    def _memory(self, parcel: Parcel) -> None:  # noqa: ARG002
-        self._done("memory", peak=self.peak_memory.read())
+        self._done("report", seconds=dict(self.host.take_report().seconds), memory=self.peak_memory.read())
 
     def _snapshot(self, parcel: Parcel) -> None:
         self._done("snapshot", save(dict(self.host.snapshot(parcel.head["clients"], parcel.head["parts"]))))
