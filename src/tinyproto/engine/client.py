@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -119,10 +120,7 @@ class ClientRuntime:
 
     def _answer(self, asked: Header, message: Message) -> bytes:
         header = Header(asked.kind.answer, asked.round_number, asked.client, self.expectation.digest)
-
-        def draws() -> torch.Generator:
-            return self.streams.generator("rounding", client=asked.client, round_number=asked.round_number)
-
+        draws = partial(self.streams.generator, "rounding", client=asked.client, round_number=asked.round_number)
         return encode(header, message, self.expectation.coding(header.kind, draws))
 
     def _open(self, client: int, frame: bytes) -> Decoded:

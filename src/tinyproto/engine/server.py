@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import partial
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from tinyproto.algorithms.base import Algorithm, ClientInfo, Derived, Round, Update
@@ -299,7 +298,9 @@ class ServerRuntime:
         """Return the frame for a client and its cost."""
         message = Message() if kind is Kind.HELLO else self._broadcast(kind, client)
         header = Header(kind, round_number, client, self.expectation.digest, evaluate=evaluate)
-        coding = self.expectation.coding(kind, partial(self._draws, client, round_number))
+        # A new generator for the rounding of each download, so that a frame that is made twice is equal.
+        draws = partial(self.streams.generator, f"rounding/{client}", round_number=round_number)
+        coding = self.expectation.coding(kind, draws)
         frame = encode(header, message, coding)
         return frame, Cost(message.parameters, payload_bytes(message, coding.values), len(frame))
 
@@ -309,10 +310,6 @@ class ServerRuntime:
         if kind is Kind.TRAIN and client in self.held:
             return message.of_classes(self.held[client])
         return message
-
-    def _draws(self, client: int, round_number: int) -> torch.Generator:
-        """Return a new generator for the rounding of a download, so that a frame that is made twice is equal."""
-        return self.streams.generator(f"rounding/{client}", round_number=round_number)
 
     def _ordered(self, trained: Iterable[int]) -> OrderedUploads | None:
         """Return an accumulator of this exchange's uploads, or None if the method needs all of them at once."""

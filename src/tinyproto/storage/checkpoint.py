@@ -131,11 +131,7 @@ def load_newest(folder: Path, clients: Path, remedy: str = "") -> Checkpoint | N
     if not damages:
         return None
     remedy = remedy or f"delete {folder} to start again from round 1"
-    reasons = list(dict.fromkeys(damage.reason for damage in damages))
-    if len(damages) > 1 and len(reasons) == 1:  # a client file that each of them needs
-        raise CheckpointError(
-            f"{reasons[0]}, and every checkpoint in {folder} needs that file, so none is left to resume from; {remedy}"
-        )
+    reasons = dict.fromkeys(damage.reason for damage in damages)  # one, if each of them needs a client's file
     raise CheckpointError(f"no checkpoint in {folder} is intact: {'; '.join(reasons)}; {remedy}")
 
 
