@@ -186,8 +186,8 @@ def test_images_left_out_take_no_memory_and_a_worker_maps_the_rest() -> None:
     assert os.fstat(part.shared.descriptor).st_size == len(part) * 64
     handover = SharedDataset(part)
     request = handover.request({})
-    (descriptor,) = handover.descriptors
-    request.head["pixels"]["descriptor"] = os.dup(descriptor)
+    for name, descriptor in zip(("pixels", "labels"), handover.descriptors, strict=True):
+        request.head[name]["descriptor"] = os.dup(descriptor)
     received = received_dataset(request)
     assert received is not None
     assert held(received) == held(part)

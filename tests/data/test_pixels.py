@@ -69,8 +69,8 @@ def test_a_worker_is_handed_the_same_dataset() -> None:
     images = Images("tiny", shared.tensor, torch.tensor([1, 0]), 3, 0.5, -2.0, shared)
     handover = SharedDataset(images)
     request = handover.request({"name": "x"})
-    (descriptor,) = handover.descriptors
-    request.head["pixels"]["descriptor"] = os.dup(descriptor)
+    for name, descriptor in zip(("pixels", "labels"), handover.descriptors, strict=True):
+        request.head[name]["descriptor"] = os.dup(descriptor)
     received = received_dataset(request)
     assert received is not None
     assert (received.name, received.num_classes, received.scale, received.shift) == ("tiny", 3, 0.5, -2.0)

@@ -100,12 +100,10 @@ class _JobPool:
             return
         if dataset is None:
             return
-        child = Child("tinyproto.grid.process", dataset.descriptors, self.sharing.variables)
+        child = Child(dataset, job.config, self.sharing.variables)
         self.running[child] = job
-        load = dataset.request(job.config)
         asked = {"cell": job.index, "folder": str(job.folder.path.absolute()), "device": self.device}
-        alone = {"described_at_once": self.at_once if job.alone else None}
-        child.ask(Parcel({**load.head, **asked, **alone}, load.blobs))
+        child.ask(Parcel({"do": "run", **asked, "described_at_once": self.at_once if job.alone else None}))
         threading.Thread(target=self._listen, args=(child,), daemon=True).start()
 
     def _listen(self, child: Child) -> None:

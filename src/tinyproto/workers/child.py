@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any, NamedTuple
 
+import numpy as np
 import torch
 
 from tinyproto.data.images import Images, SharedPixels
@@ -54,24 +55,23 @@ class End(NamedTuple):
 
 
 class Child:
-    """`python -m MODULE` with one thread, which answers parcels and ends with its parent."""
+    """`grid/process.py` in a process with one thread, which has a dataset, answers parcels and ends with its parent."""
 
-    def __init__(
-        self, module: str, descriptors: Sequence[int] = (), variables: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, dataset: SharedDataset, config: Mapping[str, Any], variables: Mapping[str, str]) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         before = signal.pthread_sigmask(signal.SIG_BLOCK, PARENTS_SIGNALS)  # inherited, until the child handles them
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module],
+                [sys.executable, "-m", "tinyproto.grid.process"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
-                env={**os.environ, "OMP_NUM_THREADS": "1", PARENT: str(os.getpid()), **(variables or {})},
-                pass_fds=descriptors,
+                env={**os.environ, "OMP_NUM_THREADS": "1", PARENT: str(os.getpid()), **variables},
+                pass_fds=dataset.descriptors,
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self.ask(dataset.request(config))
 
     def ask(self, parcel: Parcel) -> bool:
         """Send a request; return False if the process is gone."""
@@ -118,17 +118,16 @@ PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 
 
-def open_service(stop: Callable[[], None] | None = None) -> tuple[IO[bytes], IO[bytes]]:
+def open_service(stop: Callable[[], None]) -> tuple[IO[bytes], IO[bytes]]:
     """Return the streams of requests and answers; use one thread, and ignore the signals that the parent handles.
 
-    With `stop`, SIGTERM calls it: that is how the parent asks for a stop. Until here the signals were blocked, so none
-    of them ends a process that is starting.
+    SIGTERM calls `stop`: that is how the parent asks for a stop. Until here the signals were blocked, so none of them
+    ends a process that is starting.
     """
     for number in PARENTS_SIGNALS:
-        if stop is not None and number is signal.SIGTERM:  # never ignored: a blocked one would be lost
-            signal.signal(number, lambda _number, _frame: stop())
-        else:
+        if number is not signal.SIGTERM:
             signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: stop())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTS_SIGNALS)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -162,32 +161,33 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 class SharedDataset:
-    """A dataset whose pixels are in an open file that child processes inherit; without one, each child loads it."""
+    """A dataset in open files that child processes inherit; if it has none, each child loads the dataset."""
 
     def __init__(self, images: Images) -> None:
         assert images.shared is not None
-        self._images = images
-        self._pixels = images.shared
+        labels = SharedPixels.blank((len(images), 8))  # not in the request: a pipe holds little until a child reads it
+        labels.array[:] = images.labels.numpy().view(np.uint8).reshape(-1, 8)
+        self._parts = {"pixels": images.shared, "labels": labels}
+        self._facts = {name: getattr(images, name) for name in ("name", "num_classes", "scale", "shift")}
 
     @property
     def descriptors(self) -> list[int]:
         """The file descriptors that a child has to inherit."""
-        return [] if self._pixels.descriptor is None else [self._pixels.descriptor]
+        return [part.descriptor for part in self._parts.values() if part.descriptor is not None]
 
     def request(self, config: Mapping[str, Any]) -> Parcel:
         """Return the request that has a child build the experiment."""
         head = {"do": "load", "config": config}
-        if not self.descriptors:
+        if len(self.descriptors) < len(self._parts):
             return Parcel(head)
-        facts = {name: getattr(self._images, name) for name in ("name", "num_classes", "scale", "shift")}
-        labels = self._images.labels.numpy().tobytes()
-        return Parcel({**head, "images": facts, "pixels": self._pixels.address()}, [labels])
+        addresses = {name: part.address() for name, part in self._parts.items()}
+        return Parcel({**head, "images": self._facts, **addresses})
 
 
 def received_dataset(request: Parcel) -> Images | None:
     """Return the dataset in the child; None if the child has to load it."""
     if "images" not in request.head:
         return None
-    pixels = SharedPixels(**request.head["pixels"])
-    labels = torch.frombuffer(bytearray(request.blobs[0]), dtype=torch.int64)
-    return Images(pixels=pixels.tensor, labels=labels, shared=pixels, **request.head["images"])
+    pixels, labels = (SharedPixels(**request.head[name]) for name in ("pixels", "labels"))
+    values = torch.from_numpy(labels.array.reshape(-1).view(np.int64))
+    return Images(pixels=pixels.tensor, labels=values, shared=pixels, **request.head["images"])

@@ -118,8 +118,7 @@ class _Process:
 
     def __init__(self, index: int, config: Mapping[str, Any], dataset: SharedDataset) -> None:
         self.name = f"worker {index + 1}"
-        self._child = Child("tinyproto.workers.process", dataset.descriptors)
-        self.ask(dataset.request(config))
+        self._child = Child(dataset, config, {})
 
     def ask(self, parcel: Parcel) -> None:
         """Send a request."""
@@ -131,12 +130,12 @@ class _Process:
         parcel = self._child.answer()
         if parcel is None:
             raise self._gone(f"on {whose or expected}")
-        if "error" in parcel.head:
+        if parcel.head["event"] == "failed":
             if parcel.head["kind"] == "ours":
                 raise TinyProtoError(parcel.head["error"])
             place = parcel.head["place"] or f"on {whose or expected}"
             raise WorkerError(f"{self.name} failed {place}: {parcel.head['error']}")
-        assert parcel.head.get("done", "client") == expected
+        assert parcel.head["event"] == expected
         return parcel
 
     def _gone(self, when: str) -> WorkerError:
