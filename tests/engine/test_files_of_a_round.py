@@ -11,7 +11,8 @@ from support_rounds import build, simulation
 from tinyproto.algorithms.base import Round
 from tinyproto.data.images import FederatedData
 from tinyproto.engine.measure import Meter
-from tinyproto.engine.round import RoundPlan, play_round
+from tinyproto.engine.round import play_round
+from tinyproto.engine.server import RoundPlan
 
 ROOT = Path(tinyproto.__file__).parent
 MOST_FILES = 22

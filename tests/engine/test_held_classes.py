@@ -16,8 +16,8 @@ from tinyproto.algorithms.base import Algorithm, Round
 from tinyproto.data.images import FederatedData
 from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.measure import Meter
-from tinyproto.engine.round import RoundPlan, RoundRecord, play_round
-from tinyproto.engine.server import Reply
+from tinyproto.engine.round import RoundRecord, play_round
+from tinyproto.engine.server import Reply, RoundPlan
 from tinyproto.storage.checkpoint import Position, load_newest, restore_server, save
 from tinyproto.wire.codec import decode
 from tinyproto.wire.frame import Kind

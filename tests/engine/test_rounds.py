@@ -19,8 +19,8 @@ from tinyproto.engine import round as round_module
 from tinyproto.engine.checks import check_scores, read_hello
 from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.measure import Cost, Meter, Stopwatch
-from tinyproto.engine.round import RoundPlan, last_derived, play_round
-from tinyproto.engine.server import Reply
+from tinyproto.engine.round import last_derived, play_round
+from tinyproto.engine.server import Reply, RoundPlan
 from tinyproto.errors import WireError
 from tinyproto.models.split import SplitModel
 from tinyproto.simulation.loop import Loopback

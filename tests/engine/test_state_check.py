@@ -22,8 +22,8 @@ from tinyproto.data.images import FederatedData
 from tinyproto.engine.checks import SUSPECT_NORM, Settled, settle, unsendable
 from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.measure import Meter
-from tinyproto.engine.round import RoundPlan, RoundRecord, play_round
-from tinyproto.engine.server import Reply
+from tinyproto.engine.round import RoundRecord, play_round
+from tinyproto.engine.server import Reply, RoundPlan
 from tinyproto.errors import LeftOutError
 from tinyproto.wire.codec import decode, encode
 from tinyproto.wire.validate import LONGEST_DOWNLOAD, LONGEST_UPLOAD

@@ -12,7 +12,7 @@ import torch
 
 from tinyproto.algorithms.base import Round
 from tinyproto.core.streams import Streams
-from tinyproto.engine.round import RoundPlan
+from tinyproto.engine.server import RoundPlan
 from tinyproto.errors import DataError, one_line
 
 EvaluatedClients = Literal["auto", "all", "participants"]

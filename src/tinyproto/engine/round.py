@@ -11,25 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from tinyproto.algorithms.base import Derived, Round
+from tinyproto.algorithms.base import Derived
 from tinyproto.core.prototypes import Message
 from tinyproto.engine.checks import SCORES
 from tinyproto.engine.measure import RULES, WAYS, Cost, Direction, Meter, Purpose
-from tinyproto.engine.server import Channel, ServerRuntime
+from tinyproto.engine.server import Channel, RoundPlan, ServerRuntime
 
 Traffic = dict[Direction, Cost]
-
-
-@dataclass(frozen=True)
-class RoundPlan:
-    """The clients of one round and what each of them does."""
-
-    round: Round
-    participants: Sequence[int]
-    evaluated: frozenset[int]
-    closing: bool = False
-    dropped: frozenset[int] = frozenset()  # participants that receive the round and never answer
-    late: frozenset[int] = frozenset()  # participants that train, but upload after the deadline
 
 
 @dataclass(frozen=True)
@@ -69,9 +57,7 @@ def play_round(
     An invalid answer raises a WireError before any state has changed; with `tolerant` that client is left out and
     recorded as refused. So is a client whose upload would make the next state one that clients refuse.
     """
-    answers = server.ask(
-        channel, plan.round, plan.participants, plan.evaluated, plan.closing, meter, plan.dropped, plan.late
-    )
+    answers = server.ask(channel, plan, meter)
     replies, refused = answers.messages, answers.refused
     if not tolerant:
         for error in refused.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -32,6 +33,18 @@ from tinyproto.wire.validate import LONGEST_DOWNLOAD, Expectation, lower
 
 _TRAINING: Purpose = "training"
 NO_DEFENCE = Defence()
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """The clients of one round and what each of them does."""
+
+    round: Round
+    participants: Sequence[int]
+    evaluated: frozenset[int]
+    closing: bool = False
+    dropped: frozenset[int] = frozenset()  # participants that receive the round and never answer
+    late: frozenset[int] = frozenset()  # participants that train, but upload after the deadline
 
 
 class Reply(NamedTuple):
@@ -140,21 +153,18 @@ class ServerRuntime:
                 raise reason
         return refused
 
-    def ask(
-        self, channel: Channel, round_: Round, participants: Sequence[int], evaluated: Collection[int], closing: bool,
-        meter: Meter, dropped: Collection[int] = (), late: Collection[int] = (),
-    ) -> Answers:  # fmt: skip
+    def ask(self, channel: Channel, plan: RoundPlan, meter: Meter) -> Answers:
         """Send this round's state to participants and to clients that only evaluate it; return the answers.
 
         Participants evaluate and train on one frame. If they train on some of the rows but are evaluated by all, a
         frame for evaluation comes first. Dropped participants are sent a frame to train on that they never answer;
         their evaluation is only a measurement and costs nothing. Late uploads cost, but do not count.
         """
-        only: Purpose = "closing" if closing else "evaluation"
-        training = [client for client in participants if client not in dropped]
+        only: Purpose = "closing" if plan.closing else "evaluation"
+        number, evaluated, dropped, late = plan.round.number, plan.evaluated, plan.dropped, plan.late
+        training = [client for client in plan.participants if client not in dropped]
         evaluate, purposes = dict.fromkeys(evaluated, Kind.EVALUATE), dict.fromkeys(evaluated, only)
         train, trains = dict.fromkeys(training, Kind.TRAIN), dict.fromkeys(training, _TRAINING)
-        number = round_.number
         for client in sorted(dropped):
             meter.count(_TRAINING, "down", client, self._frame(Kind.TRAIN, client, number, client in evaluated)[1])
         if not self.evaluates_apart or not evaluated:

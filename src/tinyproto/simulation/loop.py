@@ -20,8 +20,8 @@ from tinyproto.data.images import CountedSamples, FederatedData
 from tinyproto.engine.client import ClientRuntime, Steps
 from tinyproto.engine.measure import Clock, Meter, Stopwatch
 from tinyproto.engine.participation import Trace, plan_round, with_absences
-from tinyproto.engine.round import RoundPlan, RoundRecord, play_round
-from tinyproto.engine.server import Channel, Reply, ServerRuntime
+from tinyproto.engine.round import RoundRecord, play_round
+from tinyproto.engine.server import Channel, Reply, RoundPlan, ServerRuntime
 from tinyproto.errors import LeftOutError, WireError
 from tinyproto.memory import PeakMemory
 from tinyproto.simulation.client_store import UNBOUNDED, ClientBuilder, ClientStore
