@@ -25,7 +25,7 @@ class WorkerPool:
 
     def __init__(self, config: Mapping[str, Any], images: Images, count: int) -> None:
         dataset = SharedDataset(images)
-        self._workers = [_Process(index, config, dataset) for index in range(count)]
+        self._workers = [_Worker(index, config, dataset) for index in range(count)]
         self._shares: Sequence[Sequence[int]] = ()
 
     def close(self) -> None:
@@ -46,8 +46,8 @@ class WorkerPool:
         """Send each worker a request about its clients, or about those named; return the answers."""
         for worker, share in zip(self._workers, self._shares, strict=True):
             named = [client for client in share if clients is None or client in clients]
-            worker.ask(Parcel({"do": request, "clients": named, **facts}))
-        return [worker.answer(request) for worker in self._workers]
+            worker.request(Parcel({"do": request, "clients": named, **facts}))
+        return [worker.reply(request) for worker in self._workers]
 
     def exchange(self, round_number: int, frames: Mapping[int, bytes]) -> Iterator[Reply]:
         """Deliver the frames to all workers at once; yield the replies worker by worker."""
@@ -55,10 +55,10 @@ class WorkerPool:
         while any(batches := [next(share, {}) for share in waiting]):
             for worker, batch in zip(self._workers, batches, strict=True):
                 head = {"do": "exchange", "round": round_number, "clients": list(batch)}
-                worker.ask(Parcel(head, list(batch.values())))
+                worker.request(Parcel(head, list(batch.values())))
             for worker, batch in zip(self._workers, batches, strict=True):
                 for client in batch:
-                    parcel = worker.answer("client", f"client {client}")
+                    parcel = worker.reply("client", f"client {client}")
                     refused = parcel.head["refused"]
                     yield Reply(parcel.head["client"], parcel.blobs[0], None if refused is None else WireError(refused))
 
@@ -113,21 +113,21 @@ def _batches(clients: Iterable[int], frames: Mapping[int, bytes]) -> Iterator[di
         yield batch
 
 
-class _Process:
-    """One worker process."""
+class _Worker(Child):
+    """One worker process; raises a WorkerError when it fails or is gone."""
 
     def __init__(self, index: int, config: Mapping[str, Any], dataset: SharedDataset) -> None:
+        super().__init__(dataset, config, {})
         self.name = f"worker {index + 1}"
-        self._child = Child(dataset, config, {})
 
-    def ask(self, parcel: Parcel) -> None:
+    def request(self, parcel: Parcel) -> None:
         """Send a request."""
-        if not self._child.ask(parcel):
+        if not self.ask(parcel):
             raise self._gone("between two requests")
 
-    def answer(self, expected: str, whose: str = "") -> Parcel:
+    def reply(self, expected: str, whose: str = "") -> Parcel:
         """Return the next answer, which has to be of the kind expected."""
-        parcel = self._child.answer()
+        parcel = self.answer()
         if parcel is None:
             raise self._gone(f"on {whose or expected}")
         if parcel.head["event"] == "failed":
@@ -139,9 +139,5 @@ class _Process:
         return parcel
 
     def _gone(self, when: str) -> WorkerError:
-        end = self._child.end()
+        end = self.end()
         return WorkerError(f"{self.name} {end.words} {when}{end.last_words}")
-
-    def close(self) -> None:
-        """End the process now."""
-        self._child.close()
