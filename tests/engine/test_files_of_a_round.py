@@ -24,7 +24,7 @@ def files_of_a_round(data: FederatedData) -> list[str]:
     clients = range(data.num_clients)
     played.server.greet(played.host, clients, Meter())
     plans = [RoundPlan(Round(number, 3), clients, frozenset(clients)) for number in (1, 2)]
-    play_round(played.server, played.host, plans[0], Meter(), tolerant=True)
+    play_round(played.server, played.host, plans[0], Meter())
     entered: set[str] = set()
 
     def note(frame: FrameType, event: str, argument: object) -> None:
@@ -33,7 +33,7 @@ def files_of_a_round(data: FederatedData) -> list[str]:
 
     sys.setprofile(note)
     try:
-        play_round(played.server, played.host, plans[1], Meter(), tolerant=True)
+        play_round(played.server, played.host, plans[1], Meter())
     finally:
         sys.setprofile(None)
     inside = [Path(name) for name in entered if Path(name).is_relative_to(ROOT)]

@@ -103,7 +103,7 @@ def test_who_fails_an_evaluation_is_not_trained_and_who_fails_training_was_still
     simulation.server.greet(simulation.host, range(5), Meter())
     channel = Listening(simulation, [(Kind.EVALUATE, 1), (Kind.TRAIN, 3)])
     plan = RoundPlan(Round(1, 3), range(5), frozenset(range(5)))
-    record = play_round(simulation.server, channel, plan, Meter(), tolerant=True)
+    record = play_round(simulation.server, channel, plan, Meter())
     assert record.participants == (0, 2, 4)
     assert sorted(record.refused) == [1, 3]
     assert (1, Kind.TRAIN, 1) not in channel.rows

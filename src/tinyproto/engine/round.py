@@ -49,21 +49,16 @@ class RoundRecord:
     late: tuple[int, ...] = ()  # trained, but were not aggregated
 
 
-def play_round(
-    server: ServerRuntime, channel: Channel, plan: RoundPlan, meter: Meter, *, tolerant: bool = False
-) -> RoundRecord:
+def play_round(server: ServerRuntime, channel: Channel, plan: RoundPlan, meter: Meter) -> RoundRecord:
     """Run one round: send the state, receive the answers, aggregate the uploads; return the record.
 
-    An invalid answer raises a WireError before any state has changed; with `tolerant` that client is left out and
-    recorded as refused. So is a client whose upload would make the next state one that clients refuse.
+    A client whose answer is invalid is left out and recorded as refused. So is a client whose upload would make the
+    next state one that clients refuse.
     """
     answers = server.ask(channel, plan, meter)
-    replies, refused = answers.messages, answers.refused
-    if not tolerant:
-        for error in refused.values():
-            raise error
+    replies = answers.messages
     dropped = server.aggregate(plan.round, answers) if answers.trained else {}
-    refused = {**refused, **dropped}
+    refused = {**answers.refused, **dropped}
     trained = {client: replies[client] for client in answers.trained if client not in dropped}
     weights = {client: server.believed[client].train_samples for client in trained}
     return RoundRecord(

@@ -133,13 +133,8 @@ class ServerRuntime:
         self._believed: tuple[int, Mapping[int, ClientInfo]] = (0, {})  # for this many clients
         self.held: dict[int, Tensor] = {}  # (K,) by client: classes of its last upload, if only these are sent
 
-    def greet(
-        self, channel: Channel, clients: Sequence[int], meter: Meter, *, tolerant: bool = False
-    ) -> Mapping[int, WireError]:
-        """Send the hello, from which the server learns the clients' sizes; return why clients were refused.
-
-        Raise the first refusal unless `tolerant`; then refused clients are left out.
-        """
+    def greet(self, channel: Channel, clients: Sequence[int], meter: Meter) -> Mapping[int, WireError]:
+        """Send the hello, from which the server learns the clients' sizes; return why clients were refused."""
         asked = dict.fromkeys(clients, Kind.HELLO)
         answers = self._exchange(channel, 0, asked, evaluated=(), purposes=dict.fromkeys(clients, "hello"), meter=meter)
         refused = dict(answers.refused)
@@ -148,9 +143,6 @@ class ServerRuntime:
                 self.infos[client] = read_hello(client, message, self.expectation.num_classes)
             except WireError as error:
                 refused[client] = error
-        if not tolerant:
-            for reason in refused.values():
-                raise reason
         return refused
 
     def ask(self, channel: Channel, plan: RoundPlan, meter: Meter) -> Answers:

@@ -77,12 +77,13 @@ class Simulation:
         """Run all rounds from `first` on, then the closing exchange; the hello comes before round 1."""
         total, stopwatch, meter = self.train.rounds, self.server.stopwatch, Meter()
         if first == 1:
-            self.server.greet(self.host, range(self.num_clients), meter)
+            for reason in self.server.greet(self.host, range(self.num_clients), meter).values():
+                raise reason
         for number in range(first, total + 2):
             start = stopwatch.now()
             with one_thread():
                 plan = self._plan(Round(number, total))
-                record = play_round(self.server, self.host, plan, meter, tolerant=True)
+                record = play_round(self.server, self.host, plan, meter)
             check_left_out(record, plan.participants, self.train.max_left_out)
             report = self.host.take_report()
             self.other_memory = report.other_memory
