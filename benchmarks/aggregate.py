@@ -1,8 +1,8 @@
 """`python -m benchmarks aggregate`: how fast one core aggregates uploads of TinyProto-FP, and in how much memory.
 
-Frames are made before the clock starts. Decode, validate and fold are timed: `engine/checks.py: Intake.take`, which a
-server calls for each upload. Rates are per second of processor time, so other processes do not count; the wall clock is
-reported, too. At the end the sums are compared with the exact ones.
+Frames are made before the clock starts. Decode, validate and fold are timed, which a server does for each upload.
+Rates are per second of processor time, so other processes do not count; the wall clock is reported, too. At the end the
+sums are compared with the exact ones.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from statistics import median
@@ -28,7 +28,7 @@ from tinyproto.cli.progress import LoadingBar
 from tinyproto.cli.terminal import Output, facts_table
 from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.core.streams import Streams, one_thread
-from tinyproto.engine.checks import Intake, inspect_answer
+from tinyproto.engine.checks import check_held, inspect_answer
 from tinyproto.engine.measure import Stopwatch
 from tinyproto.errors import ConfigError
 from tinyproto.memory import PeakMemory
@@ -115,6 +115,26 @@ class Delivery(NamedTuple):
     take: Callable[[ClientInfo, bytes], object]
     client: ClientInfo
     frame: bytes
+
+
+class Intake:
+    """Folds in the uploads of a round as they arrive, in memory that does not grow with their number.
+
+    Several of them share the clients; `merge_tree` merges what they have `gathered`.
+    """
+
+    def __init__(self, expected: Expectation, round_number: int, gathered: Gathered) -> None:
+        self.expected = expected
+        self.round_number = round_number
+        self.gathered = gathered
+
+    def take(self, client: ClientInfo, frame: bytes) -> Mapping[str, float]:
+        """Fold in one upload and return its metrics; raise a WireError, without any change, if it is invalid."""
+        sections = inspect_answer(frame, self.expected, client.id, self.round_number, (Kind.UPDATE,))
+        if sections.rows is not None:
+            check_held(client, sections.rows, self.round_number)
+            self.gathered.add(client, sections.rows)
+        return sections.metrics
 
 
 def measure(settings: AggregateSettings, progress: Progress = lambda *_: None) -> dict[str, Any]:

@@ -75,8 +75,8 @@ class Trained:
         separate = Experiment(parse_config(values, "the benchmark's config"), experiment.images)
         self.pool: WorkerPool | None = None
         self.folder: tempfile.TemporaryDirectory[str] | None = None
-        self.host: ClientHost = self._host(separate, cell, asked.workers)
-        self.rounds: Iterator[RoundResult] = separate.simulation(separate.cells[cell], self.host).rounds()
+        self.simulation = separate.simulation(separate.cells[cell], self._host(separate, cell, asked.workers))
+        self.rounds: Iterator[RoundResult] = self.simulation.rounds()
 
     def _host(self, experiment: Experiment, cell: int, workers: int) -> ClientHost:
         if workers == 1:
@@ -100,7 +100,7 @@ class Trained:
     @property
     def other_memory(self) -> int:
         """Return the peak bytes of the worker processes."""
-        return self.host.other_memory()
+        return self.simulation.other_memory
 
     def close(self) -> None:
         """Stop the workers and remove their files."""

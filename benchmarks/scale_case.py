@@ -54,7 +54,7 @@ def measure_case(case: Case) -> dict[str, Any]:
     (cell,) = experiment.cells
     host = experiment.loopback(cell, folder=None if case.folder is None else Path(case.folder))
     simulation = experiment.simulation(cell, host)
-    before = simulation.peak_memory.read()
+    before = simulation.peak_memory
     begun = time.perf_counter()
     rounds = simulation.rounds()
     played = [next(rounds)]
@@ -72,7 +72,7 @@ def measure_case(case: Case) -> dict[str, Any]:
         measured["closing"] = {
             "seconds": closing,
             "seconds_per_client": closing / case.clients,
-            "peak_memory_bytes": simulation.peak_memory.read(),
+            "peak_memory_bytes": simulation.peak_memory,
         }
     return {"setup_seconds": begun - start, "hello_seconds": hello, "memory_before_bytes": before, **measured}
 
@@ -111,7 +111,7 @@ def _measured(case: Case, simulation: Simulation, host: Loopback, played: Sequen
         "seconds_per_round": medians,
         "seconds_per_participant": medians["total"] / case.participants,
         "client_seconds_per_participant": (medians["total"] - medians["server"]) / case.participants,
-        "peak_memory_bytes": simulation.peak_memory.read(),
+        "peak_memory_bytes": simulation.peak_memory,
         "all_clients_bytes": store.total_size(),
         "clients_built": store.counts.built,
         "clients_written": store.counts.written,

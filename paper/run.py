@@ -166,7 +166,6 @@ class _Recorder:
             index=0,
             folder=folder,
             dataset=begin,
-            kind=f"{model.data.dataset} with {model.partition.num_clients} clients, d={model.prototypes.dim}",
             alone=True,
         )
         if status.state == "to do":

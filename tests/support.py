@@ -24,6 +24,7 @@ from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.participation import EvaluatedClients, Trace
 from tinyproto.engine.server import NO_DEFENCE
 from tinyproto.engine.training import Known, Precision, make_trainer
+from tinyproto.memory import PeakMemory
 from tinyproto.models import ModelEntry
 from tinyproto.models.split import SplitModel
 from tinyproto.simulation.client_store import UNBOUNDED
@@ -159,7 +160,7 @@ class InProcess(Simulation):
         )  # fmt: skip
         evaluate = EvaluateSection(every=settings.evaluate_every, clients=settings.evaluate_clients)
         server = setup.server(trainer, make_stopwatch(clock, device), settings.defence)
-        super().__init__(server, self.loopback, data.num_clients, train, evaluate, settings.dropout, device)
+        super().__init__(server, self.loopback, data.num_clients, train, evaluate, settings.dropout, PeakMemory(device))
 
     def snapshot(self) -> dict[str, Tensor]:
         """All that changes from round to round, by name."""

@@ -6,6 +6,7 @@ frames and draw from the same random streams.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -161,12 +162,9 @@ def resolve_device(name: str, key: str = "train.device") -> str:
     """Return the device to use; `auto` is the GPU if there is one. `key` names the setting in errors."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device: torch.device | None = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
+    found = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
+    if found is None:
         raise ConfigError(f"{key}: unsupported device {name!r}; expected auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    if name != "cpu" and int(found[1] or 0) >= torch.cuda.device_count():
         raise ConfigError(f"{key}: missing device {name!r}; torch finds {torch.cuda.device_count()} CUDA devices")
     return name

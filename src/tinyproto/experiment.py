@@ -22,7 +22,7 @@ from tinyproto.data.sources import SOURCES, Progress, silent
 from tinyproto.engine.participation import participant_count, read_trace
 from tinyproto.engine.training import Choice, choose, make_trainer
 from tinyproto.errors import ConfigError
-from tinyproto.memory import client_budget
+from tinyproto.memory import PeakMemory, client_budget
 from tinyproto.models import ModelShape, build_model, entry_name, rehearse_training
 from tinyproto.simulation.loop import ClientHost, Loopback, Simulation, make_loopback, make_stopwatch
 from tinyproto.storage.client_files import ClientFiles
@@ -92,14 +92,16 @@ class Experiment:
         """Build the simulation of one cell, ready to run."""
         model, device = self.config.model, torch.device(self.device)
         server = self.setup(cell).server(self._trainer(), make_stopwatch(time.perf_counter, device), self.defence)
-        return Simulation(server, host, self.data.num_clients, model.train, model.evaluate, self.dropout, device)
+        return Simulation(
+            server, host, self.data.num_clients, model.train, model.evaluate, self.dropout, PeakMemory(device)
+        )
 
     def summarise(self, cell: Cell, simulation: Simulation, rounds: Sequence[RoundResult]) -> dict[str, Any]:
         """Return the cell's entry of summary.json."""
         return summarise_cell(
             cell, self.config.model, simulation.server, rounds, dataset=self.images.name,
             num_clients=self.data.num_clients, classes_held=(self.data.counts > 0).sum(1).tolist(),
-            peak_memory=simulation.peak_memory.read() + simulation.host.other_memory(),
+            peak_memory=simulation.peak_memory,
         )  # fmt: skip
 
     def _trainer(self) -> Trainer:

@@ -11,7 +11,8 @@ from support_rounds import build, simulation
 from tinyproto.algorithms.base import Round
 from tinyproto.data.images import FederatedData
 from tinyproto.engine.measure import Meter
-from tinyproto.engine.round import RoundPlan, play_round
+from tinyproto.engine.round import play_round
+from tinyproto.engine.server import RoundPlan
 
 ROOT = Path(tinyproto.__file__).parent
 MOST_FILES = 22
@@ -23,7 +24,7 @@ def files_of_a_round(data: FederatedData) -> list[str]:
     clients = range(data.num_clients)
     played.server.greet(played.host, clients, Meter())
     plans = [RoundPlan(Round(number, 3), clients, frozenset(clients)) for number in (1, 2)]
-    play_round(played.server, played.host, plans[0], Meter(), tolerant=True)
+    play_round(played.server, played.host, plans[0], Meter())
     entered: set[str] = set()
 
     def note(frame: FrameType, event: str, argument: object) -> None:
@@ -32,7 +33,7 @@ def files_of_a_round(data: FederatedData) -> list[str]:
 
     sys.setprofile(note)
     try:
-        play_round(played.server, played.host, plans[1], Meter(), tolerant=True)
+        play_round(played.server, played.host, plans[1], Meter())
     finally:
         sys.setprofile(None)
     inside = [Path(name) for name in entered if Path(name).is_relative_to(ROOT)]

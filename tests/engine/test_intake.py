@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.aggregate import Intake
 from support import NUM_CLASSES, PROTO_DIM, STREAMS, InProcess, random_prototypes
 from support_rounds import build, simulation
 from tinyproto.algorithms import ALGORITHMS
@@ -17,10 +18,9 @@ from tinyproto.algorithms.fedproto import StreamingServer
 from tinyproto.algorithms.streaming import Gathered, OrderedUploads, StreamingSide
 from tinyproto.core.prototypes import Message, PackedRows, Prototypes
 from tinyproto.data.images import FederatedData
-from tinyproto.engine.checks import Intake
 from tinyproto.engine.measure import Meter
-from tinyproto.engine.round import RoundPlan, play_round
-from tinyproto.engine.server import Reply
+from tinyproto.engine.round import play_round
+from tinyproto.engine.server import Reply, RoundPlan
 from tinyproto.engine.training import EagerTrainer
 from tinyproto.errors import WireError
 from tinyproto.wire.codec import encode
@@ -126,7 +126,7 @@ def test_uploads_are_folded_one_at_a_time_in_order_of_client_id_and_who_is_early
 def test_the_messages_of_a_gathered_round_hold_no_rows(quarters: FederatedData) -> None:
     played, meter = simulation(quarters, build("fedproto")), Meter()
     played.server.greet(played.host, range(5), meter)
-    answers = played.server.ask(played.host, Round(1, 2), range(3), range(5), closing=False, meter=meter)
+    answers = played.server.ask(played.host, RoundPlan(Round(1, 2), range(3), frozenset(range(5))), meter)
     assert answers.gathered is not None
     assert answers.gathered.uploads == 3
     assert all(message.rows is None for message in answers.messages.values())

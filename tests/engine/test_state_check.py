@@ -22,8 +22,8 @@ from tinyproto.data.images import FederatedData
 from tinyproto.engine.checks import SUSPECT_NORM, Settled, settle, unsendable
 from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.measure import Meter
-from tinyproto.engine.round import RoundPlan, RoundRecord, play_round
-from tinyproto.engine.server import Reply
+from tinyproto.engine.round import RoundRecord, play_round
+from tinyproto.engine.server import Reply, RoundPlan
 from tinyproto.errors import LeftOutError
 from tinyproto.wire.codec import decode, encode
 from tinyproto.wire.validate import LONGEST_DOWNLOAD, LONGEST_UPLOAD
@@ -63,7 +63,7 @@ def rounds_of(played: InProcess, forge: Callable[[Message], Message], hostile: s
     channel, meter = Forging(played, forge, hostile), Meter()
     played.server.greet(channel, range(5), meter)
     plans = [RoundPlan(Round(number, 4), range(5), frozenset(range(5))) for number in range(1, 5)]
-    return [play_round(played.server, channel, plan, meter, tolerant=True) for plan in plans]
+    return [play_round(played.server, channel, plan, meter) for plan in plans]
 
 
 def rows_of_norm(norm: float) -> Callable[[Message], Message]:
@@ -181,7 +181,7 @@ def test_rows_of_more_classes_than_the_hello_counted_are_refused(quarters: Feder
 
     channel, meter = OfTwo(played, forge, set()), Meter()
     played.server.greet(channel, range(5), meter)
-    record = play_round(played.server, channel, RoundPlan(Round(1, 4), range(5), frozenset()), meter, tolerant=True)
+    record = play_round(played.server, channel, RoundPlan(Round(1, 4), range(5), frozenset()), meter)
     assert record.refused == {
         2: "frame of client 2, round 1, refused: rows of 4 classes, but its hello counted 1",
     }

@@ -22,8 +22,8 @@ from tinyproto.config import parse_config
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import FitResult, Task
 from tinyproto.engine.measure import Meter, Stopwatch
-from tinyproto.engine.round import RoundPlan, play_round
-from tinyproto.engine.server import Reply, ServerRuntime
+from tinyproto.engine.round import play_round
+from tinyproto.engine.server import Reply, RoundPlan, ServerRuntime
 from tinyproto.engine.training import EagerTrainer
 from tinyproto.errors import ConfigError
 from tinyproto.federation.client_data import client_data

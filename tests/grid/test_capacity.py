@@ -60,33 +60,6 @@ def test_where_memory_is_not_known_the_config_decides() -> None:
     assert three.words().endswith("3 run at once")
 
 
-def test_cells_of_another_kind_come_one_at_a_time_until_they_have_shown_what_they_take() -> None:
-    eight = Capacity(8)
-    assert eight.has_place("small", [])
-    assert not eight.has_place("small", ["small"])
-    eight.measured(Footprint(2 * GIB, 24 * GIB), "small")
-    assert eight.has_place("large", ["small"] * 5)  # taken for two small ones
-    assert not eight.has_place("large", ["small"] * 6 + ["small"] * 2)
-    assert not eight.has_place("small", ["small", "large"])  # nobody starts beside one that is not known
-    assert eight.measured(Footprint(10 * GIB, 9 * GIB), "large")
-    assert eight.words().startswith("large: a cell took 10.0 GiB of 24.0 GiB")
-    assert eight.has_place("small", ["large", "small"])  # 1.2 × 14
-    assert eight.has_place("small", ["large"] + ["small"] * 4)  # 1.2 × 20
-    assert not eight.has_place("small", ["large"] + ["small"] * 5)
-    assert not eight.has_place("large", ["large", "small"])
-    assert eight.has_place("large", [])
-
-
-def test_where_memory_is_not_known_every_kind_is_still_seen_first() -> None:
-    three = Capacity(3)
-    three.measured(None, "small")
-    assert three.has_place("large", ["small", "small"])
-    assert not three.has_place("large", ["small", "small", "small"])
-    assert not three.has_place("small", ["large"])
-    three.measured(None, "large")
-    assert three.has_place("small", ["large"])
-
-
 def test_a_process_s_footprint_leaves_out_what_it_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     said = {"VmHWM": 900, "RssAnon": 300, "RssFile": 200, "RssShmem": 150, "MemAvailable": 5000}
     monkeypatch.setattr(capacity, "status_bytes", lambda field, file="": said.get(field))

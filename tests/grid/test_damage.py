@@ -132,7 +132,7 @@ def test_a_client_file_that_both_checkpoints_need_is_named_and_the_records_stay(
     file = client_files(run, of_both=True)[0]
     flip(file, 0.9)
     before = tree(run / CELL)
-    with pytest.raises(CellsFailed, match=rf"{file.name}, the state of client .* so none is left to resume from; del"):
+    with pytest.raises(CellsFailed, match=rf"is intact: \S*{file.name}, the state of client .*; delete"):
         grid.resume(experiment(tmp_path), run)
     assert tree(run / CELL) == before
 

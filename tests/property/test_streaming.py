@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from benchmarks.aggregate import Intake
 from tinyproto.algorithms.base import ClientInfo
 from tinyproto.algorithms.streaming import UNIT_ROUNDOFF, Gathered, HolderSums
 from tinyproto.core.prototypes import Message, PackedRows, Prototypes
-from tinyproto.engine.checks import Intake
 from tinyproto.errors import WireError
 from tinyproto.wire.codec import METRIC_CODES, encode
 from tinyproto.wire.frame import HEADER_BYTES, Header, Kind

@@ -18,7 +18,8 @@ from tinyproto.data.images import FederatedData
 from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.measure import WAYS, Cost
 from tinyproto.engine.participation import Event, Trace, read_trace, with_absences
-from tinyproto.engine.round import RoundPlan, RoundRecord
+from tinyproto.engine.round import RoundRecord
+from tinyproto.engine.server import RoundPlan
 from tinyproto.errors import DataError
 from tinyproto.wire.values import WireSettings
 

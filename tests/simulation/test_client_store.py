@@ -98,7 +98,7 @@ def test_who_is_only_evaluated_writes_what_arrived_and_not_its_network(quarters:
 def test_memory_stays_within_the_budget_with_gradients_and_last_good_states_counted(quarters: FederatedData) -> None:
     whole = simulation(quarters, SETTINGS)
     weights = [memory_of(whole.clients[client]) for client in range(5)]
-    budget = 4 * (weights[0] + weights[1]) + 1
+    budget = 3 * (weights[0] + weights[1]) + 1
     settings = replace(SETTINGS, client_memory=budget, participation=1.0)
     played = simulation(quarters, settings)
     store, seen = played.clients, []
@@ -111,9 +111,8 @@ def test_memory_stays_within_the_budget_with_gradients_and_last_good_states_coun
         def __getattr__(self, name: str) -> object:
             here = store._here
             gradients = [p.grad is not None for c in here.values() for p in c.model.parameters()]
-            weights = [own for _, own in played.loopback.clients.last_good._weights.values()]
-            pieces = [piece for own in weights for piece in (*own.before.pieces, *own.after.pieces)]
-            copies = sum(piece.numel() * piece.element_size() for piece in pieces)
+            kept = [copy for own in played.loopback.clients.last_good._weights.values() for copy in own.copies]
+            copies = sum(copy.numel() * copy.element_size() for copy in kept)
             seen.append((sum(map(memory_of, here.values())) + copies, any(gradients)))
             return getattr(self.trainer, name)
 

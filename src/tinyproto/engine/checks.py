@@ -13,7 +13,6 @@ import numpy as np
 from torch import Tensor
 
 from tinyproto.algorithms.base import ClientInfo
-from tinyproto.algorithms.streaming import Gathered
 from tinyproto.core.prototypes import Message, PackedRows
 from tinyproto.core.task import State
 from tinyproto.engine.measure import RULES
@@ -41,7 +40,6 @@ SUSPECT_NORM = 1e7
 
 _CORRECT = tuple(f"correct_{rule}" for rule in RULES)
 SCORES = frozenset(("test_samples", *_CORRECT))
-_UPDATES = (Kind.UPDATE,)
 HELLO = ("train_samples", "counted_samples", "counted_classes")
 
 
@@ -99,28 +97,6 @@ def read_hello(client: int, message: Message, num_classes: int) -> ClientInfo:
 def is_count(value: float) -> bool:
     """Return True if a number can be a count of samples."""
     return 0 <= value < MOST_SAMPLES and float(value).is_integer()
-
-
-class Intake:
-    """Folds in the uploads of a round as they arrive, in memory that does not grow with their number.
-
-    An edge aggregator uses one for some of the clients. What it has `gathered` is merged with that of others
-    (`Gathered.merge`) before the server concludes the round. It does not remember the senders, so
-    the caller passes on one upload of each client.
-    """
-
-    def __init__(self, expected: Expectation, round_number: int, gathered: Gathered) -> None:
-        self.expected = expected
-        self.round_number = round_number
-        self.gathered = gathered
-
-    def take(self, client: ClientInfo, frame: bytes) -> Mapping[str, float]:
-        """Fold in one upload and return its metrics; raise a WireError, without any change, if it is invalid."""
-        sections = inspect_answer(frame, self.expected, client.id, self.round_number, _UPDATES)
-        if sections.rows is not None:
-            check_held(client, sections.rows, self.round_number)
-            self.gathered.add(client, sections.rows)
-        return sections.metrics
 
 
 def unsendable(message: Message, values: ValueType, limit: float) -> str | None:

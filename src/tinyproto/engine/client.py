@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tinyproto.algorithms.base import Algorithm, Client, ClientInfo, Round
 from tinyproto.core.prototypes import Message, Prototypes, class_means
@@ -119,10 +120,7 @@ class ClientRuntime:
 
     def _answer(self, asked: Header, message: Message) -> bytes:
         header = Header(asked.kind.answer, asked.round_number, asked.client, self.expectation.digest)
-
-        def draws() -> torch.Generator:
-            return self.streams.generator("rounding", client=asked.client, round_number=asked.round_number)
-
+        draws = partial(self.streams.generator, "rounding", client=asked.client, round_number=asked.round_number)
         return encode(header, message, self.expectation.coding(header.kind, draws))
 
     def _open(self, client: int, frame: bytes) -> Decoded:
@@ -214,46 +212,24 @@ class ClientRuntime:
                 client.local = class_means(rows, samples.labels, client.num_classes)
 
 
-_Place = tuple[Mapping[str, Tensor | None], str]
-
-
 class _Weights:
-    """A client's parameters and buffers, with memory for two copies of them."""
+    """A client's parameters and buffers, and a copy of them."""
 
     def __init__(self, client: Client) -> None:
+        self.model = client.model  # whose weights they are
         # Places rather than tensors, since a network may replace a buffer; walking it costs more than copying it.
-        self._places: list[_Place] = [
+        self._places: list[tuple[Mapping[str, Tensor | None], str]] = [
             (owner, name)
             for root in (client.model, client.modules)
             for module in root.modules()
             for owner in (module._parameters, module._buffers)
             for name in owner
         ]
-        self.before = _Copy(self.tensors())
-        self.after = _Copy(self.floats())
+        self.copies = [torch.empty_like(tensor) for tensor in self.tensors()]
 
     def tensors(self) -> list[Tensor]:
         """Return the current tensors."""
         return [tensor for owner, name in self._places if (tensor := owner[name]) is not None]
-
-    def floats(self) -> list[Tensor]:
-        """Return the current tensors that can diverge."""
-        return [tensor for tensor in self.tensors() if tensor.is_floating_point()]
-
-
-class _Copy:
-    """Memory for a copy of some tensors: one piece for each type, and each tensor's view of it."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.views: list[Tensor] = [tensor.detach() for tensor in tensors]
-        self.pieces: list[Tensor] = []
-        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-            indices = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
-            sizes = [tensors[index].numel() for index in indices]
-            piece = torch.empty(sum(sizes), dtype=dtype, device=tensors[indices[0]].device)
-            for index, part in zip(indices, torch.split(piece, sizes), strict=True):
-                self.views[index] = part.view(tensors[index].shape)
-            self.pieces.append(piece)
 
 
 _Rest = tuple[State, Prototypes, Prototypes | None]
@@ -263,12 +239,12 @@ _Rest = tuple[State, Prototypes, Prototypes | None]
 class LastGood:
     """Keeps clients as they were before training, and finds those whose weights are not finite.
 
-    The memory for copies stays from round to round, and a round copies the weights twice. A copy of the tensors of 20
-    networks of the paper takes about 2 ms on an H200; cloning each tensor would take 55 ms.
+    The memory for copies stays from round to round. A copy of the tensors of 20 networks of the paper takes about 2 ms
+    on an H200; cloning each tensor would take 55 ms.
     """
 
     def __init__(self) -> None:
-        self._weights: dict[int, tuple[nn.Module, _Weights]] = {}  # with the network they are of
+        self._weights: dict[int, _Weights] = {}
         self._rest: dict[int, _Rest] = {}
 
     @torch.no_grad()
@@ -278,8 +254,7 @@ class LastGood:
             return
         weights = [self._of(client) for client in clients]
         torch._foreach_copy_(
-            [view for one in weights for view in one.before.views],
-            [tensor for one in weights for tensor in one.tensors()],
+            [copy for one in weights for copy in one.copies], [tensor for one in weights for tensor in one.tensors()]
         )
         self._rest = {
             client.id: ({name: tensor.clone() for name, tensor in client.state.items()}, client.local, client.received)
@@ -290,24 +265,21 @@ class LastGood:
     def put_back(self, client: Client) -> None:
         """Put a client back to the state kept last."""
         weights = self._of(client)
-        torch._foreach_copy_(weights.tensors(), weights.before.views)
+        torch._foreach_copy_(weights.tensors(), weights.copies)
         state, client.local, client.received = self._rest[client.id]
         client.state = dict(state)
 
     @torch.no_grad()
     def diverged(self, clients: Sequence[Client]) -> set[int]:
-        """Return the clients with a weight that is NaN or infinite: their sum is not finite.
+        """Return the clients with a weight that is NaN or infinite: the sum of their magnitudes is not finite.
 
         The host waits for the device once.
         """
-        weights = [self._of(client) for client in clients]
-        if not weights:
+        floats = [[tensor for tensor in self._of(client).tensors() if tensor.is_floating_point()] for client in clients]
+        if not floats:
             return set()
-        torch._foreach_copy_(
-            [view for one in weights for view in one.after.views],
-            [tensor for one in weights for tensor in one.floats()],
-        )
-        sums = [torch.stack([piece.sum(dtype=torch.float64) for piece in one.after.pieces]).sum() for one in weights]
+        magnitudes = iter(torch._foreach_norm([tensor for each in floats for tensor in each], 1, dtype=torch.float64))
+        sums = [torch.stack([next(magnitudes) for _ in each]).sum() for each in floats]
         good = torch.stack(sums).isfinite().tolist()
         return {client.id for client, finite in zip(clients, good, strict=True) if not finite}
 
@@ -317,8 +289,7 @@ class LastGood:
         self._rest.clear()
 
     def _of(self, client: Client) -> _Weights:
-        model, weights = self._weights.get(client.id, (None, None))
-        if weights is None or model is not client.model:
-            weights = _Weights(client)
-            self._weights[client.id] = client.model, weights
-        return weights
+        known = self._weights.get(client.id)
+        if known is None or known.model is not client.model:
+            known = self._weights[client.id] = _Weights(client)
+        return known

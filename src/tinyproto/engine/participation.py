@@ -6,13 +6,13 @@ import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import torch
 
 from tinyproto.algorithms.base import Round
 from tinyproto.core.streams import Streams
-from tinyproto.engine.round import RoundPlan
+from tinyproto.engine.server import RoundPlan
 from tinyproto.errors import DataError, one_line
 
 EvaluatedClients = Literal["auto", "all", "participants"]
@@ -91,29 +91,24 @@ def read_trace(path: Path, num_clients: int) -> Trace:
         raise DataError(f"train.dropout: {path}, line 1: the columns have to be {','.join(COLUMNS)}")
     trace: dict[tuple[int, int], Event] = {}
     for number, row in lines[1:]:
-        try:
-            place, event = _event(row, num_clients)
-        except ValueError as error:
-            raise DataError(f"train.dropout: {path}, line {number}: {error}") from None
-        if place in trace:
-            raise DataError(
-                f"train.dropout: {path}, line {number}: client {place[1]} in round {place[0]} has an event already; "
-                "remove one of them"
-            )
-        trace[place] = event
+        problem = _problem(row, num_clients, trace)
+        if problem is not None:
+            raise DataError(f"train.dropout: {path}, line {number}: {problem}")
+        trace[int(row[0]), int(row[1])] = cast(Event, row[2])
     return trace
 
 
-def _event(row: Sequence[str], num_clients: int) -> tuple[tuple[int, int], Event]:
-    """Return one line of a trace; raise a ValueError that says what is wrong with it."""
+def _problem(row: Sequence[str], num_clients: int, trace: Trace) -> str | None:
+    """Return what is wrong with a line of a trace, or None."""
     if len(row) != len(COLUMNS) or not (row[0].isdecimal() and row[1].isdecimal()):
-        raise ValueError(f"{','.join(row)!r} is not round,client,event, such as 3,0,drop")
+        return f"{','.join(row)!r} is not round,client,event, such as 3,0,drop"
     round_number, client, event = int(row[0]), int(row[1]), row[2]
     if round_number < 1:
-        raise ValueError("rounds count from 1")
+        return "rounds count from 1"
     if client >= num_clients:
-        raise ValueError(f"there is no client {client}; clients are 0 … {num_clients - 1}")
-    for known in get_args(Event):
-        if event == known:
-            return (round_number, client), known
-    raise ValueError(f"unknown event {event!r}; expected {' or '.join(get_args(Event))}")
+        return f"there is no client {client}; clients are 0 … {num_clients - 1}"
+    if event not in get_args(Event):
+        return f"unknown event {event!r}; expected {' or '.join(get_args(Event))}"
+    if (round_number, client) in trace:
+        return f"client {client} in round {round_number} has an event already; remove one of them"
+    return None

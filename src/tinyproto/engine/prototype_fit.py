@@ -41,15 +41,13 @@ class PrototypeFit:
         self.loss_gradient, self.relu_gradient = loss_gradient, relu_gradient
         self.checked: set[Hashable] = set()
 
-    def step(self, weights: State, batch: Batch, penalty: Tensor, logged: Tensor) -> None:
+    @torch.no_grad()
+    def step(self, weights: State, batch: Batch, penalty: Tensor, logged: Tensor, rate: float | None = None) -> None:
         """Take one step of SGD in place; add the sum of the batch's losses to `logged`, float64."""
-        with torch.no_grad():
-            self._step({name: value.detach() for name, value in weights.items()}, batch, penalty, logged, self.rate)
-
-    def _step(self, weights: State, batch: Batch, penalty: Tensor, logged: Tensor, rate: float) -> None:
-        embedding = weights["embedding.weight"]
-        hidden_weight, hidden_bias = weights["hidden.weight"], weights["hidden.bias"]
-        output_weight, output_bias = weights["output.weight"], weights["output.bias"]
+        rate = self.rate if rate is None else rate
+        embedding = weights["embedding.weight"].detach()
+        hidden_weight, hidden_bias = weights["hidden.weight"].detach(), weights["hidden.bias"].detach()
+        output_weight, output_bias = weights["output.weight"].detach(), weights["output.bias"].detach()
 
         hidden = torch._addmm_activation(hidden_bias, embedding, hidden_weight.T)  # through ReLU, (K, d)
         learned = torch.addmm(output_bias, hidden, output_weight.T)  # (K, d)
@@ -72,8 +70,7 @@ class PrototypeFit:
         moved = {name: value.clone() for name, value in weights.items()}
         logged = torch.zeros(1, dtype=torch.float64, device=device)
         try:
-            with torch.no_grad():
-                self._step(moved, batch, penalty, logged, rate=1.0)  # rate 1: a weight moves by its gradient
+            self.step(moved, batch, penalty, logged, rate=1.0)  # rate 1: a weight moves by its gradient
         except OUT_OF_MEMORY:
             raise
         except Exception as error:  # most likely a missing compiler

@@ -11,25 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from tinyproto.algorithms.base import Derived, Round
+from tinyproto.algorithms.base import Derived
 from tinyproto.core.prototypes import Message
 from tinyproto.engine.checks import SCORES
 from tinyproto.engine.measure import RULES, WAYS, Cost, Direction, Meter, Purpose
-from tinyproto.engine.server import Channel, ServerRuntime
+from tinyproto.engine.server import Channel, RoundPlan, ServerRuntime
 
 Traffic = dict[Direction, Cost]
-
-
-@dataclass(frozen=True)
-class RoundPlan:
-    """The clients of one round and what each of them does."""
-
-    round: Round
-    participants: Sequence[int]
-    evaluated: frozenset[int]
-    closing: bool = False
-    dropped: frozenset[int] = frozenset()  # participants that receive the round and never answer
-    late: frozenset[int] = frozenset()  # participants that train, but upload after the deadline
 
 
 @dataclass(frozen=True)
@@ -61,23 +49,16 @@ class RoundRecord:
     late: tuple[int, ...] = ()  # trained, but were not aggregated
 
 
-def play_round(
-    server: ServerRuntime, channel: Channel, plan: RoundPlan, meter: Meter, *, tolerant: bool = False
-) -> RoundRecord:
+def play_round(server: ServerRuntime, channel: Channel, plan: RoundPlan, meter: Meter) -> RoundRecord:
     """Run one round: send the state, receive the answers, aggregate the uploads; return the record.
 
-    An invalid answer raises a WireError before any state has changed; with `tolerant` that client is left out and
-    recorded as refused. So is a client whose upload would make the next state one that clients refuse.
+    A client whose answer is invalid is left out and recorded as refused. So is a client whose upload would make the
+    next state one that clients refuse.
     """
-    answers = server.ask(
-        channel, plan.round, plan.participants, plan.evaluated, plan.closing, meter, plan.dropped, plan.late
-    )
-    replies, refused = answers.messages, answers.refused
-    if not tolerant:
-        for error in refused.values():
-            raise error
+    answers = server.ask(channel, plan, meter)
+    replies = answers.messages
     dropped = server.aggregate(plan.round, answers) if answers.trained else {}
-    refused = {**refused, **dropped}
+    refused = {**answers.refused, **dropped}
     trained = {client: replies[client] for client in answers.trained if client not in dropped}
     weights = {client: server.believed[client].train_samples for client in trained}
     return RoundRecord(

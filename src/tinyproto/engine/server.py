@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from tinyproto.algorithms.base import Algorithm, ClientInfo, Derived, Round, Update
@@ -35,6 +35,18 @@ _TRAINING: Purpose = "training"
 NO_DEFENCE = Defence()
 
 
+@dataclass(frozen=True)
+class RoundPlan:
+    """The clients of one round and what each of them does."""
+
+    round: Round
+    participants: Sequence[int]
+    evaluated: frozenset[int]
+    closing: bool = False
+    dropped: frozenset[int] = frozenset()  # participants that receive the round and never answer
+    late: frozenset[int] = frozenset()  # participants that train, but upload after the deadline
+
+
 class Reply(NamedTuple):
     """A client's answer, or the reason why the channel has no valid upload of the client.
 
@@ -60,7 +72,7 @@ class Channel(Protocol):
 class _Frames(Mapping[int, bytes]):
     """Frames by client, each made when it is read."""
 
-    def __init__(self, clients: Sequence[int], make: Callable[[int], bytes]) -> None:
+    def __init__(self, clients: Iterable[int], make: Callable[[int], bytes]) -> None:
         self._clients = dict.fromkeys(clients)
         self._make = make
 
@@ -74,8 +86,6 @@ class _Frames(Mapping[int, bytes]):
         return client in self._clients
 
     def __getitem__(self, client: int) -> bytes:
-        if client not in self._clients:
-            raise KeyError(client)
         return self._make(client)
 
 
@@ -123,13 +133,8 @@ class ServerRuntime:
         self._believed: tuple[int, Mapping[int, ClientInfo]] = (0, {})  # for this many clients
         self.held: dict[int, Tensor] = {}  # (K,) by client: classes of its last upload, if only these are sent
 
-    def greet(
-        self, channel: Channel, clients: Sequence[int], meter: Meter, *, tolerant: bool = False
-    ) -> Mapping[int, WireError]:
-        """Send the hello, from which the server learns the clients' sizes; return why clients were refused.
-
-        Raise the first refusal unless `tolerant`; then refused clients are left out.
-        """
+    def greet(self, channel: Channel, clients: Sequence[int], meter: Meter) -> Mapping[int, WireError]:
+        """Send the hello, from which the server learns the clients' sizes; return why clients were refused."""
         asked = dict.fromkeys(clients, Kind.HELLO)
         answers = self._exchange(channel, 0, asked, evaluated=(), purposes=dict.fromkeys(clients, "hello"), meter=meter)
         refused = dict(answers.refused)
@@ -138,26 +143,20 @@ class ServerRuntime:
                 self.infos[client] = read_hello(client, message, self.expectation.num_classes)
             except WireError as error:
                 refused[client] = error
-        if not tolerant:
-            for reason in refused.values():
-                raise reason
         return refused
 
-    def ask(
-        self, channel: Channel, round_: Round, participants: Sequence[int], evaluated: Collection[int], closing: bool,
-        meter: Meter, dropped: Collection[int] = (), late: Collection[int] = (),
-    ) -> Answers:  # fmt: skip
+    def ask(self, channel: Channel, plan: RoundPlan, meter: Meter) -> Answers:
         """Send this round's state to participants and to clients that only evaluate it; return the answers.
 
         Participants evaluate and train on one frame. If they train on some of the rows but are evaluated by all, a
         frame for evaluation comes first. Dropped participants are sent a frame to train on that they never answer;
         their evaluation is only a measurement and costs nothing. Late uploads cost, but do not count.
         """
-        only: Purpose = "closing" if closing else "evaluation"
-        training = [client for client in participants if client not in dropped]
+        only: Purpose = "closing" if plan.closing else "evaluation"
+        number, evaluated, dropped, late = plan.round.number, plan.evaluated, plan.dropped, plan.late
+        training = [client for client in plan.participants if client not in dropped]
         evaluate, purposes = dict.fromkeys(evaluated, Kind.EVALUATE), dict.fromkeys(evaluated, only)
         train, trains = dict.fromkeys(training, Kind.TRAIN), dict.fromkeys(training, _TRAINING)
-        number = round_.number
         for client in sorted(dropped):
             meter.count(_TRAINING, "down", client, self._frame(Kind.TRAIN, client, number, client in evaluated)[1])
         if not self.evaluates_apart or not evaluated:
@@ -266,17 +265,14 @@ class ServerRuntime:
                 sections = inspect_answer(frame, self.expectation, client, round_number, kinds=(asked[client].answer,))
                 if sections.rows is not None and asked[client] is Kind.TRAIN:
                     check_held(self.infos[client], sections.rows, round_number)
+                if client in purposes:
+                    cost = Cost(sections.parameters, sections.payload_bytes, len(frame))
+                    meter.count(purposes[client], "up", client, cost)
+                if no_answer is not None:  # the other contents of the answer, such as scores, still count
+                    messages[client] = Message(metrics=sections.metrics)
+                    raise no_answer
             except WireError as error:
                 refused[client] = error
-                if uploads is not None:
-                    uploads.add(client, None)
-                continue
-            if client in purposes:
-                cost = Cost(sections.parameters, sections.payload_bytes, len(frame))
-                meter.count(purposes[client], "up", client, cost)
-            if no_answer is not None:  # the other contents of the answer, such as scores, still count
-                refused[client] = no_answer
-                messages[client] = Message(metrics=sections.metrics)
                 if uploads is not None:
                     uploads.add(client, None)
                 continue
@@ -304,7 +300,9 @@ class ServerRuntime:
         """Return the frame for a client and its cost."""
         message = Message() if kind is Kind.HELLO else self._broadcast(kind, client)
         header = Header(kind, round_number, client, self.expectation.digest, evaluate=evaluate)
-        coding = self.expectation.coding(kind, partial(self._draws, client, round_number))
+        # A new generator for the rounding of each download, so that a frame that is made twice is equal.
+        draws = partial(self.streams.generator, f"rounding/{client}", round_number=round_number)
+        coding = self.expectation.coding(kind, draws)
         frame = encode(header, message, coding)
         return frame, Cost(message.parameters, payload_bytes(message, coding.values), len(frame))
 
@@ -314,10 +312,6 @@ class ServerRuntime:
         if kind is Kind.TRAIN and client in self.held:
             return message.of_classes(self.held[client])
         return message
-
-    def _draws(self, client: int, round_number: int) -> torch.Generator:
-        """Return a new generator for the rounding of a download, so that a frame that is made twice is equal."""
-        return self.streams.generator(f"rounding/{client}", round_number=round_number)
 
     def _ordered(self, trained: Iterable[int]) -> OrderedUploads | None:
         """Return an accumulator of this exchange's uploads, or None if the method needs all of them at once."""

@@ -136,7 +136,7 @@ class Coordinator:
     def _greet(self, hellos: Meter) -> None:
         new = [client for client in self.channel.roster.present if client not in self.server.infos]
         if new:
-            refused = self.server.greet(self.channel, new, hellos, tolerant=True)
+            refused = self.server.greet(self.channel, new, hellos)
             self.channel.tell_refused(refused)
             for client, error in refused.items():
                 node = self.channel.roster.nodes.get(client)
@@ -160,7 +160,7 @@ class Coordinator:
             meter = Meter(dict(hellos.costs))
             try:
                 with one_thread():
-                    record = play_round(self.server, self.channel, plan, meter, tolerant=True)
+                    record = play_round(self.server, self.channel, plan, meter)
                 break
             except BelowQuorum as error:
                 self.journal.tell("again", round=round_.number, reason=str(error))

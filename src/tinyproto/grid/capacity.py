@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,9 +13,6 @@ CONTEXT = 600 * 2**20
 
 SAFETY = 1.2
 """Another algorithm may take more than those measured so far."""
-
-UNSEEN = 2.0
-"""A cell of a new kind, such as with larger images, counts as so many of the largest measured, until it is measured."""
 
 MEASURED_FROM_ROUND = 2
 """The round after which a cell has taken about all it will: prototypes have arrived, graphs are captured."""
@@ -43,54 +39,38 @@ def footprint(device: torch.device) -> Footprint | None:
 
 
 class Capacity:
-    """The number of cells that may run at once: one until the first is measured, then as many as fit.
-
-    If there are several kinds of cells, those of a kind that was not measured yet start one at a time.
-    """
+    """The number of cells that may run at once: one until the first is measured, then as many as fit."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._takes: dict[str, int | None] = {}  # by kind, the latest measured last; None if the system does not say
-        self._available: float | None = None
+        self._measured = False
+        self._takes = 0  # by the largest cell so far
+        self._available: float | None = None  # None if the system does not say
 
-    def measured(self, found: Footprint | None, kind: str = "") -> bool:
-        """Note what a cell took; return True if it was the first of its kind."""
-        first, before = kind not in self._takes, self._takes.get(kind)
-        self._takes[kind] = before if found is None else max(found.takes, before or 0)
-        if found is not None and self._available is None:
-            self._available = found.available
+    def measured(self, found: Footprint | None) -> bool:
+        """Note what a cell took; return True if it was the first."""
+        first, self._measured = not self._measured, True
+        if found is not None:
+            self._takes = max(self._takes, found.takes)
+            if self._available is None:
+                self._available = found.available
         return first
-
-    def has_place(self, kind: str, running: Sequence[str]) -> bool:
-        """Return True if a cell of a kind may start beside cells of these kinds; alone, it always may."""
-        if not running:
-            return True
-        if len(running) >= self.limit or any(other not in self._takes for other in running):
-            return False
-        if self._available is None:
-            return True
-        return SAFETY * sum(map(self._estimate, [*running, kind])) <= self._available
-
-    def _estimate(self, kind: str) -> float:
-        takes = self._takes.get(kind)
-        return UNSEEN * max(known or 0 for known in self._takes.values()) if takes is None else takes
 
     @property
     def at_once(self) -> int:
-        """Cells of the kind measured last that fit at once; never less than one."""
-        if not self._takes:
+        """Cells that fit at once; never less than one."""
+        if not self._measured:
             return 1
         if self._available is None:
             return self.limit
-        return max(1, min(self.limit, int(self._available / (SAFETY * self._estimate(list(self._takes)[-1])))))
+        return max(1, min(self.limit, int(self._available / (SAFETY * self._takes))))
 
     def words(self) -> str:
-        """Return a sentence with the estimate for the kind measured last."""
+        """Return a sentence with the estimate."""
         many = "1 runs at a time" if self.at_once == 1 else f"{self.at_once} run at once"
         if self._available is None:
             return f"the memory of a cell cannot be measured here, so {many}"
-        kind = list(self._takes)[-1]
         return (
-            f"{f'{kind}: ' if kind else ''}a cell took {self._estimate(kind) / 2**30:.1f} GiB of "
-            f"{self._available / 2**30:.1f} GiB in its first rounds; with a margin of {SAFETY - 1:.0%}, {many}"
+            f"a cell took {self._takes / 2**30:.1f} GiB of {self._available / 2**30:.1f} GiB in its first rounds; "
+            f"with a margin of {SAFETY - 1:.0%}, {many}"
         )

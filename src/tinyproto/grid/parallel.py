@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tinyproto.builder import Cell
@@ -33,7 +33,6 @@ class Job:
     index: int  # of the cell in that experiment's grid
     folder: RunFolder
     dataset: Callable[[], SharedDataset | None]  # called when the job starts; None if it is not to run any more
-    kind: str = ""  # jobs of one kind take about the same memory
     alone: bool = False  # no run folder contains its folder, so config and environment are written there
 
 
@@ -54,7 +53,7 @@ def run_jobs(
     with shared_gpu(device) if device != "cpu" else nullcontext(Sharing({}, "")) as sharing:
         if sharing.words:
             observer.told(sharing.words)
-        pool = _JobPool(jobs, at_once, device, sharing, observer, completed, failed)
+        pool = _JobPool(deque(jobs), at_once, device, sharing, observer, completed, failed, Capacity(at_once))
         try:
             pool.run()
         finally:
@@ -62,31 +61,28 @@ def run_jobs(
     return not pool.stopping
 
 
+@dataclass
 class _JobPool:
     """The processes of jobs, and the jobs that wait for one."""
 
-    def __init__(
-        self, jobs: Sequence[Job], at_once: int, device: str, sharing: Sharing, observer: Observer,
-        completed: Completed, failed: Failed,
-    ) -> None:  # fmt: skip
-        self.waiting = deque(jobs)
-        self.at_once = at_once
-        self.device = device
-        self.sharing = sharing
-        self.observer = observer
-        self.completed = completed
-        self.failed = failed
-        self.running: dict[Child, Job] = {}
-        self.capacity = Capacity(at_once)
-        self.stopping = False
-        self.answers: queue.SimpleQueue[tuple[Child, Parcel | None]] = queue.SimpleQueue()
+    waiting: deque[Job]
+    at_once: int
+    device: str
+    sharing: Sharing
+    observer: Observer
+    completed: Completed
+    failed: Failed
+    capacity: Capacity
+    running: dict[Child, Job] = field(default_factory=dict)
+    stopping: bool = False
+    answers: queue.SimpleQueue[tuple[Child, Parcel | None]] = field(default_factory=queue.SimpleQueue)
 
     def run(self) -> None:
         """Run until no job is left, or all have stopped."""
         while self.running or (self.waiting and not self.stopping):
             if not self.stopping and self.observer.stop_wanted():
                 self._stop()
-            while self.waiting and not self.stopping and self._has_place(self.waiting[0]):
+            while self.waiting and not self.stopping and len(self.running) < self.capacity.at_once:
                 self._start(self.waiting.popleft())
             with suppress(queue.Empty):
                 self._take(*self.answers.get(timeout=TICK))
@@ -96,9 +92,6 @@ class _JobPool:
         for child in list(self.running):
             self._dismiss(child)
 
-    def _has_place(self, job: Job) -> bool:
-        return self.capacity.has_place(job.kind, [other.kind for other in self.running.values()])
-
     def _start(self, job: Job) -> None:
         try:
             dataset = job.dataset()
@@ -107,11 +100,10 @@ class _JobPool:
             return
         if dataset is None:
             return
-        child = Child("tinyproto.grid.process", dataset.descriptors, self.sharing.variables)
+        child = Child(dataset, job.config, self.sharing.variables)
         self.running[child] = job
-        load = dataset.request(job.config)
         asked = {"cell": job.index, "folder": str(job.folder.path.absolute()), "device": self.device}
-        child.ask(Parcel({**load.head, **asked, "described_at_once": self.at_once if job.alone else None}))
+        child.ask(Parcel({"do": "run", **asked, "described_at_once": self.at_once if job.alone else None}))
         threading.Thread(target=self._listen, args=(child,), daemon=True).start()
 
     def _listen(self, child: Child) -> None:
@@ -148,20 +140,20 @@ class _JobPool:
 
     def _report(self, job: Job, head: Mapping[str, Any]) -> None:
         """Pass what a process reports on to the observer."""
-        if head["event"] == "started":
-            self.observer.started(job.cell, head["done"])
-            return
-        if head["event"] == "told":
-            self.observer.told(head["words"])
-            return
-        if head["event"] == "derived":
-            self.observer.derived(job.cell, head["values"], head["round"])
-            return
-        self.observer.played(job.cell, RoundResult(record_from(head["record"]), head["seconds"], tuple(head["notes"])))
-        if head["measured"]:
-            found = None if head["memory"] is None else Footprint(*head["memory"])
-            if self.capacity.measured(found, job.kind):
-                self.observer.told(self.capacity.words())
+        match head["event"]:
+            case "started":
+                self.observer.started(job.cell, head["done"])
+            case "told":
+                self.observer.told(head["words"])
+            case "derived":
+                self.observer.derived(job.cell, head["values"], head["round"])
+            case "played":
+                record = record_from(head["record"])
+                self.observer.played(job.cell, RoundResult(record, head["seconds"], tuple(head["notes"])))
+            case "measured":
+                found = None if head["memory"] is None else Footprint(*head["memory"])
+                if self.capacity.measured(found):
+                    self.observer.told(self.capacity.words())
 
     def _ended(self, job: Job, head: Mapping[str, Any], together: int) -> None:
         if head["event"] == "finished":

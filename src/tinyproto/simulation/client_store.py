@@ -21,9 +21,8 @@ from tinyproto.models import entry_name
 from tinyproto.storage.client_files import ClientFiles, Stored, parts_of, put_back
 from tinyproto.storage.tensor_files import digest
 
-WHILE_TRAINING = 3
-"""Memory that a client needs while it trains, in multiples of its size: gradients, and two copies
-(`engine/client.py`)."""
+WHILE_TRAINING = 2
+"""Memory that a client needs while it trains, in multiples of its size: gradients, and a copy (`engine/client.py`)."""
 
 UNBOUNDED = math.inf
 """The budget without a limit."""

@@ -20,8 +20,8 @@ from tinyproto.data.images import CountedSamples, FederatedData
 from tinyproto.engine.client import ClientRuntime, Steps
 from tinyproto.engine.measure import Clock, Meter, Stopwatch
 from tinyproto.engine.participation import Trace, plan_round, with_absences
-from tinyproto.engine.round import RoundPlan, RoundRecord, play_round
-from tinyproto.engine.server import Channel, Reply, ServerRuntime
+from tinyproto.engine.round import RoundRecord, play_round
+from tinyproto.engine.server import Channel, Reply, RoundPlan, ServerRuntime
 from tinyproto.errors import LeftOutError, WireError
 from tinyproto.memory import PeakMemory
 from tinyproto.simulation.client_store import UNBOUNDED, ClientBuilder, ClientStore
@@ -40,6 +40,7 @@ class HostReport:
     seconds: Mapping[str, float]  # per phase on the clients' side
     notes: Sequence[str] = ()  # what a user should know of how clients are trained
     steps: Steps | None = None  # of SGD; None if they are not counted
+    other_memory: int = 0  # peak bytes of the other processes that hold clients
 
 
 class ClientHost(Channel, StoredClients, Protocol):
@@ -53,38 +54,39 @@ class ClientHost(Channel, StoredClients, Protocol):
         """Return what happened since the last call."""
         ...
 
-    def other_memory(self) -> int:
-        """Return the peak bytes of the other processes that hold clients."""
-        ...
 
-
+@dataclass
 class Simulation:
     """One algorithm, one seed, one federation."""
 
-    def __init__(
-        self, server: ServerRuntime, host: ClientHost, num_clients: int, train: TrainSection, evaluate: EvaluateSection,
-        dropout: float | Trace, device: torch.device,
-    ) -> None:  # fmt: skip
-        self.server = server
-        self.host = host
-        self.num_clients = num_clients
-        self.train = train
-        self.evaluate = evaluate
-        self.dropout = dropout
-        self.peak_memory = PeakMemory(device)
+    server: ServerRuntime
+    host: ClientHost
+    num_clients: int
+    train: TrainSection
+    evaluate: EvaluateSection
+    dropout: float | Trace
+    memory: PeakMemory  # of this process
+    other_memory: int = 0  # peak bytes of the other processes that hold clients
+
+    @property
+    def peak_memory(self) -> int:
+        """Return the peak bytes of all processes so far."""
+        return self.memory.read() + self.other_memory
 
     def rounds(self, first: int = 1) -> Iterator[RoundResult]:
         """Run all rounds from `first` on, then the closing exchange; the hello comes before round 1."""
         total, stopwatch, meter = self.train.rounds, self.server.stopwatch, Meter()
         if first == 1:
-            self.server.greet(self.host, range(self.num_clients), meter)
+            for reason in self.server.greet(self.host, range(self.num_clients), meter).values():
+                raise reason
         for number in range(first, total + 2):
             start = stopwatch.now()
             with one_thread():
                 plan = self._plan(Round(number, total))
-                record = play_round(self.server, self.host, plan, meter, tolerant=True)
+                record = play_round(self.server, self.host, plan, meter)
             check_left_out(record, plan.participants, self.train.max_left_out)
             report = self.host.take_report()
+            self.other_memory = report.other_memory
             seconds = {**report.seconds, **stopwatch.take()}
             yield RoundResult(
                 record, {"total": stopwatch.now() - start, **seconds}, tuple(report.notes), report.steps
@@ -112,12 +114,12 @@ def check_left_out(record: RoundRecord, participants: Sequence[int], most: float
     raise LeftOutError(f"round {record.round} left out {which} clients{allowed}: {record.refused[out[0]]}{also}")
 
 
+@dataclass
 class Loopback:
     """Clients in this process; as many as fit into memory are handled together, so that a trainer may stack them."""
 
-    def __init__(self, clients: ClientRuntime, store: ClientStore) -> None:
-        self.clients = clients
-        self.store = store
+    clients: ClientRuntime
+    store: ClientStore
 
     def exchange(self, round_number: int, frames: Mapping[int, bytes]) -> Iterable[Reply]:  # noqa: ARG002
         """Deliver the frames and yield the replies; a client whose training diverged has been restored."""
@@ -148,10 +150,6 @@ class Loopback:
         self.clients.trainer.notes.clear()
         self.clients.steps = Steps()
         return report
-
-    def other_memory(self) -> int:
-        """Return 0: all clients are in this process."""
-        return 0
 
 
 def make_loopback(

@@ -17,7 +17,7 @@ from torch.nn import functional
 from tinyproto.stacked.fallback import check_kernel
 from tinyproto.stacked.layers import apply
 
-Pair = tuple[int, int]
+Pair = tuple[int, ...]
 
 DENSE_KERNELS = (3, 7)
 """Filter widths that the kernel for dense convolutions supports: Triton 3.6 compiles 5 wrong at some sizes."""
@@ -54,10 +54,9 @@ class Geometry(NamedTuple):
 
 def geometry(layer: nn.Conv2d) -> Geometry:
     """Return the geometry of a layer whose padding is given in numbers."""
-    kernel, stride, padding, dilation = (
-        _pair(value) for value in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
-    )
-    return Geometry(kernel, stride, padding, dilation, layer.groups, layer.in_channels, layer.out_channels)
+    assert not isinstance(layer.padding, str)
+    sizes = layer.kernel_size, layer.stride, layer.padding, layer.dilation
+    return Geometry(*sizes, layer.groups, layer.in_channels, layer.out_channels)
 
 
 def convolution(values: Tensor, weight: Tensor, bias: Tensor | None, shape: Geometry) -> Tensor:
@@ -126,7 +125,3 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
         return torch.bmm(left, right)
     finally:
         products.allow_tf32 = before
-
-
-def _pair(value: Any) -> Pair:
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))

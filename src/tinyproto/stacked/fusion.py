@@ -7,15 +7,15 @@ halves that are joined and then shuffled are interleaved at once. Nothing is abs
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from tinyproto.models.shufflenet_v2 import shuffle_channels
-from tinyproto.stacked.layers import Activation
+from tinyproto.stacked.layers import Activation, gate, interleave
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 _MODULES: dict[type[nn.Module], Activation] = {nn.ReLU: "relu", nn.ReLU6: "relu6", nn.SiLU: "silu"}
@@ -34,16 +34,10 @@ class Normalised(NamedTuple):
     added: fx.Node | None
 
 
-class Gated(NamedTuple):
-    """values · σ(gates)."""
+class Fused(NamedTuple):
+    """A function of two values."""
 
-    values: fx.Node
-    gates: fx.Node
-
-
-class Interleaved(NamedTuple):
-    """Two halves of the channels, one channel of each in turn."""
-
+    function: Callable[[Tensor, Tensor], Tensor]
     first: fx.Node
     second: fx.Node
 
@@ -53,7 +47,7 @@ class Fusion:
 
     def __init__(self, graph: fx.Graph, modules: Mapping[str, nn.Module]) -> None:
         self.modules = modules
-        self.fused: dict[fx.Node, Normalised | Gated | Interleaved] = {}
+        self.fused: dict[fx.Node, Normalised | Fused] = {}
         self.absorbed: set[fx.Node] = set()
         for node in graph.nodes:
             self._fuse(node)
@@ -65,7 +59,7 @@ class Fusion:
             return list(node.all_input_nodes)
         if isinstance(fused, Normalised):
             return [*fused.norm.all_input_nodes, *([] if fused.added is None else [fused.added])]
-        return list(fused)
+        return [fused.first, fused.second]
 
     def _fuse(self, node: fx.Node) -> None:
         if self._is(node, NORMS):
@@ -73,14 +67,14 @@ class Fusion:
         elif node.target in (operator.mul, torch.mul) and len(node.args) == 2:
             values, other = node.args
             if isinstance(values, fx.Node) and isinstance(other, fx.Node) and self._is_gate(other):
-                self._add([other, node], Gated(values, other.all_input_nodes[0]))
+                self._add([other, node], Fused(gate, values, other.all_input_nodes[0]))
         elif node.target is shuffle_channels:
             (joined,) = node.all_input_nodes
             parts = joined.args[0] if joined.target is torch.cat and len(joined.users) == 1 else ()
             if isinstance(parts, tuple | list) and len(parts) == 2:
                 first, second = parts
                 if isinstance(first, fx.Node) and isinstance(second, fx.Node):
-                    self._add([joined, node], Interleaved(first, second))
+                    self._add([joined, node], Fused(interleave, first, second))
 
     def _fuse_after_norm(self, norm: fx.Node) -> None:
         chain, added, activation = [norm], None, None
@@ -97,7 +91,7 @@ class Fusion:
             chain.append(follower)
         self._add(chain, Normalised(norm, activation, added))
 
-    def _add(self, chain: list[fx.Node], fused: Normalised | Gated | Interleaved) -> None:
+    def _add(self, chain: list[fx.Node], fused: Normalised | Fused) -> None:
         self.fused[chain[-1]] = fused
         self.absorbed |= set(chain[:-1])
 

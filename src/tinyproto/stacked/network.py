@@ -17,7 +17,7 @@ from tinyproto.models.split import DropoutLinear, Output, PoolFeatures, SplitMod
 from tinyproto.stacked import layers
 from tinyproto.stacked.convolution import convolution, geometry
 from tinyproto.stacked.fallback import CannotStack
-from tinyproto.stacked.fusion import NORMS, Fusion, Gated, Normalised
+from tinyproto.stacked.fusion import NORMS, Fusion, Normalised
 
 _LEAVES = (PoolFeatures, StochasticDepth, DropoutLinear)
 _POINTWISE_MODULES = (nn.ReLU, nn.ReLU6, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.GELU, nn.Identity, nn.LeakyReLU, nn.Hardswish)
@@ -123,10 +123,8 @@ class StackedModule:
                 found[argument], running, get("weight"), get("bias"),
                 by_batch=normalise, activation=fused.activation, added=added,
             )  # fmt: skip
-        if isinstance(fused, Gated):
-            return layers.gate(found[fused.values], found[fused.gates])
         if fused is not None:
-            return layers.interleave(found[fused.first], found[fused.second])
+            return fused.function(found[fused.first], found[fused.second])
         if node.op == "call_module":
             (argument,) = node.all_input_nodes
             return _apply_layer(*self._layer(node, state), found[argument], training)

@@ -35,7 +35,6 @@ class StackedTrainer:
         self.feature_stacks: dict[Hashable, FeatureStack | None] = {}
         self.completed: set[Hashable] = set()  # keys whose stack has worked before
         self.architectures: WeakKeyDictionary[SplitModel, Hashable] = WeakKeyDictionary()
-        self.reported_steps = False
 
     def fit(self, tasks: Sequence[Task]) -> list[FitResult]:
         """Optimise the modules of each task in place."""
@@ -59,12 +58,6 @@ class StackedTrainer:
                 self.notes.append(fallback_note(chosen[0], "one by one", failed[key]))
             found = good[key] if key in good else self.one_by_one.fit(chosen)
             results |= dict(zip(members, found, strict=True))
-        if good and not self.reported_steps:
-            self.reported_steps = True
-            taken = sum(result.steps for result in results.values())
-            computed = sum(result.steps_computed for result in results.values())
-            note = f"{len(results)} clients in {len(good)} stack(s): {taken} steps taken, {computed} computed"
-            self.notes.append(note)
         return [results[index] for index in range(len(tasks))]
 
     def features(self, models: Sequence[FeatureModel], data: Sequence[TensorData]) -> list[Tensor]:

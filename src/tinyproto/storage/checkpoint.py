@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,13 +44,6 @@ class Position:
         return cls(0, 1, 0, 0, config)
 
 
-class Damage(NamedTuple):
-    """A checkpoint that cannot be resumed from, and why."""
-
-    checkpoint: Path
-    reason: str  # names the damaged file, which may be a client's file
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """A position, and the state of the cell in progress; no state if it has not started."""
@@ -60,7 +53,7 @@ class Checkpoint:
     infos: Mapping[int, ClientInfo]
     held: Mapping[int, Sequence[int]]  # classes of a client's last upload, if the server needs them
     clients: Mapping[int, Stored]  # those that ever changed
-    passed_over: Sequence[Damage] = ()  # newer ones, the newest first
+    passed_over: Mapping[Path, str]  # newer ones that are damaged, the newest first; the reason names the damaged file
 
 
 def save(
@@ -122,24 +115,20 @@ def load_newest(folder: Path, clients: Path, remedy: str = "") -> Checkpoint | N
 
     Raise CheckpointError if every one is damaged. `remedy` then says what to do, if deleting the folder is not it.
     """
-    damages: list[Damage] = []
+    damages: dict[Path, str] = {}
     for path in reversed(_files(folder)):
         try:
             return _load(path, clients, damages)
         except (DamagedError, ClientStateError) as error:
-            damages.append(Damage(path, str(error)))
+            damages[path] = str(error)
     if not damages:
         return None
     remedy = remedy or f"delete {folder} to start again from round 1"
-    reasons = list(dict.fromkeys(damage.reason for damage in damages))
-    if len(damages) > 1 and len(reasons) == 1:  # a client file that each of them needs
-        raise CheckpointError(
-            f"{reasons[0]}, and every checkpoint in {folder} needs that file, so none is left to resume from; {remedy}"
-        )
+    reasons = dict.fromkeys(damages.values())  # one, if each of them needs a client's file
     raise CheckpointError(f"no checkpoint in {folder} is intact: {'; '.join(reasons)}; {remedy}")
 
 
-def _load(path: Path, clients: Path, passed_over: Sequence[Damage]) -> Checkpoint:
+def _load(path: Path, clients: Path, passed_over: Mapping[Path, str]) -> Checkpoint:
     facts = _facts(path)
     _, server = load_sealed(path)
     infos = {info["id"]: ClientInfo(**info) for info in facts["infos"]}
@@ -148,16 +137,16 @@ def _load(path: Path, clients: Path, passed_over: Sequence[Damage]) -> Checkpoin
     files = ClientFiles(clients)
     for client, parts in stored.items():  # checked now, while there is a previous checkpoint to fall back to
         files.get(client, parts)
-    return Checkpoint(Position(**facts["position"]), server, infos, held, stored, tuple(passed_over))
+    return Checkpoint(Position(**facts["position"]), server, infos, held, stored, passed_over)
 
 
 def set_aside(checkpoint: Checkpoint) -> list[str]:
     """Rename the checkpoints that were passed over, so that they no longer count; return a sentence on each."""
     told, at = [], checkpoint.position
     place = f"after cell {at.cell}" if at.cell else f"from round {at.next_round}"
-    for damage in checkpoint.passed_over:
-        damage.checkpoint.rename(damage.checkpoint.with_suffix(_DAMAGED))
-        told.append(f"{damage.reason}; resuming {place}, with the previous checkpoint")
+    for path, reason in checkpoint.passed_over.items():
+        path.rename(path.with_suffix(_DAMAGED))
+        told.append(f"{reason}; resuming {place}, with the previous checkpoint")
     return told
 
 

@@ -68,16 +68,14 @@ def sealed_facts(path: Path) -> dict[str, Any]:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-        text, seal = metadata.get(_FACTS, ""), metadata.get(_SEAL)
-        if not text:
-            raise DamagedError(f"{path} is damaged, or not a file of tinyproto (it has no facts beside its tensors)")
-        facts: dict[str, Any] = dict(json.loads(text))
     except _UNREADABLE as error:
         raise DamagedError(f"{path} is damaged ({one_line(error)})") from error
-    if _TENSORS not in facts:
-        raise DamagedError(f"{path} is damaged (it has no digest)")
-    if seal != _digest_of(text):
+    text = metadata.get(_FACTS)
+    if text is None:
+        raise DamagedError(f"{path} is damaged, or not a file of tinyproto (it has no facts beside its tensors)")
+    if metadata.get(_SEAL) != _digest_of(text):
         raise DamagedError(f"{path} is damaged (its facts differ from what was written)")
+    facts: dict[str, Any] = json.loads(text)
     return facts
 
 

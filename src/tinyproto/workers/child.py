@@ -6,7 +6,6 @@ import ctypes
 import json
 import os
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
@@ -20,8 +19,6 @@ import torch
 from tinyproto.data.images import Images, SharedPixels
 from tinyproto.errors import LeftOutError, TinyProtoError, one_line
 
-_LENGTH = struct.Struct("<Q")
-
 
 class Parcel(NamedTuple):
     """One message: a JSON head and byte blobs."""
@@ -31,9 +28,8 @@ class Parcel(NamedTuple):
 
 
 def send(stream: IO[bytes], parcel: Parcel) -> None:
-    """Write a parcel."""
-    head = json.dumps({**parcel.head, "blobs": [len(blob) for blob in parcel.blobs]}).encode()
-    stream.write(_LENGTH.pack(len(head)) + head)
+    """Write a parcel: a line of JSON, then the blobs."""
+    stream.write(json.dumps({**parcel.head, "blobs": [len(blob) for blob in parcel.blobs]}).encode() + b"\n")
     for blob in parcel.blobs:
         stream.write(blob)
     stream.flush()
@@ -41,18 +37,13 @@ def send(stream: IO[bytes], parcel: Parcel) -> None:
 
 def receive(stream: IO[bytes]) -> Parcel | None:
     """Read the next parcel; return None if the other side is gone."""
-    try:
-        head = json.loads(_exactly(stream, _LENGTH.unpack(_exactly(stream, _LENGTH.size))[0]))
-        return Parcel(head, [_exactly(stream, size) for size in head.pop("blobs")])
-    except EOFError:
+    line = stream.readline()
+    if not line.endswith(b"\n"):
         return None
-
-
-def _exactly(stream: IO[bytes], size: int) -> bytes:
-    data = stream.read(size)
-    if len(data) < size:
-        raise EOFError
-    return data
+    head = json.loads(line)
+    sizes = head.pop("blobs")
+    blobs = [stream.read(size) for size in sizes]
+    return Parcel(head, blobs) if [len(blob) for blob in blobs] == sizes else None
 
 
 class End(NamedTuple):
@@ -64,24 +55,23 @@ class End(NamedTuple):
 
 
 class Child:
-    """`python -m MODULE` with one thread, which answers parcels and ends with its parent."""
+    """`grid/process.py` in a process with one thread, which has a dataset, answers parcels and ends with its parent."""
 
-    def __init__(
-        self, module: str, descriptors: Sequence[int] = (), variables: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, dataset: SharedDataset, config: Mapping[str, Any], variables: Mapping[str, str]) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         before = signal.pthread_sigmask(signal.SIG_BLOCK, PARENTS_SIGNALS)  # inherited, until the child handles them
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module],
+                [sys.executable, "-m", "tinyproto.grid.process"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
-                env={**os.environ, "OMP_NUM_THREADS": "1", PARENT: str(os.getpid()), **(variables or {})},
-                pass_fds=descriptors,
+                env={**os.environ, "OMP_NUM_THREADS": "1", PARENT: str(os.getpid()), **variables},
+                pass_fds=dataset.descriptors,
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self.ask(dataset.request(config))
 
     def ask(self, parcel: Parcel) -> bool:
         """Send a request; return False if the process is gone."""
@@ -128,17 +118,16 @@ PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 
 
-def open_service(stop: Callable[[], None] | None = None) -> tuple[IO[bytes], IO[bytes]]:
+def open_service(stop: Callable[[], None]) -> tuple[IO[bytes], IO[bytes]]:
     """Return the streams of requests and answers; use one thread, and ignore the signals that the parent handles.
 
-    With `stop`, SIGTERM calls it: that is how the parent asks for a stop. Until here the signals were blocked, so none
-    of them ends a process that is starting.
+    SIGTERM calls `stop`: that is how the parent asks for a stop. Until here the signals were blocked, so none of them
+    ends a process that is starting.
     """
     for number in PARENTS_SIGNALS:
-        if stop is not None and number is signal.SIGTERM:  # never ignored: a blocked one would be lost
-            signal.signal(number, lambda _number, _frame: stop())
-        else:
+        if number is not signal.SIGTERM:
             signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: stop())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTS_SIGNALS)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -171,18 +160,15 @@ def _is_out_of_memory(error: Exception) -> bool:
     )
 
 
-_FACTS = ("name", "num_classes", "scale", "shift")
-
-
 class SharedDataset:
-    """A dataset whose open files child processes inherit; if it has none, each child loads the dataset."""
+    """A dataset in open files that child processes inherit; if it has none, each child loads the dataset."""
 
     def __init__(self, images: Images) -> None:
         assert images.shared is not None
-        labels = SharedPixels.blank((len(images), 8))
+        labels = SharedPixels.blank((len(images), 8))  # not in the request: a pipe holds little until a child reads it
         labels.array[:] = images.labels.numpy().view(np.uint8).reshape(-1, 8)
         self._parts = {"pixels": images.shared, "labels": labels}
-        self._facts = {name: getattr(images, name) for name in _FACTS}
+        self._facts = {name: getattr(images, name) for name in ("name", "num_classes", "scale", "shift")}
 
     @property
     def descriptors(self) -> list[int]:

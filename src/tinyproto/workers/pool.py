@@ -21,25 +21,71 @@ MOST_FRAME_BYTES = 64 * 2**20
 
 
 class WorkerPool:
-    """Worker processes that each hold a share of the clients, until it is closed."""
+    """Worker processes until it is closed; each holds a share of the clients of the current cell."""
 
     def __init__(self, config: Mapping[str, Any], images: Images, count: int) -> None:
         dataset = SharedDataset(images)
-        self._workers = [_Process(index, config, dataset) for index in range(count)]
+        self._workers = [_Worker(index, config, dataset) for index in range(count)]
+        self._shares: Sequence[Sequence[int]] = ()
 
     def close(self) -> None:
         """End the processes now."""
         for worker in self._workers:
             worker.close()
 
-    def begin(self, cell: int, samples: Sequence[int], folder: Path, memory: int) -> WorkerHost:
-        """Distribute the clients of a cell by their number of training samples.
+    def begin(self, cell: int, samples: Sequence[int], folder: Path, memory: int) -> WorkerPool:
+        """Distribute the clients of a cell by their number of training samples; return the channel to them.
 
         Clients beyond `memory` bytes in a worker go to the folder.
         """
-        host = WorkerHost(self._workers, deal(samples, len(self._workers)))
-        host.ask_each("begin", cell=cell, folder=str(folder.resolve()), memory=memory)
-        return host
+        self._shares = deal(samples, len(self._workers))
+        self._ask_each("begin", cell=cell, folder=str(folder.resolve()), memory=memory)
+        return self
+
+    def _ask_each(self, request: str, clients: Collection[int] | None = None, **facts: Any) -> list[Parcel]:
+        """Send each worker a request about its clients, or about those named; return the answers."""
+        for worker, share in zip(self._workers, self._shares, strict=True):
+            named = [client for client in share if clients is None or client in clients]
+            worker.request(Parcel({"do": request, "clients": named, **facts}))
+        return [worker.reply(request) for worker in self._workers]
+
+    def exchange(self, round_number: int, frames: Mapping[int, bytes]) -> Iterator[Reply]:
+        """Deliver the frames to all workers at once; yield the replies worker by worker."""
+        waiting = [_batches([client for client in share if client in frames], frames) for share in self._shares]
+        while any(batches := [next(share, {}) for share in waiting]):
+            for worker, batch in zip(self._workers, batches, strict=True):
+                head = {"do": "exchange", "round": round_number, "clients": list(batch)}
+                worker.request(Parcel(head, list(batch.values())))
+            for worker, batch in zip(self._workers, batches, strict=True):
+                for client in batch:
+                    parcel = worker.reply("client", f"client {client}")
+                    refused = parcel.head["refused"]
+                    yield Reply(parcel.head["client"], parcel.blobs[0], None if refused is None else WireError(refused))
+
+    def save(self) -> Mapping[int, Stored]:
+        """Write all that changed; return the places of the clients that ever changed."""
+        stored: dict[int, Stored] = {}
+        for parcel in self._ask_each("save"):
+            stored |= stored_from(parcel.head["stored"])
+        return dict(sorted(stored.items()))
+
+    def restore(self, stored: Mapping[int, Stored]) -> None:
+        """Set the clients to the state they had when they were saved."""
+        self._ask_each("restore", stored=dict(stored))
+
+    def snapshot(self, clients: Sequence[int], parts: Collection[str]) -> Mapping[str, Tensor]:
+        """Return copies of some parts of some clients, by name."""
+        tensors: dict[str, Tensor] = {}
+        for parcel in self._ask_each("snapshot", set(clients), parts=list(parts)):
+            tensors |= load(parcel.blobs[0])
+        return tensors
+
+    def take_report(self) -> HostReport:
+        """Return the slowest worker's seconds since the last call; workers train as the reference does."""
+        reports = [parcel.head for parcel in self._ask_each("report")]
+        phases = dict.fromkeys(phase for report in reports for phase in report["seconds"])
+        seconds = {phase: max(report["seconds"].get(phase, 0.0) for report in reports) for phase in phases}
+        return HostReport(seconds, other_memory=sum(report["memory"] for report in reports))
 
 
 def deal(samples: Sequence[int], count: int) -> list[list[int]]:
@@ -51,74 +97,6 @@ def deal(samples: Sequence[int], count: int) -> list[list[int]]:
         shares[least].append(client)
         loads[least] += samples[client]
     return [sorted(share) for share in shares]
-
-
-class WorkerHost:
-    """The clients of one cell in the workers."""
-
-    def __init__(self, workers: Sequence[_Process], shares: Sequence[Sequence[int]]) -> None:
-        self._workers = workers
-        self._shares = shares
-        self._seconds: dict[str, float] = {}
-        self._phases: dict[str, dict[str, float]] = {}  # of the exchange in progress, by phase and worker
-        self._memory: dict[str, int] = {}
-
-    def ask_each(self, request: str, clients: Collection[int] | None = None, **facts: Any) -> list[Parcel]:
-        """Send each worker a request about its clients, or about those named; return the answers."""
-        for worker, share in zip(self._workers, self._shares, strict=True):
-            named = [client for client in share if clients is None or client in clients]
-            worker.ask(Parcel({"do": request, "clients": named, **facts}))
-        return [worker.answer(request) for worker in self._workers]
-
-    def exchange(self, round_number: int, frames: Mapping[int, bytes]) -> Iterator[Reply]:
-        """Deliver the frames to all workers at once; yield the replies worker by worker."""
-        waiting = [_batches([client for client in share if client in frames], frames) for share in self._shares]
-        while any(batches := [next(share, {}) for share in waiting]):
-            for worker, batch in zip(self._workers, batches, strict=True):
-                head = {"do": "exchange", "round": round_number, "clients": list(batch)}
-                worker.ask(Parcel(head, list(batch.values())))
-            for worker, batch in zip(self._workers, batches, strict=True):
-                for client in batch:
-                    parcel = worker.answer("client", f"client {client}")
-                    refused = parcel.head["refused"]
-                    yield Reply(parcel.head["client"], parcel.blobs[0], None if refused is None else WireError(refused))
-                self._note(worker.name, worker.answer("exchange").head)
-        for phase, values in self._phases.items():  # workers run side by side: the slowest counts
-            self._seconds[phase] = self._seconds.get(phase, 0.0) + max(values.values())
-        self._phases = {}
-
-    def _note(self, worker: str, report: Mapping[str, Any]) -> None:
-        self._memory[worker] = report["memory"]
-        for phase, value in report["seconds"].items():
-            by_worker = self._phases.setdefault(phase, {})
-            by_worker[worker] = by_worker.get(worker, 0.0) + value
-
-    def save(self) -> Mapping[int, Stored]:
-        """Write all that changed; return the places of the clients that ever changed."""
-        stored: dict[int, Stored] = {}
-        for parcel in self.ask_each("save"):
-            stored |= stored_from(parcel.head["stored"])
-        return dict(sorted(stored.items()))
-
-    def restore(self, stored: Mapping[int, Stored]) -> None:
-        """Set the clients to the state they had when they were saved."""
-        self.ask_each("restore", stored=dict(stored))
-
-    def snapshot(self, clients: Sequence[int], parts: Collection[str]) -> Mapping[str, Tensor]:
-        """Return copies of some parts of some clients, by name."""
-        tensors: dict[str, Tensor] = {}
-        for parcel in self.ask_each("snapshot", set(clients), parts=list(parts)):
-            tensors |= load(parcel.blobs[0])
-        return tensors
-
-    def take_report(self) -> HostReport:
-        """Return the seconds since the last call; workers train as the reference does, and count no steps."""
-        seconds, self._seconds = self._seconds, {}
-        return HostReport(seconds)
-
-    def other_memory(self) -> int:
-        """Return the sum of the workers' peaks."""
-        return sum(self._memory.values())
 
 
 def _batches(clients: Iterable[int], frames: Mapping[int, bytes]) -> Iterator[dict[int, bytes]]:
@@ -135,40 +113,31 @@ def _batches(clients: Iterable[int], frames: Mapping[int, bytes]) -> Iterator[di
         yield batch
 
 
-class _Process:
-    """One worker process."""
+class _Worker(Child):
+    """One worker process; raises a WorkerError when it fails or is gone."""
 
     def __init__(self, index: int, config: Mapping[str, Any], dataset: SharedDataset) -> None:
+        super().__init__(dataset, config, {})
         self.name = f"worker {index + 1}"
-        self._child = Child("tinyproto.workers.process", dataset.descriptors)
-        self._loaded = False
-        self.ask(dataset.request(config))
 
-    def ask(self, parcel: Parcel) -> None:
+    def request(self, parcel: Parcel) -> None:
         """Send a request."""
-        if not self._child.ask(parcel):
+        if not self.ask(parcel):
             raise self._gone("between two requests")
 
-    def answer(self, expected: str, whose: str = "") -> Parcel:
+    def reply(self, expected: str, whose: str = "") -> Parcel:
         """Return the next answer, which has to be of the kind expected."""
-        if not self._loaded:
-            self._loaded = True
-            self.answer("load")
-        parcel = self._child.answer()
+        parcel = self.answer()
         if parcel is None:
             raise self._gone(f"on {whose or expected}")
-        if "error" in parcel.head:
+        if parcel.head["event"] == "failed":
             if parcel.head["kind"] == "ours":
                 raise TinyProtoError(parcel.head["error"])
             place = parcel.head["place"] or f"on {whose or expected}"
             raise WorkerError(f"{self.name} failed {place}: {parcel.head['error']}")
-        assert parcel.head.get("done", "client") == expected
+        assert parcel.head["event"] == expected
         return parcel
 
     def _gone(self, when: str) -> WorkerError:
-        end = self._child.end()
+        end = self.end()
         return WorkerError(f"{self.name} {end.words} {when}{end.last_words}")
-
-    def close(self) -> None:
-        """End the process now."""
-        self._child.close()
