@@ -187,33 +187,18 @@ def _watch(folder: Path, superlink: SuperLink, progress: FederationProgress, sto
         run.stop()
 
 
-AUTHORITY = {
-    "certified again": "; a new ca.crt of the same authority, and clients' copies stay valid",
-    "new": "; a new authority: each client needs the new ca.crt",
-}
-
-
 def init_keys(folder: Path, clients: int, hosts: Sequence[str], output: Output) -> None:
     """Make the missing keys, and say which folder belongs on which machine."""
     made = make_keys(folder, clients, hosts)
     output.say(f"{folder}/server      for this machine: a certificate for {', '.join(made.names)}")
-    here = next((number for number in range(clients) if number not in made.elsewhere), "N")
-    output.say(
-        f"{folder}/client-N    for client N only, for example: scp -r {folder}/client-{here} DEVICE:tinyproto/keys/"
-    )
+    output.say(f"{folder}/client-N    for client N only, for example: scp -r {folder}/client-0 DEVICE:tinyproto/keys/")
     output.say(f"{folder}/authority   signs certificates; keep it where no other machine can read it")
     whose = f" (client {', '.join(map(str, made.clients))})" if 0 < len(made.clients) < clients else ""
-    words = f"{counted(len(made.clients), 'new key')}{whose}; {'a new' if made.certificate else 'the same'} certificate"
-    output.say(f"{words}{AUTHORITY.get(made.authority, '')}")
-    if made.copied:
-        output.say(f"wrote ca.crt for: {', '.join(made.copied)}")
-    if made.names_lost:
-        output.say("the earlier certificate could not be read; add the names that clients use with --host")
-    if made.elsewhere:
-        output.say(
-            f"not in this folder: the private key of client {', '.join(map(str, made.elsewhere))}; if it is lost, "
-            f"remove {folder}/server/clients/N.pub and run this command again"
-        )
-    output.result({"folder": str(folder), "names": list(made.names), "new_clients": list(made.clients),
-                   "new_certificate": made.certificate, "new_authority": made.authority in ("first", "new"),
-                   "copied": list(made.copied), "elsewhere": list(made.elsewhere)})  # fmt: skip
+    keys = f"{counted(len(made.clients), 'new key')}{whose}"
+    output.say(f"{keys}; {'a new' if made.certificate else 'the same'} certificate")
+    if made.authority and len(made.clients) < clients:
+        output.say(f"{folder}/server/ca.crt is new; a client that no longer trusts this coordinator needs a copy")
+    output.result({
+        "folder": str(folder), "names": list(made.names), "new_clients": list(made.clients),
+        "new_certificate": made.certificate, "new_authority": made.authority,
+    })  # fmt: skip
