@@ -29,10 +29,9 @@ class InMemory:
 
     def send(self, messages: Sequence[Outgoing], lifetime: float) -> list[str | None]:
         identities: list[str | None] = []
-        for node, topic, values in messages:
-            kind = topic if isinstance(topic, str) else "frame"
+        for node, values in messages:
             identities.append(f"message {len(self.waiting)}")
-            self.waiting[f"message {len(self.waiting)}"] = [Incoming(respond(self.folders[node], node, kind, values))]
+            self.waiting[f"message {len(self.waiting)}"] = [Incoming(respond(self.folders[node], node, values))]
         return identities
 
     def replies(self, identity: str) -> list[Incoming | None]:

@@ -169,6 +169,7 @@ class ClientSession:
         """Keep the SuperNode running until its last reply is sent and `until` holds, but at most for a minute."""
         give_up = time.monotonic() + LAST_ANSWER_SECONDS
         while time.monotonic() < give_up and not self.stop.wanted and not node.wait(0.5):
+            self._show_events()
             if node.has_answered and until():
                 return
 

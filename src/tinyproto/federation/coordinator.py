@@ -137,7 +137,6 @@ class Coordinator:
         new = [client for client in self.channel.roster.present if client not in self.server.infos]
         if new:
             refused = self.server.greet(self.channel, new, hellos, tolerant=True)
-            self.channel.tell_refused(refused)
             for client, error in refused.items():
                 node = self.channel.roster.nodes.get(client)
                 if node is not None:  # else the roster has forgotten it, and it is greeted again

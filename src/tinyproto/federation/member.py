@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 import safetensors
 import torch
@@ -29,7 +28,7 @@ from tinyproto.engine.training import make_trainer
 from tinyproto.errors import DamagedError, ModelError, TinyProtoError, WireError, one_line
 from tinyproto.federation.client_data import ClientDataSection, client_data
 from tinyproto.federation.journal import Journal
-from tinyproto.federation.refusals import NOTICE, Refusal, Values, printable, read_notice
+from tinyproto.federation.refusals import Refusal, Values, printable, read_notice
 from tinyproto.federation.terms import Agreement, JsonFile, accepted_terms
 from tinyproto.models import build_model, rehearse_training
 from tinyproto.storage.client_files import parts_of, put_back
@@ -44,17 +43,16 @@ ORDER = {Kind.HELLO: 0, Kind.EVALUATE: 1, Kind.TRAIN: 2}
 _UNREADABLE = (DamagedError, KeyError, ValueError)
 
 
-def respond(
-    folder: Path, client: int, topic: Literal["hello", "notice", "frame"], asked: Mapping[str, object]
-) -> Values:
+def respond(folder: Path, client: int, asked: Mapping[str, object]) -> Values:
     """Return the reply to a coordinator's message, or a short code for whatever went wrong.
 
-    The sentence, or the traceback of a bug, goes to `progress.jsonl` in the client's folder and never onto the network.
+    The message has the terms, a frame, or else a notice. The sentence of a refusal, or the traceback of a bug, goes to
+    `progress.jsonl` in the client's folder and never onto the network.
     """
     journal = Journal(folder / "progress.jsonl")
-    handlers = {"hello": _accept, "notice": _note, "frame": _answer}
+    handle = _accept if "terms" in asked else _answer if "frame" in asked else _note
     try:
-        return handlers[topic](Member(folder, client), asked, journal)
+        return handle(Member(folder, client), asked, journal)
     except Refusal as refusal:
         journal.tell("refused", code=refusal.code, reason=str(refusal))
         return {"error": refusal.code, "client-id": client}
@@ -83,9 +81,6 @@ def _note(member: Member, asked: Mapping[str, object], journal: Journal) -> Valu
 
 
 def _answer(member: Member, asked: Mapping[str, object], journal: Journal) -> Values:
-    if f"{NOTICE}words" in asked:  # about an earlier answer
-        told = {name.removeprefix(NOTICE): value for name, value in asked.items() if name.startswith(NOTICE)}
-        journal.tell("refused", **read_notice(told))
     frame = asked["frame"]
     assert isinstance(frame, bytes)
     reply = member.answer(str(asked["federation"]), frame)

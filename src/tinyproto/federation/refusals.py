@@ -69,9 +69,6 @@ ADVICE: Mapping[str, str] = {
 LONGEST_REASON = 300
 """Characters of a notice's reason."""
 
-NOTICE = "refused-"
-"""Prefix of a notice's values where it travels beside a frame."""
-
 Values = dict[str, int | float | str | bytes]
 """The values of one message; every transport carries these."""
 

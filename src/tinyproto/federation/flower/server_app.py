@@ -7,7 +7,7 @@ Without `tinyproto serve`, the run config's `config` names a config file, and `o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -16,21 +16,13 @@ from flwr.serverapp import Grid, ServerApp
 
 from tinyproto.config import load_config
 from tinyproto.errors import TinyProtoError, one_line
-from tinyproto.federation.channel import Incoming, Outgoing, Topic
+from tinyproto.federation.channel import Incoming, Outgoing
 from tinyproto.federation.coordinator import Coordinator
 from tinyproto.federation.flower import RECORD
 from tinyproto.federation.journal import Journal
 from tinyproto.federation.terms import ServeFile, new_token
 from tinyproto.tracking.run_folder import is_federation
-from tinyproto.wire.frame import Kind
 
-TYPES: Mapping[Topic, str] = {
-    "hello": "query.hello",
-    "notice": "query.notice",
-    Kind.HELLO: "query.frame",
-    Kind.TRAIN: "train",
-    Kind.EVALUATE: "evaluate",
-}
 FAILURES = {
     1: "Flower could not load its app",
     2: "its app failed",
@@ -83,10 +75,9 @@ class GridTransport:
     def send(self, messages: Sequence[Outgoing], lifetime: float) -> list[str | None]:
         """Push messages; return each one's id, None if Flower did not take it."""
         pushed = [
-            Message(RecordDict({RECORD: ConfigRecord(values)}), dst_node_id=node, message_type=TYPES[topic],
-                    ttl=lifetime)
-            for node, topic, values in messages
-        ]  # fmt: skip
+            Message(RecordDict({RECORD: ConfigRecord(values)}), dst_node_id=node, message_type="query", ttl=lifetime)
+            for node, values in messages
+        ]
         identities = [identity or None for identity in self.grid.push_messages(pushed)]
         return identities if len(identities) == len(pushed) else [None] * len(pushed)
 
