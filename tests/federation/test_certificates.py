@@ -48,8 +48,7 @@ def test_the_certificate_is_good_for_its_names_and_of_its_authority_only(tmp_pat
     make_keys(tmp_path / "theirs", 1, [])
     ours, theirs = (ServerKeys.open(tmp_path / whose) for whose in ("ours", "theirs"))
     for host in ("localhost", "127.0.0.1"):
-        counts = shake_hands(ours, host, ours.authority)
-        assert 200 < counts["up"] < counts["down"] < 4000
+        shake_hands(ours, host, ours.authority)
     with pytest.raises(FederationError, match="not from the authority"):
         shake_hands(theirs, "localhost", ours.authority)
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from tinyproto.cli.federation_progress import FederationProgress
-from tinyproto.cli.interrupt import StopOnInterrupt
+from tinyproto.cli.interrupt import StopOnInterrupt, ending_at_once
 from tinyproto.cli.run import conclude
 from tinyproto.cli.terminal import Output
 from tinyproto.config import Config, load_config
-from tinyproto.config.load import differences
 from tinyproto.errors import ConfigError, FederationError, Interrupted
 from tinyproto.federation.flower.gate import Gate, OpenGate, listening
 from tinyproto.federation.flower.processes import SuperLink, split_address
@@ -64,12 +63,12 @@ def serve_config(options: ServeOptions, output: Output) -> None:
         )
         largest = agree(offered_terms(config, served.federation), config.model.models).setup.expectation.largest_frame
         opened = stack.enter_context(listening(host, port))  # before anything is replaced
+        with ending_at_once(f"resume with: {how_to_resume(folder)}" if options.resume else "nothing has started"):
+            new = None if options.resume else stack.enter_context(NewRun(folder, overwrite=options.overwrite))
+            if new is not None:
+                new.folder.write_config(config.resolved())
+            superlink = _start(stack, folder, served, keys)
         stop = stack.enter_context(StopOnInterrupt(signal.SIGTERM, signal.SIGHUP))
-        new = None if options.resume else stack.enter_context(NewRun(folder, overwrite=options.overwrite))
-        if new is not None:
-            new.folder.write_config(config.resolved())
-        words = f"resume with: {how_to_resume(folder)}" if new is None else "nothing has started"
-        superlink = _start(stack, folder, served, keys, lambda: _raise_if_stopped(stop, words))
         tell = Journal(folder / "progress.jsonl").tell
         gate = OpenGate(Gate(superlink.address, keys, largest), keys, opened, tell)
         stack.callback(gate.close)
@@ -84,51 +83,34 @@ def serve_config(options: ServeOptions, output: Output) -> None:
     conclude(output, config, folder)
 
 
-def _start(stack: ExitStack, folder: Path, served: ServeFile, keys: ServerKeys, look: Callable[[], None]) -> SuperLink:
-    """Return a SuperLink that answers and has the clients' keys registered; `look` may raise to stop that."""
+def _start(stack: ExitStack, folder: Path, served: ServeFile, keys: ServerKeys) -> SuperLink:
+    """Return a SuperLink that answers and has the clients' keys registered."""
     with writing(folder):
         served.write(folder)
-    superlink = SuperLink(folder / "flower", keys, look)
+    superlink = SuperLink(folder / "flower", keys)
     stack.callback(superlink.stop)
     superlink.wait_until_up()
-    superlink.register(keys.clients)
-    look()
+    superlink.register()
     return superlink
 
 
-def _raise_if_stopped(stop: StopOnInterrupt, words: str) -> None:
-    if stop.wanted:
-        raise Interrupted(words)
-
-
 def _source(options: ServeOptions) -> tuple[Path, Config, ServeFile | None]:
-    """Return the run folder, its config, and its serve.json on resume; a run folder may stand in place of a config.
-
-    A federation keeps the config it started with; a file with other values is refused.
-    """
-    is_folder = options.config.is_dir()
-    if is_folder and not options.resume:
-        raise ConfigError(f"{options.config} is a folder; add --resume to continue the federation in it")
-    if is_folder and options.overrides:
-        raise ConfigError("a federation keeps the config it started with; leave out the overrides")
-    config = None if is_folder else load_config(options.config, list(options.overrides))
-    folder = options.config if config is None else options.runs / config.model.name
+    """Return the run folder and its config, and on resume, for which the run folder is named, its serve.json."""
+    folder = options.config
     if not options.resume:
-        assert config is not None
-        return folder, config, None
+        if folder.is_dir():
+            raise ConfigError(f"{folder} is a folder; add --resume to continue the federation in it")
+        config = load_config(folder, list(options.overrides))
+        return options.runs / config.model.name, config, None
+    if not folder.is_dir() or options.overrides:
+        raise ConfigError(
+            "--resume takes a run folder and no overrides, since a federation keeps the config it started with: "
+            "`tinyproto serve runs/NAME --resume`"
+        )
     RunFolder.open(folder)
     if not is_federation(folder):
         raise FederationError(f"{folder} holds no federation to resume: {SERVE_FILE} is missing")
-    before = ServeFile.read(folder)
-    started = load_config(folder / "config.yaml", [])
-    changed = differences([started.resolved(), (config or started).resolved()])
-    if changed:
-        changes = ", ".join(f"{key}: {then!r} → {now!r}" for key, (then, now) in changed.items())
-        raise ConfigError(
-            f"the federation in {folder} started with another config ({changes}); resume it with its own: "
-            f"`{how_to_resume(folder)}`"
-        )
-    return folder, started, before
+    return folder, load_config(folder / "config.yaml", []), ServeFile.read(folder)
 
 
 def _keys(options: ServeOptions, folder: Path, before: ServeFile | None) -> ServerKeys:
@@ -178,7 +160,8 @@ def _watch(folder: Path, superlink: SuperLink, progress: FederationProgress, sto
                 progress.tell(event)
             if progress.over:
                 return
-            _raise_if_stopped(stop, resume)
+            if stop.wanted:
+                raise Interrupted(resume)
             if superlink.status is not None:
                 raise FederationError(f"Flower's SuperLink ended; its log is {superlink.log}; {resume}")
             if ended:

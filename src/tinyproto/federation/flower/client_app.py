@@ -15,7 +15,6 @@ from flwr.clientapp import ClientApp
 from tinyproto.federation.flower import RECORD
 from tinyproto.federation.flower.connection import read_counts
 from tinyproto.federation.member import respond
-from tinyproto.federation.refusals import Values
 
 app = ClientApp()
 
@@ -27,7 +26,7 @@ def reply(message: Message, context: Context) -> Message:
         client, folder = _client_and_folder(context)
         record = message.content.get(RECORD)
         values = respond(folder, client, dict(record) if isinstance(record, ConfigRecord) else {})
-        values |= _socket_counts(folder)
+        values |= {f"socket-{way}": count for way, count in read_counts(folder / "socket.json").items()}
     except Exception:
         traceback.print_exc()
         values = {"error": "failed"}
@@ -40,10 +39,3 @@ def _client_and_folder(context: Context) -> tuple[int, Path]:
         return int(node["client-id"]), Path(str(node["folder"]))
     client = int(node["partition-id"])
     return client, Path(str(context.run_config["clients"])) / f"client-{client}"
-
-
-def _socket_counts(folder: Path) -> Values:
-    try:
-        return {f"socket-{way}": count for way, count in read_counts(folder / "socket.json").items()}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
