@@ -24,6 +24,7 @@ from tinyproto.errors import FederationError
 from tinyproto.federation import keys as keys_module
 from tinyproto.federation.flower.connection import AwayError, reach
 from tinyproto.federation.keys import ClientKeys, ServerKeys, make_keys
+from tinyproto.tracking.run_folder import write_atomic
 
 pytestmark = pytest.mark.flower
 
@@ -203,12 +204,10 @@ def test_a_renewal_that_was_cut_off_between_key_and_certificate_is_made_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_keys(tmp_path, 1, [])
-    write = keys_module.write_atomic
-
     def cut_off(file: Path, text: str, mode: int) -> None:
         if file.name == "server.crt":
             raise KeyboardInterrupt
-        write(file, text, mode)
+        write_atomic(file, text, mode)
 
     with monkeypatch.context() as patched:
         patched.setattr(keys_module, "write_atomic", cut_off)

@@ -32,15 +32,13 @@ from tinyproto.federation.refusals import Refusal, Values, printable, read_notic
 from tinyproto.federation.terms import Agreement, JsonFile, accepted_terms
 from tinyproto.models import build_model, rehearse_training
 from tinyproto.storage.client_files import parts_of, put_back
-from tinyproto.storage.tensor_files import disk_words, host_copy, load_sealed, save_sealed, sealed_facts
+from tinyproto.storage.tensor_files import disk_words, host_copy, load_sealed, save_sealed
 from tinyproto.tracking.run_folder import write_atomic
 from tinyproto.wire.frame import Kind, unpack
 from tinyproto.wire.validate import open_frame
 
 ORDER = {Kind.HELLO: 0, Kind.EVALUATE: 1, Kind.TRAIN: 2}
 """Kinds of frames in the order in which a round asks for them."""
-
-_UNREADABLE = (DamagedError, KeyError, ValueError)
 
 
 def respond(folder: Path, client: int, asked: Mapping[str, object]) -> Values:
@@ -126,7 +124,7 @@ class Member:
         client_data(self.join.data, self.client, terms)
         files = self._files(terms.federation)
         with files.locked():
-            files.check_model(self.join.model)
+            files.load(self.join.model)
             if files.read_terms() != text:
                 with _writing(files.terms):
                     write_atomic(files.terms, text)
@@ -153,8 +151,7 @@ class Member:
 
     def _answer(self, files: MemberFiles, agreement: Agreement, frame: bytes) -> bytes:
         asked, _ = unpack(frame)
-        files.check_model(self.join.model)
-        saved = files.load()
+        saved = files.load(self.join.model)
         if saved is not None and asked.kind in ORDER and saved.includes(asked.round_number, asked.kind):
             open_frame(frame, agreement.setup.expectation, self.client, round_number=None, kinds=tuple(ORDER))
             if asked.kind is not Kind.HELLO:
@@ -260,8 +257,8 @@ class MemberFiles:
         except OSError as error:
             raise Refusal("state", f"cannot read {self.terms}: {one_line(error)}") from error
 
-    def load(self) -> SavedState | None:
-        """Read the client's state; None before its first round."""
+    def load(self, model: str) -> SavedState | None:
+        """Return the client's state, None before its first round; refuse a damaged one, and one of another network."""
         if not self.state.is_file():
             return None
         replies: dict[tuple[int, Kind], bytes] = {}
@@ -275,28 +272,17 @@ class MemberFiles:
                     replies[int(number), Kind[kind]] = tensor.numpy().tobytes()
                 else:
                     parts[part][key] = tensor
-            return SavedState(parts, replies)
-        except _UNREADABLE as error:
-            raise self._damaged(error) from error
-
-    def check_model(self, model: str) -> None:
-        """Raise Refusal if the saved state is of another network."""
-        if not self.state.is_file():
-            return
-        try:
-            had = sealed_facts(self.state)["model"]
-        except _UNREADABLE as error:
-            raise self._damaged(error) from error
+            had = facts["model"]
+        except (DamagedError, KeyError, ValueError) as error:
+            what = str(error) if isinstance(error, DamagedError) else f"{self.state} is damaged ({one_line(error)})"
+            raise Refusal("state", f"{what}; remove it, and the client starts again") from error
         if had != model:
             raise Refusal(
                 "model",
                 f"{self.state} is of the network {had!r}, not of {model!r}; use --model {had}, or remove the file to "
                 "start again",
             )
-
-    def _damaged(self, error: Exception) -> Refusal:
-        what = str(error) if isinstance(error, DamagedError) else f"{self.state} is damaged ({one_line(error)})"
-        return Refusal("state", f"{what}; remove it, and the client starts again")
+        return SavedState(parts, replies)
 
     def save(
         self, client: Client, model: str, round_number: int, kind: Kind, reply: bytes, before: SavedState | None
