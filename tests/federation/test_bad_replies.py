@@ -36,7 +36,7 @@ Spoil = Callable[[bytes, Expectation], Any]
 
 
 def expectation_of(coordinator: Coordinator) -> Expectation:
-    return coordinator.agreement.setup.expectation
+    return coordinator.setup.expectation
 
 
 def with_values(frame: bytes, expected: Expectation, value: float) -> bytes:

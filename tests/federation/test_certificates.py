@@ -204,6 +204,7 @@ def test_a_renewal_that_was_cut_off_between_key_and_certificate_is_made_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_keys(tmp_path, 1, [])
+
     def cut_off(file: Path, text: str, mode: int) -> None:
         if file.name == "server.crt":
             raise KeyboardInterrupt

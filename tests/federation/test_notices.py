@@ -87,7 +87,7 @@ def in_training(change: Change) -> Change:
 def play(federation: Federation, change: Change | None = None, number: int | None = None) -> None:
     """Run all rounds; change what the bad client sends in one round, or in all."""
     coordinator = federation.coordinator()
-    change = change or diverged(coordinator.agreement.setup.expectation)
+    change = change or diverged(coordinator.setup.expectation)
     federation.grid.changes[NODE + BAD] = in_training(change) if number is None else in_round(number, change)
     coordinator.run()
 
@@ -143,7 +143,7 @@ def test_what_a_client_refused_itself_is_not_told_back(tmp_path: Path) -> None:
 def test_a_client_whose_hello_is_refused_is_told_at_once(tmp_path: Path) -> None:
     federation = small_federation(tmp_path)
     coordinator = federation.coordinator()
-    expected = coordinator.agreement.setup.expectation
+    expected = coordinator.setup.expectation
 
     def absurd(asked: Message, reply: Message) -> Iterable[tuple[float, Message]]:
         if kind_of(asked) is not Kind.HELLO:

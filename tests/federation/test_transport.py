@@ -22,7 +22,7 @@ class InMemory:
 
     def __init__(self, folders: Mapping[int, Path]) -> None:
         self.folders = folders
-        self.waiting: dict[str, list[Incoming | None]] = {}
+        self.waiting: dict[str, list[Incoming]] = {}
 
     def nodes(self) -> dict[int, bytes]:
         return dict.fromkeys(self.folders, b"")
@@ -34,7 +34,7 @@ class InMemory:
             self.waiting[f"message {len(self.waiting)}"] = [Incoming(respond(self.folders[node], node, values))]
         return identities
 
-    def replies(self, identity: str) -> list[Incoming | None]:
+    def replies(self, identity: str) -> list[Incoming]:
         found, self.waiting[identity] = self.waiting[identity], []
         return found
 

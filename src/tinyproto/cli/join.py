@@ -90,28 +90,27 @@ def join_federation(server: str, options: JoinOptions, output: Output) -> None:
     })  # fmt: skip
 
 
+@dataclass
 class ClientSession:
     """One client's time in a federation: its SuperNode is restarted until the end, or until the user stops it."""
 
-    def __init__(
-        self, options: JoinOptions, address: tuple[str, int], server: str, keys: ClientKeys, relay: Relay,
-        stop: StopOnInterrupt, output: Output,
-    ) -> None:  # fmt: skip
-        self.options = options
-        self.address = address
-        self.server = server
-        self.keys = keys
-        self.relay = relay
-        self.stop = stop
-        self.output = output
-        self.journal = Follower(options.folder / "progress.jsonl")
-        self.missed_the_end = False
-        self._said = ""
-        self._refused: tuple[str, str] | None = None  # code and reason, until it takes part
-        self._turned_away_since: float | None = None
-        self._away_since: float | None = None
-        self._last_round: int | None = None  # the federation's rounds, once the client has completed the last
-        self._rounds: int | None = None  # the same, once the federation is over
+    options: JoinOptions
+    address: tuple[str, int]
+    server: str
+    keys: ClientKeys
+    relay: Relay
+    stop: StopOnInterrupt
+    output: Output
+    missed_the_end: bool = False
+    _said: str = ""
+    _refused: tuple[str, str] | None = None  # code and reason, until it takes part
+    _turned_away_since: float | None = None
+    _away_since: float | None = None
+    _last_round: int | None = None  # the federation's rounds, once the client has completed the last
+    _rounds: int | None = None  # the same, once the federation is over
+
+    def __post_init__(self) -> None:
+        self.journal = Follower(self.options.folder / "progress.jsonl")
 
     def run(self) -> int | None:
         """Stay until the federation is over and return its rounds; return None if the user stops the client before."""

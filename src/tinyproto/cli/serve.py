@@ -61,7 +61,7 @@ def serve_config(options: ServeOptions, output: Output) -> None:
             listen=listen,
             key_folder=str(keys.folder.absolute()),
         )
-        largest = agree(offered_terms(config, served.federation), config.model.models).setup.expectation.largest_frame
+        largest = agree(offered_terms(config, served.federation), config.model.models).expectation.largest_frame
         opened = stack.enter_context(listening(host, port))  # before anything is replaced
         with ending_at_once(f"resume with: {how_to_resume(folder)}" if options.resume else "nothing has started"):
             new = None if options.resume else stack.enter_context(NewRun(folder, overwrite=options.overwrite))

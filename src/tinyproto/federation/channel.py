@@ -24,7 +24,6 @@ from tinyproto.federation.terms import Terms
 from tinyproto.wire.frame import Kind, unpack
 from tinyproto.wire.validate import Expectation
 
-UNREADABLE = "its reply cannot be read"
 HELLO_SECONDS = 30.0
 """Time for a client that accepted the terms to send its sizes, unless a round's deadline is shorter."""
 
@@ -47,6 +46,9 @@ class Incoming(NamedTuple):
     is_away: bool = False  # with a failure: the node is offline, and nobody refused anything
 
 
+UNREADABLE = Incoming({"error": "unreadable"})
+
+
 class Transport(Protocol):
     """Carries messages between the coordinator and nodes.
 
@@ -61,8 +63,8 @@ class Transport(Protocol):
         """Send messages whose replies are kept for `lifetime` seconds; return their ids, None for one not taken."""
         ...
 
-    def replies(self, identity: str) -> Sequence[Incoming | None]:
-        """Return the replies to a message since the last call; None stands for one that cannot be read."""
+    def replies(self, identity: str) -> Sequence[Incoming]:
+        """Return the replies to a message since the last call; `UNREADABLE` stands for one that cannot be read."""
         ...
 
 
@@ -123,28 +125,28 @@ def _counted(kinds: Mapping[int, Kind]) -> list[int]:
     return [client for client, kind in kinds.items() if kind is Kind.TRAIN] or list(kinds)
 
 
+@dataclass
 class FederationChannel:
     """The way to a federation's clients."""
 
-    def __init__(
-        self, transport: Transport, terms: Terms, expectation: Expectation, journal: Journal, *, quorum: float,
-        deadline: float, keys: Mapping[int, bytes], pace: Pace,
-    ) -> None:  # fmt: skip
-        self.transport = transport
-        self.terms = terms
-        self.expectation = expectation
-        self.journal = journal
-        self.quorum = quorum
-        self.deadline = deadline
-        self.pace = pace
-        self.ignored: Counter[str] = Counter()  # late, double and unasked replies
-        self.roster = Roster(terms.clients, journal, pace.clock, deadline, keys)
-        self.participants = 0  # of the round under way; the quorum counts these, or all who are asked if more
+    transport: Transport
+    terms: Terms
+    expectation: Expectation
+    journal: Journal
+    quorum: float
+    deadline: float
+    keys: Mapping[int, bytes]
+    pace: Pace
+    ignored: Counter[str] = field(default_factory=Counter)  # late and double replies
+    participants: int = 0  # of the round under way; the quorum counts these, or all who are asked if more
+    _hellos: dict[str, tuple[int, float]] = field(default_factory=dict)  # by message: node, and until when it is kept
+    _sent: dict[str, Sent] = field(default_factory=dict)  # by message
+    _kept: dict[tuple[int, Kind, int], bytes] = field(default_factory=dict)  # good answers of the round under way
+    _looked: float = -math.inf
+
+    def __post_init__(self) -> None:
         self.sockets = SocketCounts()
-        self._hellos: dict[str, tuple[int, float]] = {}  # by message: node, and when the transport forgets it
-        self._sent: dict[str, Sent] = {}  # by message
-        self._kept: dict[tuple[int, Kind, int], bytes] = {}  # good answers of the round under way
-        self._looked = -math.inf
+        self.roster = Roster(self.terms.clients, self.journal, self.pace.clock, self.deadline, self.keys)
 
     def needed(self, asked: int) -> int:
         """Return the number of good answers that conclude a round in which so many clients are asked."""
@@ -280,7 +282,7 @@ class FederationChannel:
             elif under_way is not None and under_way.asks(sent):
                 answer = self._hear(sent, reply, under_way)
                 good += [] if answer is None else [answer]
-            elif reply is None or reply.failure is None:  # else the transport gave up, as we did
+            elif reply.failure is None:  # else the transport gave up, as we did
                 self._ignore("late", sent)
         return good
 
@@ -289,10 +291,8 @@ class FederationChannel:
         client, number = (None, None) if sent is None else (sent.client, sent.round_number)
         self.journal.tell("ignored", client=client, round=number, reason=f"a {which} reply")
 
-    def _hear_hello(self, node: int, reply: Incoming | None) -> None:
-        if reply is None:
-            self.roster.refuse(node, None, UNREADABLE)
-        elif reply.failure is not None:
+    def _hear_hello(self, node: int, reply: Incoming) -> None:
+        if reply.failure is not None:
             self.journal.tell("silent", client=self.roster.owner(node), node=node, reason=f"hello: {reply.failure}")
         elif "error" in reply.values:
             claimed = reply.values.get("client-id")
@@ -302,7 +302,7 @@ class FederationChannel:
         else:
             self.sockets.note(client, reply.values)
 
-    def _hear(self, sent: Sent, reply: Incoming | None, under_way: Exchange) -> tuple[int, bytes] | None:
+    def _hear(self, sent: Sent, reply: Incoming, under_way: Exchange) -> tuple[int, bytes] | None:
         """Return a good answer; for any other note the reason and return None."""
         client, number = sent.client, sent.round_number
         if client in under_way.good:
@@ -311,8 +311,8 @@ class FederationChannel:
         try:
             frame = self._open(sent, reply)
         except WireError as error:
-            self._bad(under_way, sent, error, "silent" if reply is not None and reply.is_away else "refused")
-            if reply is None or (reply.failure is None and "error" not in reply.values):  # else the client knows
+            self._bad(under_way, sent, error, "silent" if reply.is_away else "refused")
+            if reply is UNREADABLE or (reply.failure is None and "error" not in reply.values):  # else the client knows
                 self._push([Outgoing(sent.node, notice(sent.kind, number, error, sent.prefix))])
             return None
         under_way.good.add(client)
@@ -320,10 +320,10 @@ class FederationChannel:
         self.journal.tell("answered", client=client, round=number, kind=sent.kind.answer.name.lower(), bytes=len(frame))
         return client, frame
 
-    def _open(self, sent: Sent, reply: Incoming | None) -> bytes:
+    def _open(self, sent: Sent, reply: Incoming) -> bytes:
         """Return the frame of a reply; raise WireError if it is not good. Its size is checked before decoding."""
-        if reply is None or reply.failure is not None:
-            raise WireError(f"{sent.prefix}{UNREADABLE if reply is None else reply.failure}")
+        if reply.failure is not None:
+            raise WireError(f"{sent.prefix}{reply.failure}")
         values = reply.values
         if "error" in values:
             if values["error"] == "unknown":

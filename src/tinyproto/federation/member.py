@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from tinyproto.algorithms.base import Client, ClientInfo
-from tinyproto.builder import resolve_device
+from tinyproto.builder import Setup, resolve_device
 from tinyproto.core.streams import one_thread
 from tinyproto.data.images import FederatedData
 from tinyproto.engine.measure import Stopwatch
@@ -29,7 +29,7 @@ from tinyproto.errors import DamagedError, ModelError, TinyProtoError, WireError
 from tinyproto.federation.client_data import ClientDataSection, client_data
 from tinyproto.federation.journal import Journal
 from tinyproto.federation.refusals import Refusal, Values, printable, read_notice
-from tinyproto.federation.terms import Agreement, JsonFile, accepted_terms
+from tinyproto.federation.terms import JsonFile, Terms, accepted_terms
 from tinyproto.models import build_model, rehearse_training
 from tinyproto.storage.client_files import parts_of, put_back
 from tinyproto.storage.tensor_files import disk_words, host_copy, load_sealed, save_sealed
@@ -111,11 +111,10 @@ class Member:
 
     def hello(self, text: str) -> str:
         """Accept a federation's terms, store them and return its token; raise Refusal if they do not fit."""
-        agreement = accepted_terms(text, self.join.model)
-        terms = agreement.terms
+        terms, setup = accepted_terms(text, self.join.model)
         if self.client >= terms.clients:
             raise Refusal("member", f"the federation has clients 0 … {terms.clients - 1}, this is {self.client}")
-        shape = agreement.setup.spec.shape
+        shape = setup.spec.shape
         try:
             with one_thread():
                 rehearse_training(build_model(self.join.model, shape, seed=0), self.join.model, shape)
@@ -142,22 +141,23 @@ class Member:
         if not files.terms.is_file():
             raise Refusal("unknown", f"no hello was received for federation {federation}")
         with files.locked(), one_thread():
-            agreement = accepted_terms(files.read_terms() or "", self.join.model)
-            self.rounds = agreement.terms.train.rounds
+            terms, setup = accepted_terms(files.read_terms() or "", self.join.model)
+            self.rounds = terms.train.rounds
             try:
-                return self._answer(files, agreement, frame)
+                return self._answer(files, terms, setup, frame)
             except WireError as error:
                 raise Refusal("frame", str(error)) from error
 
-    def _answer(self, files: MemberFiles, agreement: Agreement, frame: bytes) -> bytes:
+    def _answer(self, files: MemberFiles, terms: Terms, setup: Setup, frame: bytes) -> bytes:
         asked, _ = unpack(frame)
         saved = files.load(self.join.model)
         if saved is not None and asked.kind in ORDER and saved.includes(asked.round_number, asked.kind):
-            open_frame(frame, agreement.setup.expectation, self.client, round_number=None, kinds=tuple(ORDER))
+            open_frame(frame, setup.expectation, self.client, round_number=None, kinds=tuple(ORDER))
             if asked.kind is not Kind.HELLO:
                 return saved.reply(asked.round_number, asked.kind)
-        clients = OneClient(self, agreement, client_data(self.join.data, self.client, agreement.terms), saved)
-        runtime = agreement.setup.clients(clients, make_trainer("eager", self.device), Stopwatch(lambda: 0.0))
+        data = client_data(self.join.data, self.client, terms)
+        clients = OneClient(self, setup, data, data.counted(terms.prototypes.counted_samples)[0], saved)
+        runtime = setup.clients(clients, make_trainer("eager", self.device), Stopwatch(lambda: 0.0))
         reply = runtime.handle({self.client: frame})[self.client]
         if asked.kind is not Kind.HELLO:
             files.save(clients[self.client], self.join.model, asked.round_number, asked.kind, reply, saved)
@@ -172,8 +172,9 @@ class OneClient:
     """The engine's collection of clients with this one client in it; its network is built on first use."""
 
     member: Member
-    agreement: Agreement
+    setup: Setup
     data: FederatedData
+    counts: Tensor  # (K,)
     saved: SavedState | None
 
     def __contains__(self, client: object) -> bool:
@@ -185,18 +186,14 @@ class OneClient:
 
     def info(self, client: int) -> ClientInfo:
         """Return the client's sizes."""
-        counts = self._counts
+        counts = self.counts
         return ClientInfo(client, len(self.data.shares[0].train), int(counts.sum()), int((counts > 0).sum()))
-
-    @property
-    def _counts(self) -> Tensor:
-        return self.data.counted(self.agreement.terms.prototypes.counted_samples)[0]
 
     @cached_property
     def _client(self) -> Client:
         placed, model = self.data.to(self.member.device), self.member.join.model
         samples = (placed.train(0), placed.test(0))
-        client = self.agreement.setup.new_client(self.member.client, model, model, samples, self._counts)
+        client = self.setup.new_client(self.member.client, model, model, samples, self.counts)
         if self.saved is not None:
             try:
                 put_back(client, self.saved.parts)
