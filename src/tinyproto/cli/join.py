@@ -35,7 +35,7 @@ LAST_ANSWER_SECONDS = 60.0
 """Longest stay of a client after its last answer."""
 
 CLOSING_SECONDS = 600.0
-"""Longest wait for an unreachable coordinator after the last round; only a last evaluation is left then."""
+"""Longest wait for an unreachable coordinator after the last round."""
 
 HEARD_SECONDS = 5.0
 """Stay after a refusal was sent; Flower discards replies from clients that disconnect immediately."""
@@ -56,7 +56,6 @@ class JoinOptions:
     model: str
     device: str
     folder: Path
-    give_up: int | None = None  # minutes that a coordinator may be unreachable
 
 
 def join_federation(server: str, options: JoinOptions, output: Output) -> None:
@@ -172,13 +171,6 @@ class ClientSession:
             if node.has_answered and until():
                 return
 
-    @property
-    def _patience(self) -> float | None:
-        """Return the seconds for which an unreachable coordinator is waited for; None means no limit."""
-        asked = None if self.options.give_up is None else 60.0 * self.options.give_up
-        closing = None if self._last_round is None else CLOSING_SECONDS
-        return min((limit for limit in (asked, closing) if limit is not None), default=None)
-
     def _check_coordinator(self, watch: Watch) -> None:
         """Note when the coordinator becomes unreachable or comes back."""
         reason = watch.why_away(time.monotonic())
@@ -189,22 +181,14 @@ class ClientSession:
             self._say_connected()
 
     def _away(self, reason: str) -> None:
-        """Go on waiting, or give up: after the last round that is a normal end, before it an error."""
+        """Go on waiting, but after the last round only for a while, since only a last evaluation is left then."""
         now = time.monotonic()
         self._turned_away_since = None
         if self._away_since is None:
             self._away_since = now
             self._say(f"waiting for {self.server}: {reason}")
-        limit = self._patience
-        if limit is None or now - self._away_since < limit:
-            return
-        if self._last_round is not None:
+        if self._last_round is not None and now - self._away_since >= CLOSING_SECONDS:
             self._rounds, self.missed_the_end = self._last_round, True
-        else:
-            raise FederationError(
-                f"{self.server} has been unreachable for {counted(int(limit // 60), 'minute')} ({reason}); wait longer "
-                f"with --give-up, or run the same command to continue from {self.options.folder}"
-            )
 
     def _turned_away(self, reason: TurnedAwayError) -> None:
         now = time.monotonic()

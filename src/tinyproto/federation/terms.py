@@ -8,14 +8,13 @@ and each client chooses its own network.
 from __future__ import annotations
 
 import json
-import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, ValidationError
+from pydantic import StringConstraints, ValidationError
 
 from tinyproto.algorithms.auxiliary import SMALLEST
 from tinyproto.algorithms.base import FederationSpec
@@ -37,13 +36,7 @@ def new_token() -> str:
     return secrets.token_hex(16)
 
 
-def _token(text: str) -> str:
-    if not re.fullmatch("[0-9a-f]{32}", text):
-        raise ValueError("expected 32 hexadecimal digits")
-    return text
-
-
-Token = Annotated[str, AfterValidator(_token)]
+Token = Annotated[str, StringConstraints(pattern="^[0-9a-f]{32}$")]
 
 
 class TrainTerms(Section):
