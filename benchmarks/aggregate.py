@@ -120,7 +120,7 @@ class Delivery(NamedTuple):
 class Intake:
     """Folds in the uploads of a round as they arrive, in memory that does not grow with their number.
 
-    Several of them share the clients; `merge_tree` merges what they have `gathered`.
+    Several of them share the clients; what they have `gathered` is merged.
     """
 
     def __init__(self, expected: Expectation, round_number: int, gathered: Gathered) -> None:

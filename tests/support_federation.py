@@ -131,7 +131,8 @@ class Federation:
 
     def serve(self, *arguments: str) -> Running:
         listen = f"127.0.0.1:{self.port}"
-        return self._start("serve", "serve", str(self.config), "--listen", listen, *arguments)
+        target = self.run_folder if "--resume" in arguments else self.config
+        return self._start("serve", "serve", str(target), "--listen", listen, *arguments)
 
     def join(
         self, client: int, *arguments: str, server: str | None = None, prepare: Callable[[], None] | None = None

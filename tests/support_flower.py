@@ -20,7 +20,7 @@ from tinyproto.federation.coordinator import Coordinator
 from tinyproto.federation.flower import RECORD
 from tinyproto.federation.flower.client_app import app
 from tinyproto.federation.flower.server_app import GridTransport
-from tinyproto.wire.frame import unpack
+from tinyproto.wire.frame import Kind, unpack
 
 NODE = 1000  # client i is at node NODE + i
 
@@ -132,6 +132,12 @@ class InProcessGrid(Grid):
         return app(message, Context(1, node, config, RecordDict(), {}))
 
 
+def kind_of(message: Message) -> Kind | str:
+    """Return the kind of a frame, or what else the coordinator sends."""
+    values = message.content[RECORD]
+    return unpack(frame_of(message))[0].kind if "frame" in values else "terms" if "terms" in values else "notice"
+
+
 def frame_of(message: Message) -> bytes:
     frame = message.content[RECORD]["frame"]
     assert isinstance(frame, bytes)
@@ -184,7 +190,7 @@ def in_round(number: int, change: Change) -> Change:
     """Change replies to train messages of this round only."""
 
     def changed(asked: Message, reply: Message) -> Iterable[tuple[float, Message]]:
-        if asked.metadata.message_type != "train" or unpack(frame_of(asked))[0].round_number != number:
+        if kind_of(asked) is not Kind.TRAIN or unpack(frame_of(asked))[0].round_number != number:
             return [(0.0, reply)]
         return change(asked, reply)
 

@@ -21,15 +21,12 @@ class NoRelay:
     proxy = ""
     unanswered_since: float | None = None
 
-    def add(self, counts: object) -> None:
-        pass
 
-
-def make_session(folder: Path, give_up: int | None = None, quiet: bool = True) -> ClientSession:
+def make_session(folder: Path, quiet: bool = True) -> ClientSession:
     """Client 0 of a federation at h:1, with its keys and all it keeps in one folder."""
     if not (folder / "client-0").exists():
         make_keys(folder, 1, [])
-    options = JoinOptions(0, folder, None, None, None, "m", "cpu", folder, give_up)
+    options = JoinOptions(0, folder, None, None, None, "m", "cpu", folder)
     keys = ClientKeys.open(folder / "client-0")
     relay = cast("Relay", NoRelay())
     return ClientSession(options, ("h", 1), "h:1", keys, relay, StopOnInterrupt(), Output(quiet=quiet))

@@ -12,7 +12,7 @@ from tinyproto.federation.flower.connection import reach
 from tinyproto.federation.keys import ServerKeys
 
 
-def shake_hands(server: ServerKeys, host: str, authority: Path) -> dict[str, int]:
+def shake_hands(server: ServerKeys, host: str, authority: Path) -> None:
     """A client's handshake with a server that has these keys."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(server.certificate, server.key)
@@ -26,6 +26,6 @@ def shake_hands(server: ServerKeys, host: str, authority: Path) -> dict[str, int
         thread = threading.Thread(target=answer)
         thread.start()
         try:
-            return reach((host, listening.getsockname()[1]), authority)
+            reach((host, listening.getsockname()[1]), authority)
         finally:
             thread.join()

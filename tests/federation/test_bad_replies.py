@@ -18,7 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 from flwr.proto.node_pb2 import NodeInfo
 
 from support import same_tensors
-from support_flower import NODE, InProcessGrid, doubled, frame_of, framed, in_round, silent, small_federation
+from support_flower import NODE, InProcessGrid, doubled, frame_of, framed, in_round, kind_of, silent, small_federation
 from support_members import CLASSES, small_values
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.task import State
@@ -36,7 +36,7 @@ Spoil = Callable[[bytes, Expectation], Any]
 
 
 def expectation_of(coordinator: Coordinator) -> Expectation:
-    return coordinator.agreement.setup.expectation
+    return coordinator.setup.expectation
 
 
 def with_values(frame: bytes, expected: Expectation, value: float) -> bytes:
@@ -207,7 +207,7 @@ def no_message(identity: str) -> list[Any]:
 
 
 def reply_to_another(identity: str) -> list[Any]:
-    other = Message(RecordDict(), dst_node_id=NODE, message_type="train")
+    other = Message(RecordDict(), dst_node_id=NODE, message_type="query")
     other.metadata.__dict__["_message_id"] = "other"
     return [Message(RecordDict(), reply_to=other)]
 
@@ -224,7 +224,7 @@ def test_what_flower_cannot_read_is_the_senders_refusal_and_takes_nobody_along(
         replies = pull(grid, message_ids)
         for reply in replies:
             asked = next(one for one in grid.asked if one.metadata.message_id == reply.metadata.reply_to_message_id)
-            if asked.metadata.dst_node_id != NODE + BAD or asked.metadata.message_type != "train":
+            if asked.metadata.dst_node_id != NODE + BAD or kind_of(asked) is not Kind.TRAIN:
                 continue
             if unpack(frame_of(asked))[0].round_number == ROUND:
                 return [*(one for one in replies if one is not reply), *comes(asked.metadata.message_id)]

@@ -32,18 +32,18 @@ pytestmark = pytest.mark.flower
 SECRET = "the password of the database"
 
 
-def ask(folder: Path, kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def ask(folder: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     federation = small_federation(folder, small_values(rounds=1))
-    message = Message(RecordDict({RECORD: ConfigRecord(dict(values))}), dst_node_id=NODE, message_type=kind)
+    message = Message(RecordDict({RECORD: ConfigRecord(dict(values))}), dst_node_id=NODE, message_type="query")
     federation.grid.push_messages([message])
     ((_, reply),) = federation.grid.waiting
     assert reply.has_content()
     return dict(reply.content[RECORD])
 
 
-@pytest.mark.parametrize("kind", ["query.hello", "query.notice", "query.frame", "train", "evaluate"])
-def test_a_message_without_what_it_needs_is_answered_with_a_code(kind: str, tmp_path: Path) -> None:
-    assert ask(tmp_path, kind, {}) == {"error": "failed"}
+@pytest.mark.parametrize("values", [{}, {"words": "no code"}, {"frame": b""}])
+def test_a_message_without_what_it_needs_is_answered_with_a_code(values: Mapping[str, Any], tmp_path: Path) -> None:
+    assert ask(tmp_path, values) == {"error": "failed"}
     (told,) = map(json.loads, (tmp_path / "client-0" / "progress.jsonl").read_text().splitlines())
     assert "KeyError" in told["reason"]
 
@@ -55,14 +55,14 @@ def test_a_bug_travels_as_a_code_and_its_text_stays(
         raise RuntimeError(SECRET)
 
     monkeypatch.setattr(Member, "hello", fail)
-    reply = ask(tmp_path, "query.hello", {"terms": "{}"})
+    reply = ask(tmp_path, {"terms": "{}"})
     assert reply == {"error": "failed"}
     assert SECRET in (tmp_path / "client-0" / "progress.jsonl").read_text()
     assert SECRET in capsys.readouterr().err
 
 
 def test_a_refusal_travels_as_a_code_and_its_sentence_stays(tmp_path: Path) -> None:
-    assert ask(tmp_path, "query.hello", {"terms": SECRET}) == {"error": "terms", "client-id": 0}
+    assert ask(tmp_path, {"terms": SECRET}) == {"error": "terms", "client-id": 0}
     assert "not JSON" in (tmp_path / "client-0" / "progress.jsonl").read_text()
 
 
@@ -150,7 +150,7 @@ def federation_ends() -> None:
 def test_in_flowers_simulation_a_client_is_its_partition(tmp_path: Path) -> None:
     federation = small_federation(tmp_path, small_values(rounds=1))
     terms = federation.coordinator().terms.text()
-    message = Message(RecordDict({RECORD: ConfigRecord({"terms": terms})}), dst_node_id=7, message_type="query.hello")
+    message = Message(RecordDict({RECORD: ConfigRecord({"terms": terms})}), dst_node_id=7, message_type="query")
     message.metadata.__dict__["_message_id"] = message.object_id
     context = Context(1, 7, {"partition-id": 2, "num-partitions": 3}, RecordDict(), {"clients": str(tmp_path)})
     assert client_app(message, context).content[RECORD]["client-id"] == 2

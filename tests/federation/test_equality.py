@@ -10,13 +10,14 @@ import pytest
 pytest.importorskip("flwr")
 
 from support import same_tensors
-from support_flower import Federation, make_federation
+from support_flower import Federation, kind_of, make_federation
 from tinyproto.algorithms import ALGORITHMS
 from tinyproto.experiment import Experiment
 from tinyproto.report.compare import compare, table_cells
 from tinyproto.report.page import make_report
 from tinyproto.report.runs import read_run
 from tinyproto.tracking.run_folder import RunFolder, record_values
+from tinyproto.wire.frame import Kind
 
 pytestmark = pytest.mark.flower
 
@@ -66,8 +67,8 @@ def test_held_classes_rounded_by_chance_and_half_of_the_clients_make_no_differen
     values["evaluate"] = {"clients": "all"}
     federation = make_federation(tmp_path, values)
     assert_equal_to_the_simulation(federation)
-    asked = [message.metadata.message_type for message in federation.grid.asked]
-    assert (asked.count("evaluate"), asked.count("train")) == (4 * (ROUNDS + 1), 2 * ROUNDS)
+    asked = [kind_of(message) for message in federation.grid.asked]
+    assert (asked.count(Kind.EVALUATE), asked.count(Kind.TRAIN)) == (4 * (ROUNDS + 1), 2 * ROUNDS)
 
 
 @pytest.mark.parametrize("preset", ["sound", "reference"])

@@ -44,7 +44,7 @@ JOIN = ("join", "--server", "h:1", "--client-id", "0")
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Keys, data good and bad, and nobody at the address, for whom it is not waited here."""
 
-    def nobody(*_: object) -> dict[str, int]:
+    def nobody(*_: object) -> None:
         raise FederationError("it would wait here")
 
     monkeypatch.setattr(join_verb, "reach", nobody)
@@ -155,7 +155,7 @@ def test_a_machine_without_a_free_port_is_not_told_of_its_disk(
     def too_many(*_: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(join_verb, "reach", lambda *_: {"up": 0, "down": 0})
+    monkeypatch.setattr(join_verb, "reach", lambda *_: None)
     monkeypatch.setattr(processes, "socket", SimpleNamespace(socket=too_many))
     assert in_process(monkeypatch, site, *JOIN, *GOOD) == 2
     said = capsys.readouterr().err
@@ -175,7 +175,7 @@ def test_a_folder_that_cannot_be_made_is_named(
 ) -> None:
     (site / name).parent.mkdir(parents=True, exist_ok=True)
     (site / name).write_text("a file")
-    monkeypatch.setattr(join_verb, "reach", lambda *_: {"up": 0, "down": 0})
+    monkeypatch.setattr(join_verb, "reach", lambda *_: None)
     assert in_process(monkeypatch, site, *JOIN, *GOOD) == 2
     said = capsys.readouterr().err
     assert words in said
@@ -298,7 +298,7 @@ def test_a_connected_client_says_once_that_it_waits_and_once_that_it_is_back(
 ) -> None:
     node = Node()
 
-    def away(*_: object) -> dict[str, int]:
+    def away(*_: object) -> None:
         raise AwayError("Connection refused")
 
     def unanswered() -> None:

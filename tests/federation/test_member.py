@@ -64,16 +64,14 @@ def play(folder: Path, values: Mapping[str, Any], rounds: int) -> tuple[ServerRu
     """A federation of two, without Flower."""
     config = parse_config(values)
     terms = offered_terms(config, TOKEN)
-    agreement = agree(terms, config.model.models)
+    setup = agree(terms, config.model.models)
     folders = {}
     for client, model in enumerate(config.model.models):
         member = make_member(folder / str(client), client, model)
         assert member.hello(terms.text()) == TOKEN
         folders[client] = member.folder
     channel = Direct(folders)
-    server = ServerRuntime(
-        agreement.setup.algorithm, EagerTrainer(), Streams(0), agreement.setup.expectation, Stopwatch(lambda: 0.0)
-    )
+    server = ServerRuntime(setup.algorithm, EagerTrainer(), Streams(0), setup.expectation, Stopwatch(lambda: 0.0))
     server.greet(channel, [0, 1], Meter())
     for number in range(1, rounds + 1):
         play_round(server, channel, RoundPlan(Round(number, rounds), [0, 1], frozenset([0, 1])), Meter())
@@ -432,7 +430,7 @@ def sizes(member: Member, text: str) -> dict[str, float]:
     digest = bytes.fromhex(json.loads(text)["digest"])
     reply = member.answer(TOKEN, pack(Header(Kind.HELLO, 0, member.client, digest), b""))
     config = parse_config(small_values())
-    expected = agree(offered_terms(config, TOKEN), config.model.models).setup.expectation
+    expected = agree(offered_terms(config, TOKEN), config.model.models).expectation
     return dict(open_frame(reply, expected, member.client, 0, (Kind.HELLO,)).message.metrics)
 
 
@@ -442,7 +440,7 @@ def test_a_folder_of_images_goes_by_the_federations_names(tmp_path: Path) -> Non
     member = make_member(tmp_path / "client", path=str(tmp_path / "images"))
     assert sizes(member, text) == {"train_samples": 6, "counted_samples": 6, "counted_classes": 2}
     data = member.join.data
-    found = client_data(data, 0, accepted_terms(text, "small_cnn_a").terms)
+    found = client_data(data, 0, accepted_terms(text, "small_cnn_a")[0])
     assert found.train_counts.tolist() == [[3, 0, 0, 3]]
     assert found.counts.tolist() == [[4, 0, 0, 4]]
 

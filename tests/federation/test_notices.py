@@ -15,13 +15,13 @@ pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, Message, RecordDict
 
 import support_federation
-from support_flower import NODE, Change, Federation, frame_of, framed, in_round, small_federation
+from support_flower import NODE, Change, Federation, frame_of, framed, in_round, kind_of, small_federation
 from support_members import small_values
 from tinyproto.core.prototypes import Message as Content
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.errors import WireError
 from tinyproto.federation.flower import RECORD
-from tinyproto.federation.refusals import ADVICE, LONGEST_REASON, NOTICE, notice, printable, read_notice
+from tinyproto.federation.refusals import ADVICE, LONGEST_REASON, notice, printable, read_notice
 from tinyproto.wire.codec import encode
 from tinyproto.wire.frame import Kind, unpack
 from tinyproto.wire.validate import Expectation, open_frame
@@ -59,9 +59,8 @@ def refusals(federation: Federation, client: int = BAD) -> list[dict[str, Any]]:
 
 
 def notices(federation: Federation) -> list[int]:
-    """The nodes that were sent a message for a notice alone."""
-    asked = federation.grid.asked
-    return [one.metadata.dst_node_id for one in asked if one.metadata.message_type == "query.notice"]
+    """The nodes that were sent a notice."""
+    return [one.metadata.dst_node_id for one in federation.grid.asked if kind_of(one) == "notice"]
 
 
 def diverged(expected: Expectation) -> Change:
@@ -80,7 +79,7 @@ def diverged(expected: Expectation) -> Change:
 
 def in_training(change: Change) -> Change:
     def changed(asked: Message, reply: Message) -> Iterable[tuple[float, Message]]:
-        return change(asked, reply) if asked.metadata.message_type == "train" else [(0.0, reply)]
+        return change(asked, reply) if kind_of(asked) is Kind.TRAIN else [(0.0, reply)]
 
     return changed
 
@@ -88,13 +87,13 @@ def in_training(change: Change) -> Change:
 def play(federation: Federation, change: Change | None = None, number: int | None = None) -> None:
     """Run all rounds; change what the bad client sends in one round, or in all."""
     coordinator = federation.coordinator()
-    change = change or diverged(coordinator.agreement.setup.expectation)
+    change = change or diverged(coordinator.setup.expectation)
     federation.grid.changes[NODE + BAD] = in_training(change) if number is None else in_round(number, change)
     coordinator.run()
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_refused_client_is_told_beside_its_next_frame_also_after_the_last_round(number: int, tmp_path: Path) -> None:
+def test_a_refused_client_is_told_before_its_next_frame_also_after_the_last_round(number: int, tmp_path: Path) -> None:
     federation = small_federation(tmp_path)
     play(federation, number=number)
     (told,) = refusals(federation)
@@ -105,7 +104,7 @@ def test_a_refused_client_is_told_beside_its_next_frame_also_after_the_last_roun
     assert order.index(("refused", number)) == order.index(("answered", number)) + 1
     assert order[-1][0] == "finished"
     assert refusals(federation, 0) == refusals(federation, 2) == []
-    assert notices(federation) == []
+    assert notices(federation) == [NODE + BAD]
 
 
 def test_a_client_that_is_refused_in_each_round_is_told_once_in_each(tmp_path: Path) -> None:
@@ -114,7 +113,7 @@ def test_a_client_that_is_refused_in_each_round_is_told_once_in_each(tmp_path: P
     assert [told["round"] for told in refusals(federation)] == [1, 2, 3]
 
 
-def test_a_client_that_has_no_part_in_the_next_round_is_told_in_a_message_of_its_own(tmp_path: Path) -> None:
+def test_a_client_that_has_no_part_in_the_next_round_is_told_as_well(tmp_path: Path) -> None:
     values = small_values(clients=4, rounds=6)
     values["train"]["participation"] = 0.5
     federation = small_federation(tmp_path, values)
@@ -144,10 +143,10 @@ def test_what_a_client_refused_itself_is_not_told_back(tmp_path: Path) -> None:
 def test_a_client_whose_hello_is_refused_is_told_at_once(tmp_path: Path) -> None:
     federation = small_federation(tmp_path)
     coordinator = federation.coordinator()
-    expected = coordinator.agreement.setup.expectation
+    expected = coordinator.setup.expectation
 
     def absurd(asked: Message, reply: Message) -> Iterable[tuple[float, Message]]:
-        if asked.metadata.message_type != "query.frame":
+        if kind_of(asked) is not Kind.HELLO:
             return [(0.0, reply)]
         header, _ = unpack(frame_of(reply))
         sizes = {"train_samples": 9.0, "counted_samples": 1.0, "counted_classes": 1.0}
@@ -159,19 +158,14 @@ def test_a_client_whose_hello_is_refused_is_told_at_once(tmp_path: Path) -> None
     told = refusals(federation)[0]
     assert told["reason"].startswith("the coordinator refused this client's hello: 9 training samples, 1 counted")
     assert "round" not in told
-    kinds = [one.metadata.message_type for one in federation.grid.asked]
-    assert kinds.index("query.notice") < kinds.index("train")
+    kinds = [kind_of(one) for one in federation.grid.asked]
+    assert kinds.index("notice") < kinds.index(Kind.TRAIN)
 
 
-@pytest.mark.parametrize("beside", [True, False], ids=["beside a frame", "alone"])
-def test_what_a_coordinator_writes_is_cleaned_before_it_is_kept(beside: bool, tmp_path: Path) -> None:
+def test_what_a_coordinator_writes_is_cleaned_before_it_is_kept(tmp_path: Path) -> None:
     federation = small_federation(tmp_path)
     said = {"code": "\x1b[2J", "kind": "\x07", "round": "one", "words": "a\x1b[31m\n\u202eb\r\x00" + 9999 * "c"}
-    values = {f"{NOTICE}{name}": value for name, value in said.items()} if beside else said
-    message = Message(
-        RecordDict({RECORD: ConfigRecord({**values, "frame": b"", "federation": "0"})}), dst_node_id=NODE + BAD,
-        message_type="train" if beside else "query.notice",
-    )  # fmt: skip
+    message = Message(RecordDict({RECORD: ConfigRecord(said)}), dst_node_id=NODE + BAD, message_type="query")
     federation.grid.push_messages([message])
     told = refusals(federation)[0]
     assert told["reason"].startswith("the coordinator refused this client's answer: a [31m b ccc")

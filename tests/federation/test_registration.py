@@ -5,8 +5,6 @@ from __future__ import annotations
 import http.server
 import ssl
 import threading
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ pytest.importorskip("flwr")
 from flwr.proto.node_pb2 import NodeInfo
 
 from support_federation import free_port
-from tinyproto.errors import FederationError, Interrupted
+from tinyproto.errors import FederationError
 from tinyproto.federation.flower.processes import SuperLink
 from tinyproto.federation.keys import ServerKeys, make_keys
 
@@ -27,13 +25,12 @@ CLIENTS = 6
 class Pretended(SuperLink):
     """Flower's registry of keys, as it behaves at its Control interface, without the processes."""
 
-    def __init__(self, keys: ServerKeys, look: Callable[[], None] = lambda: None) -> None:
-        self.keys, self.look = keys, look
+    def __init__(self, keys: ServerKeys) -> None:
+        self.keys = keys
         self.registry: dict[int, NodeInfo] = {}
         self.fails_at = -1
 
     def _control(self, call: str, request: Any, response: Any) -> Any:
-        self.look()
         if call == "list-nodes":
             return response(nodes_info=list(self.registry.values()))
         if call == "unregister-node":
@@ -56,11 +53,8 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> ServerKeys:
     return ServerKeys.open(folder)
 
 
-def assert_registered(link: Pretended, clients: dict[int, Path], nodes: dict[int, int]) -> None:
-    public = link.keys.public_keys()
-    assert {client: link.registry[node].public_key.hex() for client, node in nodes.items()} == {
-        client: public[client] for client in clients
-    }
+def assert_registered(link: Pretended, nodes: dict[int, int]) -> None:
+    assert {client: link.registry[node].public_key.hex() for client, node in nodes.items()} == link.keys.public_keys()
     there = [node for node, info in link.registry.items() if info.status != "unregistered"]
     assert sorted(there) == sorted(nodes.values())
 
@@ -70,31 +64,21 @@ def test_a_registration_that_was_interrupted_is_gone_on_with(fails_at: int, keys
     link = Pretended(keys)
     link.fails_at = fails_at
     with pytest.raises(FederationError, match="did not answer"):
-        link.register(keys.clients)
+        link.register()
     link.fails_at = -1
-    assert_registered(link, keys.clients, link.register(keys.clients))
+    assert_registered(link, link.register())
 
 
 def test_a_key_that_is_gone_is_taken_back_and_the_others_keep_their_nodes(keys: ServerKeys) -> None:
     link = Pretended(keys)
-    first = link.register(keys.clients)
-    left = {client: file for client, file in keys.clients.items() if client != 2}
-    again = link.register(left)
+    first = link.register()
+    link.keys = keys.only([client for client in keys.clients if client != 2])
+    again = link.register()
     assert again == {client: node for client, node in first.items() if client != 2}
-    assert_registered(link, left, again)
+    assert_registered(link, again)
+    link.keys = keys
     with pytest.raises(FederationError, match=r"2\.pub .*key for client 2"):
-        link.register(keys.clients)
-
-
-def test_a_wish_to_stop_ends_a_registration_at_once(keys: ServerKeys) -> None:
-    def look() -> None:
-        if len(link.registry) == 2:
-            raise Interrupted("resume with: …")
-
-    link = Pretended(keys, look)
-    with pytest.raises(Interrupted):
-        link.register(keys.clients)
-    assert len(link.registry) == 2 < CLIENTS
+        link.register()
 
 
 class Answering(http.server.BaseHTTPRequestHandler):
@@ -114,7 +98,7 @@ class Unreachable(SuperLink):
     """A SuperLink at this port, without its process."""
 
     def __init__(self, keys: ServerKeys, port: int) -> None:
-        self.keys, self.look, self.address = keys, lambda: None, f"127.0.0.1:{port}"
+        self.keys, self.address = keys, f"127.0.0.1:{port}"
 
 
 def test_an_answer_that_refuses_is_quoted(keys: ServerKeys) -> None:
@@ -124,9 +108,9 @@ def test_an_answer_that_refuses_is_quoted(keys: ServerKeys) -> None:
         server.socket = context.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.handle_request, daemon=True).start()
         with pytest.raises(FederationError, match=r"list-nodes.*key in use"):
-            Unreachable(keys, server.server_port).register(keys.clients)
+            Unreachable(keys, server.server_port).register()
 
 
 def test_a_superlink_that_is_gone_is_an_error(keys: ServerKeys) -> None:
     with pytest.raises(FederationError, match=r"list-nodes.*refused"):
-        Unreachable(keys, free_port()).register(keys.clients)
+        Unreachable(keys, free_port()).register()

@@ -24,6 +24,7 @@ from support_flower import (
     frame_of,
     framed,
     in_round,
+    kind_of,
     silent,
     small_federation,
 )
@@ -43,7 +44,7 @@ def trained(grid: InProcessGrid, client: int) -> list[int]:
     asked = [
         message
         for message in grid.asked
-        if message.metadata.dst_node_id == NODE + client and message.metadata.message_type == "train"
+        if message.metadata.dst_node_id == NODE + client and kind_of(message) is Kind.TRAIN
     ]
     return [unpack(frame_of(message))[0].round_number for message in asked]
 
@@ -214,7 +215,7 @@ def test_what_goes_on_does_not_wait_for_who_never_had_a_part_in_it(tmp_path: Pat
     grid.offline.add(NODE + 2)
 
     def killed(message: Message) -> None:
-        if message.metadata.message_type == "train" and unpack(frame_of(message))[0].round_number == 2:
+        if kind_of(message) is Kind.TRAIN and unpack(frame_of(message))[0].round_number == 2:
             raise Killed
 
     grid.before_push = killed
@@ -319,13 +320,13 @@ def test_a_client_that_accepts_but_never_tells_its_sizes_delays_the_others_ever_
     asked_at: list[float] = []
 
     def stalls(asked: Message, reply: Message) -> Iterable[tuple[float, Message]]:
-        if asked.metadata.message_type != "query.frame":
+        if kind_of(asked) is not Kind.HELLO:
             return [(0.0, reply)]
         asked_at.append(grid.clock.now)
         return []
 
     grid.changes[NODE + 2] = stalls
-    grid.changes[NODE] = lambda asked, reply: [(500.0 if asked.metadata.message_type == "train" else 0.0, reply)]
+    grid.changes[NODE] = lambda asked, reply: [(500.0 if kind_of(asked) is Kind.TRAIN else 0.0, reply)]
     federation.play()
     assert all(record["participants"] == [0, 1] for record in federation.records()[:9])
     reasons = [event["reason"] for event in federation.events("silent")]
@@ -352,7 +353,7 @@ def test_a_client_that_lost_its_folder_is_greeted_again_and_starts_anew(tmp_path
     grid = federation.grid
 
     def lose(message: Message) -> None:
-        about_to_train = message.metadata.message_type == "train" and message.metadata.dst_node_id == NODE + 2
+        about_to_train = kind_of(message) is Kind.TRAIN and message.metadata.dst_node_id == NODE + 2
         if about_to_train and unpack(frame_of(message))[0].round_number == 2:
             for file in sorted((tmp_path / "client-2" / "state").rglob("*"), reverse=True):
                 file.rmdir() if file.is_dir() else file.unlink()
@@ -434,9 +435,9 @@ def test_without_a_counter_there_are_no_socket_bytes(tmp_path: Path) -> None:
 def test_one_message_per_client_and_round(tmp_path: Path) -> None:
     federation = small_federation(tmp_path)
     federation.play()
-    kinds = [message.metadata.message_type for message in federation.grid.asked]
+    kinds = [kind_of(message) for message in federation.grid.asked]
     assert {kind: kinds.count(kind) for kind in kinds} == {
-        "query.hello": 3, "query.frame": 3, "train": 6, "evaluate": 3
+        "terms": 3, Kind.HELLO: 3, Kind.TRAIN: 6, Kind.EVALUATE: 3
     }  # fmt: skip
     assert all(unpack(frame_of(message))[0].kind is Kind.TRAIN for message in federation.grid.asked[6:12])
 

@@ -36,28 +36,23 @@ def test_the_first_classes_of_a_known_dataset_are_how_many_there_are() -> None:
 def test_both_sides_build_the_same(name: str, preset: str) -> None:
     config = parse_config(values(name, preset=preset))
     offered = offered_terms(config, TOKEN)
-    ours, theirs = agree(offered, config.model.models), accepted_terms(offered.text(), MODEL)
-    assert theirs.terms == offered
-    assert theirs.cell.entry.hyper == ours.cell.entry.hyper
-    assert theirs.setup.expectation.digest == ours.setup.expectation.digest
-    assert theirs.setup.training == ours.setup.training
-    assert (theirs.setup.training.rounds, theirs.setup.training.local_epochs, theirs.setup.training.batch_size) == (
-        7,
-        2,
-        5,
-    )
-    assert theirs.setup.spec.shape == ours.setup.spec.shape
-    assert theirs.setup.spec.input_shape == (3, 32, 32)
+    ours, (terms, theirs) = agree(offered, config.model.models), accepted_terms(offered.text(), MODEL)
+    assert terms == offered
+    assert theirs.expectation.digest == ours.expectation.digest
+    assert theirs.training == ours.training
+    assert (theirs.training.rounds, theirs.training.local_epochs, theirs.training.batch_size) == (7, 2, 5)
+    assert theirs.spec.shape == ours.spec.shape
+    assert theirs.spec.input_shape == (3, 32, 32)
 
 
 def test_an_algorithms_own_types_and_a_byte_budget_travel() -> None:
     entry = {"name": "tinyproto_fp", "wire": {"up": "int8", "rounding": "stochastic"}, "byte_budget": "1kB"}
     config = parse_config(values("tinyproto_fp", algorithms=[entry]))
-    found = accepted_terms(offered_terms(config, TOKEN).text(), MODEL)
-    assert (found.cell.entry.wire.up, found.cell.entry.wire.rounding) == ("int8", "stochastic")
-    assert found.cell.entry.hyper.byte_budget == "1kB"
-    assert found.setup.algorithm.row_width == agree(found.terms, [MODEL]).setup.algorithm.row_width
-    assert found.setup.algorithm.row_width not in (8, 64, None)
+    terms, found = accepted_terms(offered_terms(config, TOKEN).text(), MODEL)
+    assert (found.spec.wire.up, found.spec.wire.rounding) == ("int8", "stochastic")
+    assert terms.algorithm["byte_budget"] == "1kB"
+    assert found.algorithm.row_width == agree(terms, [MODEL]).algorithm.row_width
+    assert found.algorithm.row_width not in (8, 64, None)
 
 
 def test_terms_hold_nothing_of_the_coordinators_own() -> None:

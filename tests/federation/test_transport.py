@@ -22,20 +22,19 @@ class InMemory:
 
     def __init__(self, folders: Mapping[int, Path]) -> None:
         self.folders = folders
-        self.waiting: dict[str, list[Incoming | None]] = {}
+        self.waiting: dict[str, list[Incoming]] = {}
 
     def nodes(self) -> dict[int, bytes]:
         return dict.fromkeys(self.folders, b"")
 
     def send(self, messages: Sequence[Outgoing], lifetime: float) -> list[str | None]:
         identities: list[str | None] = []
-        for node, topic, values in messages:
-            kind = topic if isinstance(topic, str) else "frame"
+        for node, values in messages:
             identities.append(f"message {len(self.waiting)}")
-            self.waiting[f"message {len(self.waiting)}"] = [Incoming(respond(self.folders[node], node, kind, values))]
+            self.waiting[f"message {len(self.waiting)}"] = [Incoming(respond(self.folders[node], node, values))]
         return identities
 
-    def replies(self, identity: str) -> list[Incoming | None]:
+    def replies(self, identity: str) -> list[Incoming]:
         found, self.waiting[identity] = self.waiting[identity], []
         return found
 

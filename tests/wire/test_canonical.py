@@ -14,6 +14,7 @@ from tinyproto.wire.codec import METRIC_CODES, decode, encode
 from tinyproto.wire.frame import Header, Kind, pack, unpack
 from tinyproto.wire.values import FLOAT16, INT4, INT8, Coding, ValueType
 
+NEVER = "^rows values: row 0 with scale .*: (float16|int8|int4) never encodes a row like this$"
 HEADER = Header(Kind.UPDATE, round_number=7, client=3, digest=bytes(16))
 SCALE, VALUES = 9, 11  # of a single row: behind the section's head and a bitmap of one byte
 
@@ -36,31 +37,31 @@ def refused(mutated: bytes | bytearray, words: str) -> None:
 def test_integers_beyond_the_range_of_the_encoder_are_refused() -> None:
     eight = body(row(1.0, -1.0, 0.5), INT8)
     eight[VALUES + 1] = 0x80
-    refused(eight, "^rows values: row 0 has the integer −128; int8 ends at −127$")
+    refused(eight, "^rows values: row 0 with scale 0.00793457: int8 never encodes a row like this$")
     four = body(row(1.0, -1.0, 0.5), INT4)
     assert four[VALUES] == 0x97
     four[VALUES] = 0x87
-    refused(four, "^rows values: row 0 has the integer −8; int4 ends at −7$")
+    refused(four, "^rows values: row 0 with scale 0.143555: int4 never")
 
 
 @pytest.mark.parametrize("kind", [FLOAT16, INT8, INT4], ids=lambda kind: kind.name)
 @pytest.mark.parametrize(
-    ("bits", "words"),
+    ("bits", "scale"),
     [
-        (0xBF80, "scale 0 is -1: it is negative"),
-        (0x8000, "scale 0 is -0: it is negative"),
-        (0x0000, "scale 0 is 0, but its row is not all zeros"),
-        (0x0001, "scale 0 is 9.18355e-41: it is subnormal"),
-        (0x7F80, "scale 0 is inf, without the row of ones"),
-        (0x7FC0, "scale 0 is nan, without the row of ones"),
-        (0x7F81, "scale 0 is nan, without the row of ones"),
-        (0x7F00, "scale 0 is 1.70141e\\+38: it is larger than any"),
+        (0xBF80, "-1"),
+        (0x8000, "-0"),
+        (0x0000, "0"),
+        (0x0001, "9.18355e-41"),
+        (0x7F80, "inf"),
+        (0x7FC0, "nan"),
+        (0x7F81, "nan"),
+        (0x7F00, "1.70141e\\+38"),
     ],
 )
-def test_a_scale_that_no_row_has_is_refused(kind: ValueType, bits: int, words: str) -> None:
+def test_a_scale_that_no_row_has_is_refused(kind: ValueType, bits: int, scale: str) -> None:
     mutated = body(row(1.0, -1.0, 0.5), kind)
     struct.pack_into("<H", mutated, SCALE, bits)
-    refused(mutated, f"^rows values: {words}")
+    refused(mutated, f"^rows values: row 0 with scale {scale}: {kind.name} never")
 
 
 @pytest.mark.parametrize("kind", [FLOAT16, INT8, INT4], ids=lambda kind: kind.name)
@@ -68,7 +69,7 @@ def test_a_row_of_zeros_has_scale_0_alone(kind: ValueType) -> None:
     for bits in (0x3F80, 0x0080):
         mutated = body(row(0.0, 0.0), kind)
         struct.pack_into("<H", mutated, SCALE, bits)
-        refused(mutated, "rows values: scale 0 is .*, but its row is all zeros, which has scale 0")
+        refused(mutated, NEVER)
 
 
 @pytest.mark.parametrize("kind", [INT8, INT4], ids=lambda kind: kind.name)
@@ -79,27 +80,24 @@ def test_a_row_that_rounds_to_zeros_is_written_as_one(kind: ValueType) -> None:
 def test_a_scale_of_float16_is_a_power_of_two() -> None:
     mutated = body(row(1.0, -0.5), FLOAT16)
     mutated[SCALE] |= 1
-    refused(mutated, "rows values: scale 0 is .*: it is not a power of two")
+    refused(mutated, NEVER)
 
 
-@pytest.mark.parametrize(
-    ("kind", "due"), [(FLOAT16, "8192, not 2¹⁴ … 2¹⁵"), (INT8, "64, not 126 or 127"), (INT4, "3, not 6 or 7")],
-    ids=lambda value: getattr(value, "name", ""),
-)  # fmt: skip
-def test_the_same_values_with_a_larger_scale_are_refused(kind: ValueType, due: str) -> None:
+@pytest.mark.parametrize("kind", [FLOAT16, INT8, INT4], ids=lambda kind: kind.name)
+def test_the_same_values_with_a_larger_scale_are_refused(kind: ValueType) -> None:
     values = {FLOAT16: [8192.0, -4096.0], INT8: [64.0, -3.0], INT4: [3.0, -1.0]}[kind]
     written = np.array(values, np.float16 if kind is FLOAT16 else np.int8)
     mutated = body(row(*values), kind)
     mutated[VALUES:] = bytes(((int(written[1]) & 15) << 4 | int(written[0]),)) if kind is INT4 else written.tobytes()
     struct.pack_into("<H", mutated, SCALE, 0x3F80)  # 1
-    refused(mutated, f"^rows values: scale 0 is 1, but the largest magnitude of its row is {due}$")
+    refused(mutated, NEVER)
 
 
 def test_values_of_float16_beyond_its_row_are_refused() -> None:
     for bits in (0x7801, 0x7C00, 0xFC00, 0x7E00):  # above 2¹⁵, the infinities, a NaN
         mutated = body(row(1.0, 0.5), FLOAT16)
         struct.pack_into("<H", mutated, VALUES + 2, bits)
-        refused(mutated, "rows values: scale 0 is .*, but the largest magnitude of its row is")
+        refused(mutated, NEVER)
 
 
 def test_a_value_of_float16_that_no_float32_has_is_refused() -> None:
@@ -112,7 +110,7 @@ def test_a_value_of_float16_that_no_float32_has_is_refused() -> None:
                 decoded = decode(pack(HEADER, bytes(mutated))).message
                 assert body(decoded, FLOAT16) == mutated
             else:
-                refused(mutated, "rows values: scale 0 is .*: it brings a value of its row between two float32 numbers")
+                refused(mutated, NEVER)
 
 
 def test_a_diverged_row_has_one_form() -> None:
@@ -120,7 +118,7 @@ def test_a_diverged_row_has_one_form() -> None:
         for value in (float("nan"), float("inf")):
             mutated = body(row(value, 1.0), kind)
             mutated[-1] ^= 0xE0  # another sign, another number
-            refused(mutated, "rows values: (scale 0 is (nan|inf), without the row of ones|row 0 has the integer)")
+            refused(mutated, NEVER)
 
 
 def test_padding_other_than_zero_is_refused() -> None:
@@ -135,7 +133,7 @@ def test_padding_other_than_zero_is_refused() -> None:
 def test_tensors_are_refused_in_their_own_name() -> None:
     mutated = body(Message(tensors={"head": torch.ones(2, 3)}), INT8)
     mutated[-1] = 0x80
-    refused(mutated, "^tensor 'head' values: row 1 has the integer −128")
+    refused(mutated, "^tensor 'head' values: row 1 with scale 0.00793457: int8 never")
 
 
 def metric(code: int, layout: str, value: float, name: str = "") -> bytes:

@@ -35,7 +35,7 @@ LAST_ANSWER_SECONDS = 60.0
 """Longest stay of a client after its last answer."""
 
 CLOSING_SECONDS = 600.0
-"""Longest wait for an unreachable coordinator after the last round; only a last evaluation is left then."""
+"""Longest wait for an unreachable coordinator after the last round."""
 
 HEARD_SECONDS = 5.0
 """Stay after a refusal was sent; Flower discards replies from clients that disconnect immediately."""
@@ -56,7 +56,6 @@ class JoinOptions:
     model: str
     device: str
     folder: Path
-    give_up: int | None = None  # minutes that a coordinator may be unreachable
 
 
 def join_federation(server: str, options: JoinOptions, output: Output) -> None:
@@ -90,28 +89,27 @@ def join_federation(server: str, options: JoinOptions, output: Output) -> None:
     })  # fmt: skip
 
 
+@dataclass
 class ClientSession:
     """One client's time in a federation: its SuperNode is restarted until the end, or until the user stops it."""
 
-    def __init__(
-        self, options: JoinOptions, address: tuple[str, int], server: str, keys: ClientKeys, relay: Relay,
-        stop: StopOnInterrupt, output: Output,
-    ) -> None:  # fmt: skip
-        self.options = options
-        self.address = address
-        self.server = server
-        self.keys = keys
-        self.relay = relay
-        self.stop = stop
-        self.output = output
-        self.journal = Follower(options.folder / "progress.jsonl")
-        self.missed_the_end = False
-        self._said = ""
-        self._refused: tuple[str, str] | None = None  # code and reason, until it takes part
-        self._turned_away_since: float | None = None
-        self._away_since: float | None = None
-        self._last_round: int | None = None  # the federation's rounds, once the client has completed the last
-        self._rounds: int | None = None  # the same, once the federation is over
+    options: JoinOptions
+    address: tuple[str, int]
+    server: str
+    keys: ClientKeys
+    relay: Relay
+    stop: StopOnInterrupt
+    output: Output
+    missed_the_end: bool = False
+    _said: str = ""
+    _refused: tuple[str, str] | None = None  # code and reason, until it takes part
+    _turned_away_since: float | None = None
+    _away_since: float | None = None
+    _last_round: int | None = None  # the federation's rounds, once the client has completed the last
+    _rounds: int | None = None  # the same, once the federation is over
+
+    def __post_init__(self) -> None:
+        self.journal = Follower(self.options.folder / "progress.jsonl")
 
     def run(self) -> int | None:
         """Stay until the federation is over and return its rounds; return None if the user stops the client before."""
@@ -133,8 +131,8 @@ class ClientSession:
         return self._rounds
 
     def _reach(self) -> None:
-        """Raise AwayError unless the coordinator answers; count the bytes of the attempt."""
-        self.relay.add(reach(self.address, self.keys.authority))
+        """Raise AwayError unless the coordinator answers."""
+        reach(self.address, self.keys.authority)
 
     def _run_node(self) -> None:
         """Run one SuperNode to its end; raise the reason, unless the client has nothing left to do."""
@@ -169,15 +167,9 @@ class ClientSession:
         """Keep the SuperNode running until its last reply is sent and `until` holds, but at most for a minute."""
         give_up = time.monotonic() + LAST_ANSWER_SECONDS
         while time.monotonic() < give_up and not self.stop.wanted and not node.wait(0.5):
+            self._show_events()
             if node.has_answered and until():
                 return
-
-    @property
-    def _patience(self) -> float | None:
-        """Return the seconds for which an unreachable coordinator is waited for; None means no limit."""
-        asked = None if self.options.give_up is None else 60.0 * self.options.give_up
-        closing = None if self._last_round is None else CLOSING_SECONDS
-        return min((limit for limit in (asked, closing) if limit is not None), default=None)
 
     def _check_coordinator(self, watch: Watch) -> None:
         """Note when the coordinator becomes unreachable or comes back."""
@@ -189,22 +181,14 @@ class ClientSession:
             self._say_connected()
 
     def _away(self, reason: str) -> None:
-        """Go on waiting, or give up: after the last round that is a normal end, before it an error."""
+        """Go on waiting, but after the last round only for a while, since only a last evaluation is left then."""
         now = time.monotonic()
         self._turned_away_since = None
         if self._away_since is None:
             self._away_since = now
             self._say(f"waiting for {self.server}: {reason}")
-        limit = self._patience
-        if limit is None or now - self._away_since < limit:
-            return
-        if self._last_round is not None:
+        if self._last_round is not None and now - self._away_since >= CLOSING_SECONDS:
             self._rounds, self.missed_the_end = self._last_round, True
-        else:
-            raise FederationError(
-                f"{self.server} has been unreachable for {counted(int(limit // 60), 'minute')} ({reason}); wait longer "
-                f"with --give-up, or run the same command to continue from {self.options.folder}"
-            )
 
     def _turned_away(self, reason: TurnedAwayError) -> None:
         now = time.monotonic()

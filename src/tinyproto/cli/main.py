@@ -293,23 +293,14 @@ def join(
         typer.Option(metavar="DIR", help="The folder for this client's state.", show_default="clients/client-N"),
     ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:N or auto.")] = "cpu",
-    give_up: Annotated[
-        int | None,
-        typer.Option(
-            parser=positive("--give-up"),
-            metavar="MINUTES",
-            help="Exit after the coordinator has been unreachable for this long. A finished federation looks the same "
-            "as an unreachable one, so after its last round a client waits at most 10 minutes.",
-            show_default="never",
-        ),
-    ] = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Take part in a real federation as a client, with samples and a network of your own, until it ends.
 
     The client may start before the coordinator. Ctrl-C ends it; the same command resumes from the state in its folder.
-    Data, model and device are checked before connecting.
+    Data, model and device are checked before connecting. A finished federation looks the same as an unreachable one,
+    so after its last round a client waits at most 10 minutes.
 
     Examples:
 
@@ -323,7 +314,7 @@ def join(
 
     options = JoinOptions(
         client_id, keys or Path("keys") / f"client-{client_id}", data, share, image_size, model, device,
-        folder or Path("clients") / f"client-{client_id}", give_up,
+        folder or Path("clients") / f"client-{client_id}",
     )  # fmt: skip
     try:
         join_federation(server, options, Output(json=json, quiet=quiet))

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from tinyproto.cli.federation_progress import FederationProgress
-from tinyproto.cli.interrupt import StopOnInterrupt
+from tinyproto.cli.interrupt import StopOnInterrupt, ending_at_once
 from tinyproto.cli.run import conclude
 from tinyproto.cli.terminal import Output
 from tinyproto.config import Config, load_config
-from tinyproto.config.load import differences
 from tinyproto.errors import ConfigError, FederationError, Interrupted
 from tinyproto.federation.flower.gate import Gate, OpenGate, listening
 from tinyproto.federation.flower.processes import SuperLink, split_address
@@ -62,14 +61,14 @@ def serve_config(options: ServeOptions, output: Output) -> None:
             listen=listen,
             key_folder=str(keys.folder.absolute()),
         )
-        largest = agree(offered_terms(config, served.federation), config.model.models).setup.expectation.largest_frame
+        largest = agree(offered_terms(config, served.federation), config.model.models).expectation.largest_frame
         opened = stack.enter_context(listening(host, port))  # before anything is replaced
+        with ending_at_once(f"resume with: {how_to_resume(folder)}" if options.resume else "nothing has started"):
+            new = None if options.resume else stack.enter_context(NewRun(folder, overwrite=options.overwrite))
+            if new is not None:
+                new.folder.write_config(config.resolved())
+            superlink = _start(stack, folder, served, keys)
         stop = stack.enter_context(StopOnInterrupt(signal.SIGTERM, signal.SIGHUP))
-        new = None if options.resume else stack.enter_context(NewRun(folder, overwrite=options.overwrite))
-        if new is not None:
-            new.folder.write_config(config.resolved())
-        words = f"resume with: {how_to_resume(folder)}" if new is None else "nothing has started"
-        superlink = _start(stack, folder, served, keys, lambda: _raise_if_stopped(stop, words))
         tell = Journal(folder / "progress.jsonl").tell
         gate = OpenGate(Gate(superlink.address, keys, largest), keys, opened, tell)
         stack.callback(gate.close)
@@ -84,51 +83,34 @@ def serve_config(options: ServeOptions, output: Output) -> None:
     conclude(output, config, folder)
 
 
-def _start(stack: ExitStack, folder: Path, served: ServeFile, keys: ServerKeys, look: Callable[[], None]) -> SuperLink:
-    """Return a SuperLink that answers and has the clients' keys registered; `look` may raise to stop that."""
+def _start(stack: ExitStack, folder: Path, served: ServeFile, keys: ServerKeys) -> SuperLink:
+    """Return a SuperLink that answers and has the clients' keys registered."""
     with writing(folder):
         served.write(folder)
-    superlink = SuperLink(folder / "flower", keys, look)
+    superlink = SuperLink(folder / "flower", keys)
     stack.callback(superlink.stop)
     superlink.wait_until_up()
-    superlink.register(keys.clients)
-    look()
+    superlink.register()
     return superlink
 
 
-def _raise_if_stopped(stop: StopOnInterrupt, words: str) -> None:
-    if stop.wanted:
-        raise Interrupted(words)
-
-
 def _source(options: ServeOptions) -> tuple[Path, Config, ServeFile | None]:
-    """Return the run folder, its config, and its serve.json on resume; a run folder may stand in place of a config.
-
-    A federation keeps the config it started with; a file with other values is refused.
-    """
-    is_folder = options.config.is_dir()
-    if is_folder and not options.resume:
-        raise ConfigError(f"{options.config} is a folder; add --resume to continue the federation in it")
-    if is_folder and options.overrides:
-        raise ConfigError("a federation keeps the config it started with; leave out the overrides")
-    config = None if is_folder else load_config(options.config, list(options.overrides))
-    folder = options.config if config is None else options.runs / config.model.name
+    """Return the run folder and its config, and on resume, for which the run folder is named, its serve.json."""
+    folder = options.config
     if not options.resume:
-        assert config is not None
-        return folder, config, None
+        if folder.is_dir():
+            raise ConfigError(f"{folder} is a folder; add --resume to continue the federation in it")
+        config = load_config(folder, list(options.overrides))
+        return options.runs / config.model.name, config, None
+    if not folder.is_dir() or options.overrides:
+        raise ConfigError(
+            "--resume takes a run folder and no overrides, since a federation keeps the config it started with: "
+            "`tinyproto serve runs/NAME --resume`"
+        )
     RunFolder.open(folder)
     if not is_federation(folder):
         raise FederationError(f"{folder} holds no federation to resume: {SERVE_FILE} is missing")
-    before = ServeFile.read(folder)
-    started = load_config(folder / "config.yaml", [])
-    changed = differences([started.resolved(), (config or started).resolved()])
-    if changed:
-        changes = ", ".join(f"{key}: {then!r} → {now!r}" for key, (then, now) in changed.items())
-        raise ConfigError(
-            f"the federation in {folder} started with another config ({changes}); resume it with its own: "
-            f"`{how_to_resume(folder)}`"
-        )
-    return folder, started, before
+    return folder, load_config(folder / "config.yaml", []), ServeFile.read(folder)
 
 
 def _keys(options: ServeOptions, folder: Path, before: ServeFile | None) -> ServerKeys:
@@ -178,7 +160,8 @@ def _watch(folder: Path, superlink: SuperLink, progress: FederationProgress, sto
                 progress.tell(event)
             if progress.over:
                 return
-            _raise_if_stopped(stop, resume)
+            if stop.wanted:
+                raise Interrupted(resume)
             if superlink.status is not None:
                 raise FederationError(f"Flower's SuperLink ended; its log is {superlink.log}; {resume}")
             if ended:
@@ -187,33 +170,18 @@ def _watch(folder: Path, superlink: SuperLink, progress: FederationProgress, sto
         run.stop()
 
 
-AUTHORITY = {
-    "certified again": "; a new ca.crt of the same authority, and clients' copies stay valid",
-    "new": "; a new authority: each client needs the new ca.crt",
-}
-
-
 def init_keys(folder: Path, clients: int, hosts: Sequence[str], output: Output) -> None:
     """Make the missing keys, and say which folder belongs on which machine."""
     made = make_keys(folder, clients, hosts)
     output.say(f"{folder}/server      for this machine: a certificate for {', '.join(made.names)}")
-    here = next((number for number in range(clients) if number not in made.elsewhere), "N")
-    output.say(
-        f"{folder}/client-N    for client N only, for example: scp -r {folder}/client-{here} DEVICE:tinyproto/keys/"
-    )
+    output.say(f"{folder}/client-N    for client N only, for example: scp -r {folder}/client-0 DEVICE:tinyproto/keys/")
     output.say(f"{folder}/authority   signs certificates; keep it where no other machine can read it")
     whose = f" (client {', '.join(map(str, made.clients))})" if 0 < len(made.clients) < clients else ""
-    words = f"{counted(len(made.clients), 'new key')}{whose}; {'a new' if made.certificate else 'the same'} certificate"
-    output.say(f"{words}{AUTHORITY.get(made.authority, '')}")
-    if made.copied:
-        output.say(f"wrote ca.crt for: {', '.join(made.copied)}")
-    if made.names_lost:
-        output.say("the earlier certificate could not be read; add the names that clients use with --host")
-    if made.elsewhere:
-        output.say(
-            f"not in this folder: the private key of client {', '.join(map(str, made.elsewhere))}; if it is lost, "
-            f"remove {folder}/server/clients/N.pub and run this command again"
-        )
-    output.result({"folder": str(folder), "names": list(made.names), "new_clients": list(made.clients),
-                   "new_certificate": made.certificate, "new_authority": made.authority in ("first", "new"),
-                   "copied": list(made.copied), "elsewhere": list(made.elsewhere)})  # fmt: skip
+    keys = f"{counted(len(made.clients), 'new key')}{whose}"
+    output.say(f"{keys}; {'a new' if made.certificate else 'the same'} certificate")
+    if made.authority and len(made.clients) < clients:
+        output.say(f"{folder}/server/ca.crt is new; a client that no longer trusts this coordinator needs a copy")
+    output.result({
+        "folder": str(folder), "names": list(made.names), "new_clients": list(made.clients),
+        "new_certificate": made.certificate, "new_authority": made.authority,
+    })  # fmt: skip

@@ -11,35 +11,30 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from tinyproto.engine.checks import inspect_answer
+from tinyproto.engine.checks import inspect_answer, read_hello
 from tinyproto.engine.measure import WAYS, Direction
 from tinyproto.engine.server import Reply
 from tinyproto.errors import TinyProtoError, WireError
 from tinyproto.federation.journal import Journal
-from tinyproto.federation.refusals import NOTICE, WORDS, Values, notice, words
+from tinyproto.federation.refusals import WORDS, Values, notice, words
 from tinyproto.federation.roster import Clock, Roster
 from tinyproto.federation.terms import Terms
 from tinyproto.wire.frame import Kind, unpack
 from tinyproto.wire.validate import Expectation
 
-UNREADABLE = "its reply cannot be read"
 HELLO_SECONDS = 30.0
 """Time for a client that accepted the terms to send its sizes, unless a round's deadline is shorter."""
 
 LOOK_SECONDS = 3.0
 """Time between two looks at which nodes are online."""
 
-Topic = Literal["hello", "notice"] | Kind
-"""The kind of a message: the terms, a notice, or a frame of this kind."""
-
 
 class Outgoing(NamedTuple):
-    """One message to a node."""
+    """One message to a node: the terms, a frame or a notice."""
 
     node: int
-    topic: Topic
     values: Values
 
 
@@ -49,6 +44,9 @@ class Incoming(NamedTuple):
     values: Mapping[str, object]
     failure: str | None = None
     is_away: bool = False  # with a failure: the node is offline, and nobody refused anything
+
+
+UNREADABLE = Incoming({"error": "unreadable"})
 
 
 class Transport(Protocol):
@@ -65,8 +63,8 @@ class Transport(Protocol):
         """Send messages whose replies are kept for `lifetime` seconds; return their ids, None for one not taken."""
         ...
 
-    def replies(self, identity: str) -> Sequence[Incoming | None]:
-        """Return the replies to a message since the last call; None stands for one that cannot be read."""
+    def replies(self, identity: str) -> Sequence[Incoming]:
+        """Return the replies to a message since the last call; `UNREADABLE` stands for one that cannot be read."""
         ...
 
 
@@ -83,9 +81,9 @@ class BelowQuorum(TinyProtoError):  # noqa: N818
     """Too few good answers by the deadline; nothing has changed, and the round is to be asked again."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Sent:
-    """A message that may still be answered."""
+    """A frame that may still be answered."""
 
     client: int
     node: int
@@ -103,10 +101,15 @@ class Sent:
 class Exchange:
     """One exchange under way."""
 
+    round_number: int
     kinds: Mapping[int, Kind]
     needed: int
     good: set[int] = field(default_factory=set)
     bad: dict[int, WireError] = field(default_factory=dict)  # the last reason, by client without a good answer
+
+    def asks(self, sent: Sent) -> bool:
+        """Return whether a frame, which may be of an earlier attempt, asks for what this exchange does."""
+        return sent.round_number == self.round_number and self.kinds.get(sent.client) is sent.kind
 
     def silent(self) -> list[int]:
         """Return the clients that have not been heard at all."""
@@ -122,32 +125,28 @@ def _counted(kinds: Mapping[int, Kind]) -> list[int]:
     return [client for client, kind in kinds.items() if kind is Kind.TRAIN] or list(kinds)
 
 
+@dataclass
 class FederationChannel:
     """The way to a federation's clients."""
 
-    def __init__(
-        self, transport: Transport, terms: Terms, expectation: Expectation, journal: Journal, *, quorum: float,
-        deadline: float, keys: Mapping[int, bytes], pace: Pace,
-    ) -> None:  # fmt: skip
-        self.transport = transport
-        self.terms = terms
-        self.expectation = expectation
-        self.journal = journal
-        self.quorum = quorum
-        self.deadline = deadline
-        self.pace = pace
-        self.ignored: Counter[str] = Counter()  # late, double and unasked replies
-        self.roster = Roster(terms.clients, journal, pace.clock, deadline, keys)
-        self.participants = 0  # of the round under way; the quorum counts these, or all who are asked if more
+    transport: Transport
+    terms: Terms
+    expectation: Expectation
+    journal: Journal
+    quorum: float
+    deadline: float
+    keys: Mapping[int, bytes]
+    pace: Pace
+    ignored: Counter[str] = field(default_factory=Counter)  # late and double replies
+    participants: int = 0  # of the round under way; the quorum counts these, or all who are asked if more
+    _hellos: dict[str, tuple[int, float]] = field(default_factory=dict)  # by message: node, and until when it is kept
+    _sent: dict[str, Sent] = field(default_factory=dict)  # by message
+    _kept: dict[tuple[int, Kind, int], bytes] = field(default_factory=dict)  # good answers of the round under way
+    _looked: float = -math.inf
+
+    def __post_init__(self) -> None:
         self.sockets = SocketCounts()
-        self._hellos: dict[str, tuple[int, float]] = {}  # by message: node, and when the transport forgets it
-        self._waiting: dict[str, Sent] = {}  # of the exchange under way
-        self._given_up: dict[str, Sent] = {}
-        self._answered: set[str] = set()
-        self._kept: dict[tuple[int, Kind], dict[int, bytes]] = {}  # good answers of the round under way
-        self._good: set[int] = set()  # clients with a good answer in the last exchange
-        self._untold: dict[int, Values] = {}  # notices for clients whose last answer was refused
-        self._looked = -math.inf
+        self.roster = Roster(self.terms.clients, self.journal, self.pace.clock, self.deadline, self.keys)
 
     def needed(self, asked: int) -> int:
         """Return the number of good answers that conclude a round in which so many clients are asked."""
@@ -169,40 +168,19 @@ class FederationChannel:
         again, only clients without a good answer are asked.
         """
         if round_number:  # a hello in between belongs to no round
-            self._kept = {key: answers for key, answers in self._kept.items() if key[0] == round_number}
-        made = {client: frames[client] for client in frames}
+            self._kept = {key: frame for key, frame in self._kept.items() if key[0] == round_number}
+        made = dict(frames)
         kinds = {client: unpack(frame)[0].kind for client, frame in made.items()}
-        under_way = Exchange(kinds, self._quorum_of(round_number, kinds))
-        self._good = under_way.good
-        for client in made:
-            known = self._kept.get((round_number, kinds[client]), {}).get(client)
+        under_way = Exchange(round_number, kinds, self._quorum_of(round_number, kinds))
+        for client, kind in kinds.items():
+            known = self._kept.get((round_number, kind, client))
             if known is not None:
                 under_way.good.add(client)
                 yield Reply(client, known)
-        self._ask(round_number, {client: made[client] for client in under_way.silent()}, under_way)
-        if round_number:
-            self.tell_refused()
-        yield from self._collect(round_number, under_way)
+        self._ask({client: made[client] for client in under_way.silent()}, under_way)
+        yield from self._collect(under_way)
         for client, error in under_way.bad.items():
             yield Reply(client, b"", error)
-
-    def tell_refused(self, errors: Mapping[int, WireError] | None = None) -> None:
-        """Send a notice to each client that has not been told that its answer was refused.
-
-        A notice usually travels beside the client's next frame; this is for clients that are asked nothing now.
-        `errors` are of hellos that were good for the channel and not for the server.
-        """
-        for client, error in (errors or {}).items():
-            if client in self._good:
-                self._untold[client] = notice(Kind.HELLO, 0, error)
-        nodes = {client: self.roster.nodes[client] for client in self._untold if client in self.roster.present}
-        self._send({client: Outgoing(node, "notice", self._untold[client]) for client, node in nodes.items()})
-
-    def _send(self, messages: Mapping[int, Outgoing]) -> dict[int, str | None]:
-        """Send messages to clients, of which each carries the client's notice; return their ids."""
-        identities = dict(zip(messages, self._push(list(messages.values())), strict=True))
-        self._untold = {client: told for client, told in self._untold.items() if identities.get(client) is None}
-        return identities
 
     def _push(self, messages: Sequence[Outgoing]) -> Sequence[str | None]:
         return self.transport.send(messages, self._lifetime) if messages else []
@@ -219,56 +197,43 @@ class FederationChannel:
             return
         self._looked = now
         new = self.roster.see(self.transport.nodes())
-        identities = self._push([Outgoing(node, "hello", {"terms": self.terms.text()}) for node in new])
+        identities = self._push([Outgoing(node, {"terms": self.terms.text()}) for node in new])
         for node, identity in zip(new, identities, strict=True):
             if identity is not None:
                 self._hellos[identity] = node, now + self._lifetime
 
-    def _ask(self, round_number: int, frames: Mapping[int, bytes], under_way: Exchange) -> None:
-        kinds = under_way.kinds
-        again = {
-            identity: sent
-            for identity, sent in self._given_up.items()
-            if sent.round_number == round_number and kinds.get(sent.client) is sent.kind and sent.client in frames
-        }
-        self._given_up = {identity: sent for identity, sent in self._given_up.items() if identity not in again}
-        self._waiting |= again  # a client that is still working may answer the earlier message
+    def _ask(self, frames: Mapping[int, bytes], under_way: Exchange) -> None:
         until = self.pace.clock() + self._lifetime
         nodes = {client: node for client, node in self.roster.nodes.items() if client in frames}
-        identities = self._send({
-            client: Outgoing(node, kinds[client], {
-                "federation": self.terms.federation, "frame": frames[client],
-                **{f"{NOTICE}{name}": value for name, value in self._untold.get(client, {}).items()},
-            })
-            for client, node in nodes.items()
-        })  # fmt: skip
+        federation = self.terms.federation
+        messages = [
+            Outgoing(node, {"federation": federation, "frame": frames[client]}) for client, node in nodes.items()
+        ]
+        identities = dict(zip(nodes, self._push(messages), strict=True))
         for client in frames:
-            sent = Sent(client, nodes.get(client, 0), round_number, kinds[client], until)
+            sent = Sent(client, nodes.get(client, 0), under_way.round_number, under_way.kinds[client], until)
             identity = identities.get(client)
             if identity is not None:
-                self._waiting[identity] = sent
-            elif not any(earlier.client == client for earlier in again.values()):
-                self._bad(under_way, sent, "no message can be sent to its node")
+                self._sent[identity] = sent
+            elif not any(under_way.asks(earlier) and earlier.client == client for earlier in self._sent.values()):
+                self._bad(under_way, sent, WireError(f"{sent.prefix}no message can be sent to its node"))
 
-    def _collect(self, round_number: int, under_way: Exchange) -> Iterator[Reply]:
-        patience = self._patience(round_number, under_way)
+    def _collect(self, under_way: Exchange) -> Iterator[Reply]:
+        patience = self._patience(under_way)
         end = self.pace.clock() + patience
-        try:
-            while True:
-                for client, frame in self._pull(under_way):
-                    if round_number:
-                        self._kept.setdefault((round_number, under_way.kinds[client]), {})[client] = frame
-                    yield Reply(client, frame)
-                if under_way.enough() and not under_way.silent():
-                    break
-                if self.pace.clock() >= end:
-                    self._conclude_late(round_number, under_way, patience)
-                    break
-                self.wait()
-                self._look()
-        finally:
-            self._given_up |= self._waiting
-            self._waiting = {}
+        number = under_way.round_number
+        while True:
+            for client, frame in self._pull(under_way):
+                if number:
+                    self._kept[number, under_way.kinds[client], client] = frame
+                yield Reply(client, frame)
+            if under_way.enough() and not under_way.silent():
+                return
+            if self.pace.clock() >= end:
+                self._conclude_late(under_way, patience)
+                return
+            self.wait()
+            self._look()
 
     def _quorum_of(self, round_number: int, kinds: Mapping[int, Kind]) -> int:
         """Return the good answers that this exchange needs; a hello needs none."""
@@ -277,46 +242,48 @@ class FederationChannel:
         asked = len(_counted(kinds))
         return self.needed(max(asked, self.participants) if Kind.TRAIN in kinds.values() else asked)
 
-    def _patience(self, round_number: int, under_way: Exchange) -> float:
+    def _patience(self, under_way: Exchange) -> float:
         """Return the seconds until an exchange ends without the clients that are silent.
 
         A hello keeps every client waiting, so it has less time; a client that stalled before gets twice as much.
         """
-        if round_number:
+        if under_way.round_number:
             return self.deadline
         nodes = [self.roster.nodes.get(client) for client in under_way.kinds]
         failed = max((self.roster.stalls.get(node, 0) for node in nodes if node is not None), default=0)
         return min(self.deadline, HELLO_SECONDS * 2.0**failed)
 
-    def _conclude_late(self, round_number: int, under_way: Exchange, patience: float) -> None:
+    def _conclude_late(self, under_way: Exchange, patience: float) -> None:
         """Conclude an exchange without its silent clients; raise BelowQuorum if too few are left."""
+        number = under_way.round_number
         for client in under_way.silent():
-            sent = Sent(client, 0, round_number, under_way.kinds[client], 0.0)
-            self._bad(under_way, sent, f"no answer within {patience:g} s", "silent")
+            sent = Sent(client, 0, number, under_way.kinds[client], 0.0)
+            self._bad(under_way, sent, WireError(f"{sent.prefix}no answer within {patience:g} s"), "silent")
         if not under_way.enough():
             raise BelowQuorum(
-                f"round {round_number}: {len(under_way.good)} of {len(under_way.kinds)} clients gave a good answer "
+                f"round {number}: {len(under_way.good)} of {len(under_way.kinds)} clients gave a good answer "
                 f"within {patience:g} s, {under_way.needed} are needed; asking again"
             )
 
     def _pull(self, under_way: Exchange | None) -> list[tuple[int, bytes]]:
         """Hear what has arrived; return the good answers of the exchange under way."""
         now = self.pace.clock()
-        self._given_up = {identity: sent for identity, sent in self._given_up.items() if sent.until - 30 > now}
+        self._sent = {identity: sent for identity, sent in self._sent.items() if sent.until - 30 > now}
         self._hellos = {identity: hello for identity, hello in self._hellos.items() if hello[1] - 30 > now}
-        wanted = dict.fromkeys((*self._hellos, *self._given_up, *(self._waiting if under_way is not None else ())))
         good = []
+        wanted = (*self._hellos, *self._sent)
         for identity, reply in ((one, reply) for one in wanted for reply in self.transport.replies(one)):
             if identity in self._hellos:
                 self._hear_hello(self._hellos.pop(identity)[0], reply)
-            elif identity in self._waiting and under_way is not None:
-                answer = self._hear(self._waiting.pop(identity), reply, under_way)
+                continue
+            sent = self._sent.pop(identity, None)
+            if sent is None:
+                self._ignore("double", sent)
+            elif under_way is not None and under_way.asks(sent):
+                answer = self._hear(sent, reply, under_way)
                 good += [] if answer is None else [answer]
-            else:
-                sent = self._given_up.pop(identity, None)
-                if sent is None or reply is None or reply.failure is None:  # else the transport gave up, as we did
-                    self._ignore("late" if sent else "double" if identity in self._answered else "unasked", sent)
-            self._answered.add(identity)
+            elif reply.failure is None:  # else the transport gave up, as we did
+                self._ignore("late", sent)
         return good
 
     def _ignore(self, which: str, sent: Sent | None) -> None:
@@ -324,20 +291,18 @@ class FederationChannel:
         client, number = (None, None) if sent is None else (sent.client, sent.round_number)
         self.journal.tell("ignored", client=client, round=number, reason=f"a {which} reply")
 
-    def _hear_hello(self, node: int, reply: Incoming | None) -> None:
-        if reply is None:
-            self.roster.refuse(node, None, UNREADABLE)
-        elif reply.failure is not None:
+    def _hear_hello(self, node: int, reply: Incoming) -> None:
+        if reply.failure is not None:
             self.journal.tell("silent", client=self.roster.owner(node), node=node, reason=f"hello: {reply.failure}")
         elif "error" in reply.values:
             claimed = reply.values.get("client-id")
             self.roster.refuse(node, claimed if isinstance(claimed, int) else None, words(reply.values["error"]))
         elif (client := self.roster.claim(node, reply.values.get("client-id"))) is None:
-            self._push([Outgoing(node, "notice", {"code": "taken", "words": WORDS["taken"]})])
+            self._push([Outgoing(node, {"code": "taken", "words": WORDS["taken"]})])
         else:
             self.sockets.note(client, reply.values)
 
-    def _hear(self, sent: Sent, reply: Incoming | None, under_way: Exchange) -> tuple[int, bytes] | None:
+    def _hear(self, sent: Sent, reply: Incoming, under_way: Exchange) -> tuple[int, bytes] | None:
         """Return a good answer; for any other note the reason and return None."""
         client, number = sent.client, sent.round_number
         if client in under_way.good:
@@ -346,21 +311,19 @@ class FederationChannel:
         try:
             frame = self._open(sent, reply)
         except WireError as error:
-            reason = str(error).removeprefix(sent.prefix)
-            self._bad(under_way, sent, reason, "silent" if reply is not None and reply.is_away else "refused", error)
-            if reply is None or (reply.failure is None and "error" not in reply.values):  # else the client knows
-                self._untold[client] = notice(sent.kind, number, error, sent.prefix)
+            self._bad(under_way, sent, error, "silent" if reply.is_away else "refused")
+            if reply is UNREADABLE or (reply.failure is None and "error" not in reply.values):  # else the client knows
+                self._push([Outgoing(sent.node, notice(sent.kind, number, error, sent.prefix))])
             return None
         under_way.good.add(client)
         under_way.bad.pop(client, None)
-        self._untold.pop(client, None)  # of an earlier answer in the same round
         self.journal.tell("answered", client=client, round=number, kind=sent.kind.answer.name.lower(), bytes=len(frame))
         return client, frame
 
-    def _open(self, sent: Sent, reply: Incoming | None) -> bytes:
+    def _open(self, sent: Sent, reply: Incoming) -> bytes:
         """Return the frame of a reply; raise WireError if it is not good. Its size is checked before decoding."""
-        if reply is None or reply.failure is not None:
-            raise WireError(f"{sent.prefix}{UNREADABLE if reply is None else reply.failure}")
+        if reply.failure is not None:
+            raise WireError(f"{sent.prefix}{reply.failure}")
         values = reply.values
         if "error" in values:
             if values["error"] == "unknown":
@@ -369,14 +332,15 @@ class FederationChannel:
         frame = values.get("frame")
         if not isinstance(frame, bytes):
             raise WireError(f"{sent.prefix}its reply has no frame")
-        inspect_answer(frame, self.expectation, sent.client, sent.round_number, (sent.kind.answer,))
+        sections = inspect_answer(frame, self.expectation, sent.client, sent.round_number, (sent.kind.answer,))
+        if sent.kind is Kind.HELLO:
+            read_hello(sent.client, sections.message(), self.expectation.num_classes)
         self.sockets.note(sent.client, values)
         return frame
 
-    def _bad(
-        self, under_way: Exchange, sent: Sent, reason: str, event: str = "refused", error: WireError | None = None
-    ) -> None:
-        under_way.bad[sent.client] = error or WireError(f"{sent.prefix}{reason}")
+    def _bad(self, under_way: Exchange, sent: Sent, error: WireError, event: str = "refused") -> None:
+        under_way.bad[sent.client] = error
+        reason = str(error).removeprefix(sent.prefix)
         self.journal.tell(event, client=sent.client, round=sent.round_number, reason=reason)
 
 

@@ -42,7 +42,6 @@ class ClientDataSection(Section):
         "and y_test"
     )  # fmt: skip
     image_size: Positive | None = Field(None, description="height and width to which images of a folder are resized")
-    cache: str | None = Field(None, description="folder for decoded images; null: beside the images")
     share: ShareSection | None = None
 
     @model_validator(mode="after")
@@ -136,12 +135,11 @@ def _from_folder(section: ClientDataSection, path: Path, progress: Progress) -> 
             f"{path} must hold the folder train, and may hold test, each with one folder of images for each class "
             "(train/CLASS/*.png)"
         )
-    cache = None if section.cache is None else Path(section.cache).expanduser()
     found = image_folder.listing(Request(path, image_size=section.image_size))
     parts = np.array([Path(file).parts[0] for file in found.paths])
     places = np.arange(len(parts))
     share = Share(train=places[parts == "train"], test=places[parts != "train"])
-    return Samples(found.load(cache, progress), share, path, found.classes)
+    return Samples(found.load(None, progress), share, path, found.classes)
 
 
 def _with_the_terms_labels(samples: Samples, terms: Terms) -> Images:

@@ -44,12 +44,12 @@ class Coordinator:
         self.journal = Journal(path / "progress.jsonl")
         model = self.config.model
         self.terms = offered_terms(self.config, served.federation)
-        self.agreement = agree(self.terms, model.models)
+        self.setup = agree(self.terms, model.models)
         self.cell = Cell(0, self.config.algorithms[0], self.terms.seed)  # under the label that the config gives it
         self.device = resolve_device(model.train.device)
         self.peak_memory = PeakMemory(torch.device(self.device))
         self.stopwatch = Stopwatch(pace.clock)
-        setup = self.agreement.setup
+        setup = self.setup
         trainer = make_trainer("eager", torch.device(self.device), model.train.precision)
         self.server = setup.server(trainer, self.stopwatch, self._defence())
         self.channel = FederationChannel(
@@ -59,7 +59,7 @@ class Coordinator:
 
     def _defence(self) -> Defence:
         """Return the defence against clients that are not ours; `auto` guards every algorithm that can be guarded."""
-        model, algorithm = self.config.model, self.agreement.setup.algorithm
+        model, algorithm = self.config.model, self.setup.algorithm
         participants = participant_count(self.terms.clients, model.train.participation)
         otherwise: DefenceName = "none" if algorithm.tensor_parts else "guard"
         return build_defence(self.cell, algorithm, model.robust, otherwise, participants)
@@ -137,7 +137,6 @@ class Coordinator:
         new = [client for client in self.channel.roster.present if client not in self.server.infos]
         if new:
             refused = self.server.greet(self.channel, new, hellos)
-            self.channel.tell_refused(refused)
             for client, error in refused.items():
                 node = self.channel.roster.nodes.get(client)
                 if node is not None:  # else the roster has forgotten it, and it is greeted again

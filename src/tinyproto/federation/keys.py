@@ -18,16 +18,16 @@ import ssl
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tinyproto.errors import FederationError
+from tinyproto.tracking.run_folder import write_atomic
 
 ALWAYS = ("localhost", "127.0.0.1")
 """Names in every server certificate; processes on the coordinator's own machine use them."""
@@ -40,17 +40,13 @@ BACKDATED = datetime.timedelta(hours=1)
 """Tolerance for clocks that differ."""
 
 CURVE = ec.SECP384R1()
+PRIVATE = 0o600
+"""The mode of private keys."""
+
 _MISSING_ON_CLIENT = {
     "client.key": "the coordinator has it from `tinyproto serve --init`; if it is lost, remove server/clients/N.pub "
     "there and run that command again",
     "ca.crt": "copy the coordinator's server/ca.crt; no key has to change",
-}
-_INVALID = {
-    "ca.crt": "remove it, and `tinyproto serve --init` restores it",
-    "ca.key": "restore it from a copy, or make keys in another folder",
-    "server.crt": "`tinyproto serve --init` replaces it",
-    "server.key": "`tinyproto serve --init` replaces it",
-    "client.key": "copy it again from the coordinator's `tinyproto serve --init`",
 }
 _HOST = re.compile(r"[a-z0-9-]{1,63}(\.[a-z0-9-]{1,63})*", re.IGNORECASE)
 
@@ -59,8 +55,9 @@ class InvalidFileError(FederationError):
     """A file does not hold the kind of key or certificate that its name says."""
 
     def __init__(self, file: Path, kind: str) -> None:
-        remedy = _INVALID.get(file.name)  # None if a link leads to a file of another name
-        super().__init__(f"{file} is not a valid {kind}{f'; {remedy}' if remedy else ''}")
+        super().__init__(
+            f"{file} is not a valid {kind}; restore it from a copy, or remove it and run `tinyproto serve --init`"
+        )
 
 
 @dataclass(frozen=True)
@@ -128,21 +125,14 @@ class ClientKeys:
         return cls(authority, key)
 
 
-Authority = Literal["first", "same", "certified again", "new"]
-"""Certified again: the same key signed a new certificate, so old copies stay valid. New: they do not."""
-
-
 @dataclass(frozen=True)
 class MadeKeys:
     """The result of `make_keys`."""
 
-    authority: Authority
-    copied: tuple[str, ...]  # client folders whose ca.crt was written
     names: tuple[str, ...]  # in the server's certificate
-    certificate: bool  # True if it is new
-    names_lost: bool  # True if names of an earlier certificate could not be read
+    authority: bool  # True if ca.crt is new
+    certificate: bool  # True if server.crt is new
     clients: tuple[int, ...]  # new ones
-    elsewhere: tuple[int, ...]  # clients whose private key is not in the folder
 
 
 def make_keys(folder: Path, clients: int, hosts: Sequence[str]) -> MadeKeys:
@@ -159,36 +149,30 @@ def make_keys(folder: Path, clients: int, hosts: Sequence[str]) -> MadeKeys:
         public_pem(known[number])
     with writing(folder):
         if not (folder / ".gitignore").exists():
-            write(folder / ".gitignore", b"*\n")  # private keys belong in no repository
-        authority = _ensure_authority(folder, has_clients=bool(known))
-        copied = _copy_authority(folder)
-        readable, certificate, names = _ensure_certificate(folder, names)
+            _write(folder / ".gitignore", "*\n")  # private keys belong in no repository
+        authority = _ensure_authority(folder)
+        certificate, names = _ensure_certificate(folder, names)
         new = tuple(number for number in range(clients) if number not in known)
         for number in new:
             _make_client(folder, number)
-    elsewhere = tuple(number for number in range(clients) if not (folder / f"client-{number}" / "client.key").exists())
-    return MadeKeys(authority, copied, names, certificate, bool(known) and not readable, new, elsewhere)
+        content = (folder / "server" / "ca.crt").read_text(encoding="ascii")
+        for place in sorted(folder.glob("client-[0-9]*")):
+            _write(place / "ca.crt", content)
+    return MadeKeys(names, authority, certificate, new)
 
 
-def _ensure_authority(folder: Path, *, has_clients: bool) -> Authority:
-    """Keep `server/ca.crt`, restore it from a client's copy, sign it again, or make a new authority."""
+def _ensure_authority(folder: Path) -> bool:
+    """Keep `server/ca.crt`, or sign it with the authority's key, which is made for a new federation; True if signed."""
     place, key_place = folder / "server" / "ca.crt", folder / "authority" / "ca.key"
-    certificate = folder / "server" / "server.crt"
     if place.exists():
         read_certificate(place)
-        return "same"
-    for copy in sorted(folder.glob("client-*/ca.crt")):
-        with contextlib.suppress(InvalidFileError):
-            if _has_signed(copy, certificate) or (key_place.exists() and _is_pair(copy, key_place)):
-                write(place, copy.read_bytes())
-                return "same"
-    if key_place.exists():
-        _certify(place, _read_authority_key(key_place))
-        return "new" if _has_signed(place, certificate) is False else "certified again"
-    key = ec.generate_private_key(CURVE)
-    write_private(key_place, _pem(key))
-    _certify(place, key)
-    return "new" if has_clients else "first"
+        return False
+    if not key_place.exists():
+        if (folder / "server" / "server.crt").exists():
+            raise FederationError(f"{place} and {key_place} are missing; copy {place.name} from a client's keys")
+        _write(key_place, _pem(ec.generate_private_key(CURVE)), PRIVATE)
+    _certify(place, _read_authority_key(key_place))
+    return True
 
 
 def _certify(place: Path, key: ec.EllipticCurvePrivateKey) -> None:
@@ -205,26 +189,11 @@ def _certify(place: Path, key: ec.EllipticCurvePrivateKey) -> None:
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
     )
-    write(place, certificate.public_bytes(serialization.Encoding.PEM))
+    _write(place, certificate.public_bytes(serialization.Encoding.PEM).decode())
 
 
-def _copy_authority(folder: Path) -> tuple[str, ...]:
-    """Write ca.crt into client folders where it is missing or differs; return their names."""
-    content = (folder / "server" / "ca.crt").read_bytes()
-    copied = []
-    for place in sorted(folder.glob("client-[0-9]*")):
-        copy = place / "ca.crt"
-        if place.is_dir() and not (copy.exists() and copy.read_bytes() == content):
-            write(copy, content)
-            copied.append(place.name)
-    return tuple(copied)
-
-
-def _ensure_certificate(folder: Path, names: tuple[str, ...]) -> tuple[bool, bool, tuple[str, ...]]:
-    """Keep or sign a server certificate for these names and those of the existing one.
-
-    Return whether the existing one was readable, whether a new one was signed, and its names.
-    """
+def _ensure_certificate(folder: Path, names: tuple[str, ...]) -> tuple[bool, tuple[str, ...]]:
+    """Keep or sign a server certificate for these names and those of the existing one; return whether it was signed."""
     server = folder / "server"
     keys = ServerKeys(folder, server / "ca.crt", server / "server.crt", server / "server.key", {})
     had: tuple[str, ...] = ()
@@ -233,7 +202,7 @@ def _ensure_certificate(folder: Path, names: tuple[str, ...]) -> tuple[bool, boo
         left = until - datetime.datetime.now(datetime.UTC)
         lasts = set(names) <= set(had) and left >= datetime.timedelta(days=RENEWED_DAYS)
         if lasts and _is_pair(keys.certificate, keys.key) and _why_not_trusted(keys) is None:
-            return True, False, had
+            return False, had
     names = tuple(dict.fromkeys((*had, *names)))
     authority_key = folder / "authority" / "ca.key"
     if not authority_key.is_file():
@@ -250,25 +219,22 @@ def _ensure_certificate(folder: Path, names: tuple[str, ...]) -> tuple[bool, boo
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         .sign(signer, hashes.SHA384())
     )
-    write_private(keys.key, _pem(key))  # if interrupted here they are no pair, and the next call makes both again
-    write(keys.certificate, certificate.public_bytes(serialization.Encoding.PEM))
-    return bool(had), True, names
+    _write(keys.key, _pem(key), PRIVATE)  # if interrupted here they are no pair, and the next call makes both again
+    _write(keys.certificate, certificate.public_bytes(serialization.Encoding.PEM).decode())
+    return True, names
 
 
 def _make_client(folder: Path, number: int) -> None:
     key = ec.generate_private_key(CURVE)
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    write(folder / f"client-{number}" / "ca.crt", (folder / "server" / "ca.crt").read_bytes())
-    write_private(folder / f"client-{number}" / "client.key", _pem(key, serialization.PrivateFormat.OpenSSH))
-    # Last, since it marks the client as made: after an interruption the next call makes all three again.
-    write(folder / "server" / "clients" / f"{number}.pub", public + b"\n")
+    _write(folder / f"client-{number}" / "client.key", _pem(key, serialization.PrivateFormat.OpenSSH), PRIVATE)
+    # Last, since it marks the client as made: after an interruption the next call makes both again.
+    _write(folder / "server" / "clients" / f"{number}.pub", public.decode() + "\n")
 
 
-def _pem(
-    key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8
-) -> bytes:
+def _pem(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8) -> str:
     text: bytes = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-    return text
+    return text.decode()
 
 
 def _certificate(
@@ -292,18 +258,12 @@ def _common_name(name: str) -> x509.Name:
 
 def _canonical(name: str) -> str:
     """Return a host name or IP address as a certificate writes it."""
-    try:
-        address = ipaddress.ip_address(name)
-    except ValueError:
-        if _HOST.fullmatch(name):
-            return name.lower()
-        raise FederationError(f"--host: {name!r} is not a host name or IP address; give it without a port") from None
-    if getattr(address, "scope_id", None):
-        raise FederationError(
-            f"--host: {name!r} is local to one machine's interface, and certificates cannot name it; give a host name, "
-            "or an address without %"
-        )
-    return str(address)
+    if "%" not in name:  # an address of one interface, which no certificate can name
+        with contextlib.suppress(ValueError):
+            return str(ipaddress.ip_address(name))
+    if _HOST.fullmatch(name):
+        return name.lower()
+    raise FederationError(f"--host: {name!r} is not a host name or IP address; give it without a port or interface")
 
 
 def _subject_name(name: str) -> x509.GeneralName:
@@ -359,9 +319,7 @@ def read_certificate(file: Path) -> x509.Certificate:
 def _read_private(file: Path) -> PrivateKeyTypes:
     try:
         return serialization.load_pem_private_key(file.read_bytes(), password=None)
-    except TypeError as error:
-        raise FederationError(f"{file} is locked with a password; remove the password, or restore the key") from error
-    except (ValueError, UnsupportedAlgorithm) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise InvalidFileError(file, "private key") from error
 
 
@@ -374,17 +332,6 @@ def _read_authority_key(file: Path) -> ec.EllipticCurvePrivateKey:
 
 def _is_pair(certificate: Path, key: Path) -> bool:
     return bool(read_certificate(certificate).public_key() == _read_private(key).public_key())
-
-
-def _has_signed(authority: Path, certificate: Path) -> bool | None:
-    """Return whether the authority signed the certificate; None if one of them is missing or invalid."""
-    try:
-        read_certificate(certificate).verify_directly_issued_by(read_certificate(authority))
-    except (InvalidFileError, FileNotFoundError):
-        return None
-    except (InvalidSignature, TypeError, ValueError):
-        return False
-    return True
 
 
 def _names_and_end(certificate: Path) -> tuple[tuple[str, ...], datetime.datetime]:
@@ -415,19 +362,9 @@ def public_pem(file: Path) -> bytes:
     return pem
 
 
-def write(file: Path, content: bytes, mode: int = 0o666) -> None:
-    """Write a file atomically; it has its mode from the first byte on."""
+def _write(file: Path, text: str, mode: int = 0o666) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.partial")
-    partial.unlink(missing_ok=True)
-    with open(partial, "xb", opener=lambda path, flags: os.open(path, flags, mode)) as stream:
-        stream.write(content)
-    partial.replace(file)
-
-
-def write_private(file: Path, content: bytes) -> None:
-    """Write a file that only its owner may read."""
-    write(file, content, 0o600)
+    write_atomic(file, text, mode)
 
 
 @contextlib.contextmanager

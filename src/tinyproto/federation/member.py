@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 import safetensors
 import torch
@@ -21,7 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from tinyproto.algorithms.base import Client, ClientInfo
-from tinyproto.builder import resolve_device
+from tinyproto.builder import Setup, resolve_device
 from tinyproto.core.streams import one_thread
 from tinyproto.data.images import FederatedData
 from tinyproto.engine.measure import Stopwatch
@@ -29,11 +28,11 @@ from tinyproto.engine.training import make_trainer
 from tinyproto.errors import DamagedError, ModelError, TinyProtoError, WireError, one_line
 from tinyproto.federation.client_data import ClientDataSection, client_data
 from tinyproto.federation.journal import Journal
-from tinyproto.federation.refusals import NOTICE, Refusal, Values, printable, read_notice
-from tinyproto.federation.terms import Agreement, JsonFile, accepted_terms
+from tinyproto.federation.refusals import Refusal, Values, printable, read_notice
+from tinyproto.federation.terms import JsonFile, Terms, accepted_terms
 from tinyproto.models import build_model, rehearse_training
 from tinyproto.storage.client_files import parts_of, put_back
-from tinyproto.storage.tensor_files import disk_words, host_copy, load_sealed, save_sealed, sealed_facts
+from tinyproto.storage.tensor_files import disk_words, host_copy, load_sealed, save_sealed
 from tinyproto.tracking.run_folder import write_atomic
 from tinyproto.wire.frame import Kind, unpack
 from tinyproto.wire.validate import open_frame
@@ -41,20 +40,17 @@ from tinyproto.wire.validate import open_frame
 ORDER = {Kind.HELLO: 0, Kind.EVALUATE: 1, Kind.TRAIN: 2}
 """Kinds of frames in the order in which a round asks for them."""
 
-_UNREADABLE = (DamagedError, KeyError, ValueError)
 
-
-def respond(
-    folder: Path, client: int, topic: Literal["hello", "notice", "frame"], asked: Mapping[str, object]
-) -> Values:
+def respond(folder: Path, client: int, asked: Mapping[str, object]) -> Values:
     """Return the reply to a coordinator's message, or a short code for whatever went wrong.
 
-    The sentence, or the traceback of a bug, goes to `progress.jsonl` in the client's folder and never onto the network.
+    The message has the terms, a frame, or else a notice. The sentence of a refusal, or the traceback of a bug, goes to
+    `progress.jsonl` in the client's folder and never onto the network.
     """
     journal = Journal(folder / "progress.jsonl")
-    handlers = {"hello": _accept, "notice": _note, "frame": _answer}
+    handle = _accept if "terms" in asked else _answer if "frame" in asked else _note
     try:
-        return handlers[topic](Member(folder, client), asked, journal)
+        return handle(Member(folder, client), asked, journal)
     except Refusal as refusal:
         journal.tell("refused", code=refusal.code, reason=str(refusal))
         return {"error": refusal.code, "client-id": client}
@@ -83,9 +79,6 @@ def _note(member: Member, asked: Mapping[str, object], journal: Journal) -> Valu
 
 
 def _answer(member: Member, asked: Mapping[str, object], journal: Journal) -> Values:
-    if f"{NOTICE}words" in asked:  # about an earlier answer
-        told = {name.removeprefix(NOTICE): value for name, value in asked.items() if name.startswith(NOTICE)}
-        journal.tell("refused", **read_notice(told))
     frame = asked["frame"]
     assert isinstance(frame, bytes)
     reply = member.answer(str(asked["federation"]), frame)
@@ -118,11 +111,10 @@ class Member:
 
     def hello(self, text: str) -> str:
         """Accept a federation's terms, store them and return its token; raise Refusal if they do not fit."""
-        agreement = accepted_terms(text, self.join.model)
-        terms = agreement.terms
+        terms, setup = accepted_terms(text, self.join.model)
         if self.client >= terms.clients:
             raise Refusal("member", f"the federation has clients 0 … {terms.clients - 1}, this is {self.client}")
-        shape = agreement.setup.spec.shape
+        shape = setup.spec.shape
         try:
             with one_thread():
                 rehearse_training(build_model(self.join.model, shape, seed=0), self.join.model, shape)
@@ -131,7 +123,7 @@ class Member:
         client_data(self.join.data, self.client, terms)
         files = self._files(terms.federation)
         with files.locked():
-            files.check_model(self.join.model)
+            files.load(self.join.model)
             if files.read_terms() != text:
                 with _writing(files.terms):
                     write_atomic(files.terms, text)
@@ -149,23 +141,23 @@ class Member:
         if not files.terms.is_file():
             raise Refusal("unknown", f"no hello was received for federation {federation}")
         with files.locked(), one_thread():
-            agreement = accepted_terms(files.read_terms() or "", self.join.model)
-            self.rounds = agreement.terms.train.rounds
+            terms, setup = accepted_terms(files.read_terms() or "", self.join.model)
+            self.rounds = terms.train.rounds
             try:
-                return self._answer(files, agreement, frame)
+                return self._answer(files, terms, setup, frame)
             except WireError as error:
                 raise Refusal("frame", str(error)) from error
 
-    def _answer(self, files: MemberFiles, agreement: Agreement, frame: bytes) -> bytes:
+    def _answer(self, files: MemberFiles, terms: Terms, setup: Setup, frame: bytes) -> bytes:
         asked, _ = unpack(frame)
-        files.check_model(self.join.model)
-        saved = files.load()
+        saved = files.load(self.join.model)
         if saved is not None and asked.kind in ORDER and saved.includes(asked.round_number, asked.kind):
-            open_frame(frame, agreement.setup.expectation, self.client, round_number=None, kinds=tuple(ORDER))
+            open_frame(frame, setup.expectation, self.client, round_number=None, kinds=tuple(ORDER))
             if asked.kind is not Kind.HELLO:
                 return saved.reply(asked.round_number, asked.kind)
-        clients = OneClient(self, agreement, client_data(self.join.data, self.client, agreement.terms), saved)
-        runtime = agreement.setup.clients(clients, make_trainer("eager", self.device), Stopwatch(lambda: 0.0))
+        data = client_data(self.join.data, self.client, terms)
+        clients = OneClient(self, setup, data, data.counted(terms.prototypes.counted_samples)[0], saved)
+        runtime = setup.clients(clients, make_trainer("eager", self.device), Stopwatch(lambda: 0.0))
         reply = runtime.handle({self.client: frame})[self.client]
         if asked.kind is not Kind.HELLO:
             files.save(clients[self.client], self.join.model, asked.round_number, asked.kind, reply, saved)
@@ -180,8 +172,9 @@ class OneClient:
     """The engine's collection of clients with this one client in it; its network is built on first use."""
 
     member: Member
-    agreement: Agreement
+    setup: Setup
     data: FederatedData
+    counts: Tensor  # (K,)
     saved: SavedState | None
 
     def __contains__(self, client: object) -> bool:
@@ -193,18 +186,14 @@ class OneClient:
 
     def info(self, client: int) -> ClientInfo:
         """Return the client's sizes."""
-        counts = self._counts
+        counts = self.counts
         return ClientInfo(client, len(self.data.shares[0].train), int(counts.sum()), int((counts > 0).sum()))
-
-    @property
-    def _counts(self) -> Tensor:
-        return self.data.counted(self.agreement.terms.prototypes.counted_samples)[0]
 
     @cached_property
     def _client(self) -> Client:
         placed, model = self.data.to(self.member.device), self.member.join.model
         samples = (placed.train(0), placed.test(0))
-        client = self.agreement.setup.new_client(self.member.client, model, model, samples, self._counts)
+        client = self.setup.new_client(self.member.client, model, model, samples, self.counts)
         if self.saved is not None:
             try:
                 put_back(client, self.saved.parts)
@@ -265,8 +254,8 @@ class MemberFiles:
         except OSError as error:
             raise Refusal("state", f"cannot read {self.terms}: {one_line(error)}") from error
 
-    def load(self) -> SavedState | None:
-        """Read the client's state; None before its first round."""
+    def load(self, model: str) -> SavedState | None:
+        """Return the client's state, None before its first round; refuse a damaged one, and one of another network."""
         if not self.state.is_file():
             return None
         replies: dict[tuple[int, Kind], bytes] = {}
@@ -280,28 +269,17 @@ class MemberFiles:
                     replies[int(number), Kind[kind]] = tensor.numpy().tobytes()
                 else:
                     parts[part][key] = tensor
-            return SavedState(parts, replies)
-        except _UNREADABLE as error:
-            raise self._damaged(error) from error
-
-    def check_model(self, model: str) -> None:
-        """Raise Refusal if the saved state is of another network."""
-        if not self.state.is_file():
-            return
-        try:
-            had = sealed_facts(self.state)["model"]
-        except _UNREADABLE as error:
-            raise self._damaged(error) from error
+            had = facts["model"]
+        except (DamagedError, KeyError, ValueError) as error:
+            what = str(error) if isinstance(error, DamagedError) else f"{self.state} is damaged ({one_line(error)})"
+            raise Refusal("state", f"{what}; remove it, and the client starts again") from error
         if had != model:
             raise Refusal(
                 "model",
                 f"{self.state} is of the network {had!r}, not of {model!r}; use --model {had}, or remove the file to "
                 "start again",
             )
-
-    def _damaged(self, error: Exception) -> Refusal:
-        what = str(error) if isinstance(error, DamagedError) else f"{self.state} is damaged ({one_line(error)})"
-        return Refusal("state", f"{what}; remove it, and the client starts again")
+        return SavedState(parts, replies)
 
     def save(
         self, client: Client, model: str, round_number: int, kind: Kind, reply: bytes, before: SavedState | None

@@ -14,7 +14,7 @@ from tinyproto.wire.frame import Kind
 
 Code = Literal[
     "protocol", "terms", "path", "digest", "classes", "shape", "member", "model", "data", "taken", "unknown", "frame",
-    "stale", "no-space", "state", "failed",
+    "stale", "no-space", "state", "failed", "unreadable",
 ]  # fmt: skip
 
 WORDS: Mapping[str, str] = {
@@ -35,6 +35,7 @@ WORDS: Mapping[str, str] = {
     "no-space": "it has no disk space left for its state",
     "state": "its state on disk cannot be read",
     "failed": "it failed; see its own log",
+    "unreadable": "its reply cannot be read",
 }
 """The meaning of each code, as the coordinator says it about a client."""
 
@@ -68,9 +69,6 @@ ADVICE: Mapping[str, str] = {
 
 LONGEST_REASON = 300
 """Characters of a notice's reason."""
-
-NOTICE = "refused-"
-"""Prefix of a notice's values where it travels beside a frame."""
 
 Values = dict[str, int | float | str | bytes]
 """The values of one message; every transport carries these."""

@@ -8,14 +8,13 @@ and each client chooses its own network.
 from __future__ import annotations
 
 import json
-import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, ValidationError
+from pydantic import StringConstraints, ValidationError
 
 from tinyproto.algorithms.auxiliary import SMALLEST
 from tinyproto.algorithms.base import FederationSpec
@@ -37,13 +36,7 @@ def new_token() -> str:
     return secrets.token_hex(16)
 
 
-def _token(text: str) -> str:
-    if not re.fullmatch("[0-9a-f]{32}", text):
-        raise ValueError("expected 32 hexadecimal digits")
-    return text
-
-
-Token = Annotated[str, AfterValidator(_token)]
+Token = Annotated[str, StringConstraints(pattern="^[0-9a-f]{32}$")]
 
 
 class TrainTerms(Section):
@@ -80,16 +73,7 @@ class Terms(Section):
         return self.model_dump_json()
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """The objects that both sides build from the terms."""
-
-    terms: Terms
-    cell: Cell
-    setup: Setup
-
-
-def agree(terms: Terms, networks: Sequence[ModelEntry]) -> Agreement:
+def agree(terms: Terms, networks: Sequence[ModelEntry]) -> Setup:
     """Build algorithm and expectation from the terms and the networks this side knows (a client knows its own)."""
     config = parse_config(
         {
@@ -104,7 +88,7 @@ def agree(terms: Terms, networks: Sequence[ModelEntry]) -> Agreement:
         source="the terms",
     )
     cell = Cell(0, config.algorithms[0], terms.seed)
-    return Agreement(terms, cell, build_setup(config.model, cell, terms.num_classes, tuple(terms.input_shape)))
+    return build_setup(config.model, cell, terms.num_classes, tuple(terms.input_shape))
 
 
 def offered_terms(config: Config, token: str) -> Terms:
@@ -146,7 +130,7 @@ def offered_terms(config: Config, token: str) -> Terms:
         algorithm=algorithm,
         seed=model.seeds[0],
     )
-    return terms.model_copy(update={"digest": agree(terms, model.models).setup.expectation.digest.hex()})
+    return terms.model_copy(update={"digest": agree(terms, model.models).expectation.digest.hex()})
 
 
 def members(config: Config) -> int:
@@ -157,24 +141,25 @@ def members(config: Config) -> int:
     return found
 
 
-def accepted_terms(text: str, model: str) -> Agreement:
-    """Return what a client with this network builds from offered terms; raise Refusal if it does not accept them."""
+def accepted_terms(text: str, model: str) -> tuple[Terms, Setup]:
+    """Return offered terms and what a client with this network builds from them; raise Refusal if it refuses them."""
     terms = _read(text)
     dotted = _dotted(terms.algorithm)
     if dotted is not None:
         raise Refusal("path", f"the coordinator's terms name the dotted path {dotted!r}; nothing it names is imported")
     try:
-        found = agree(terms, [model])
+        setup = agree(terms, [model])
     except TinyProtoError as error:
         raise Refusal("terms", f"the coordinator's terms cannot be met: {error}") from error
-    if found.setup.expectation.digest.hex() != terms.digest:
+    digest = setup.expectation.digest.hex()
+    if digest != terms.digest:
         raise Refusal(
             "digest",
-            f"the coordinator's digest of the federation is {terms.digest}, this client's is "
-            f"{found.setup.expectation.digest.hex()}; install the same release on both ends, and where parameters are "
-            f"averaged use the coordinator's network instead of {model!r}",
+            f"the coordinator's digest of the federation is {terms.digest}, this client's is {digest}; install the "
+            f"same release on both ends, and where parameters are averaged use the coordinator's network instead of "
+            f"{model!r}",
         )
-    return found
+    return terms, setup
 
 
 def _read(text: str) -> Terms:

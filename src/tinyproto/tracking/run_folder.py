@@ -314,9 +314,11 @@ def lines_kept(file: Path) -> bytes:
     return gzip.decompress(packed.read_bytes()) if packed.is_file() and not file.is_file() else file.read_bytes()
 
 
-def write_atomic(file: Path, text: str) -> None:
-    """Write a file completely, or leave it as it was."""
+def write_atomic(file: Path, text: str, mode: int = 0o666) -> None:
+    """Write a file completely, or leave it as it was; it has its mode from the first byte on."""
     partial = file.with_name(_partial(file.name))
+    partial.unlink(missing_ok=True)
+    partial.touch(mode)
     partial.write_text(text, encoding="utf-8")
     partial.replace(file)
 

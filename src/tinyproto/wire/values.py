@@ -315,47 +315,16 @@ def _check_rows(kind: ValueType, scales: NDArray[np.uint16], written: NDArray[An
     known = (scales >= _SMALLEST_BITS) & (scales <= limits.scale) & (largest >= limits.least)
     known |= (scales == _SMALLEST_BITS) & (largest > 0)
     known &= largest <= limits.most
-    if kind is FLOAT16:
+    if kind is FLOAT16:  # odd multiples of 2⁻²⁴ below 2⁻¹³ are those that 2⁻¹²⁶ brings between two float32 numbers
+        between = (magnitudes < _HALF_LIMIT) & (magnitudes & 1 == 1)
         known &= scales & _FRACTION == 0
-        known &= (scales != _SMALLEST_BITS) | ~_between(magnitudes).reshape(-1, width).any(1)
+        known &= (scales != _SMALLEST_BITS) | ~between.reshape(-1, width).any(1)
     known |= (scales == 0) & (largest == 0)
     diverged = ((scales == _INFINITY >> 16) | (scales == _QUIET_NAN)).nonzero()[0]
     known[diverged] = (written.reshape(-1, width)[diverged] == limits.one).all(1)
     for row in (~known).nonzero()[0][:1].tolist():
-        raise WireError(_fault(kind, row, int(scales[row]), int(largest[row])))
-
-
-def _between(magnitudes: NDArray[np.uint16]) -> NDArray[np.bool_]:
-    """Find the float16 values that 2⁻¹²⁶ brings between two float32 numbers: odd multiples of 2⁻²⁴ below 2⁻¹³."""
-    between: NDArray[np.bool_] = (magnitudes < _HALF_LIMIT) & (magnitudes & 1 == 1)
-    return between
-
-
-def _fault(kind: ValueType, row: int, bits: int, largest: int) -> str:
-    """Describe the error of a row with a scale of these bits and this largest magnitude."""
-    limits, scale = _LIMITS[kind.name], float(_from_bfloat16(np.array([bits], np.uint16))[0])
-    found = float(np.array([largest], np.uint16).view(np.float16)[0]) if kind is FLOAT16 else largest
-    if kind is not FLOAT16 and largest > limits.most:
-        return f"row {row} has the integer −{largest}; {kind.name} ends at −{limits.most}"
-    what = f"scale {row} is {scale:g}"
-    if bits >> 15:
-        return f"{what}: it is negative"
-    if bits >= _INFINITY >> 16:
-        return f"{what}, without the row of ones that marks diverged training"
-    if bits == 0:
-        return f"{what}, but its row is not all zeros"
-    if largest == 0:
-        return f"{what}, but its row is all zeros, which has scale 0"
-    if bits < _SMALLEST_BITS:
-        return f"{what}: it is subnormal"
-    if bits > limits.scale:
-        return f"{what}: it is larger than any that {kind.name} has"
-    if kind is FLOAT16 and bits & _FRACTION:
-        return f"{what}: it is not a power of two"
-    if kind is FLOAT16 and bits == _SMALLEST_BITS and largest <= limits.most:
-        return f"{what}: it brings a value of its row between two float32 numbers"
-    due = "2¹⁴ … 2¹⁵" if kind is FLOAT16 else f"{limits.least} or {limits.most}"
-    return f"{what}, but the largest magnitude of its row is {found:g}, not {due}"
+        scale = float(_from_bfloat16(scales[row : row + 1])[0])
+        raise WireError(f"row {row} with scale {scale:g}: {kind.name} never encodes a row like this")
 
 
 def _write_float16(values: Floats, place: Bytes, draws: NDArray[np.uint16] | None) -> None:

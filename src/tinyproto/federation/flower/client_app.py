@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import traceback
 from pathlib import Path
-from typing import Literal
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -16,38 +15,18 @@ from flwr.clientapp import ClientApp
 from tinyproto.federation.flower import RECORD
 from tinyproto.federation.flower.connection import read_counts
 from tinyproto.federation.member import respond
-from tinyproto.federation.refusals import Values
 
 app = ClientApp()
 
 
-@app.query("hello")
-def hello(message: Message, context: Context) -> Message:
-    """Accept or refuse a federation's terms."""
-    return _reply(message, context, "hello")
-
-
-@app.query("notice")
-def notice(message: Message, context: Context) -> Message:
-    """Note why the coordinator excludes this client."""
-    return _reply(message, context, "notice")
-
-
-@app.query("frame")
-@app.train()
-@app.evaluate()
-def frame(message: Message, context: Context) -> Message:
-    """Answer a frame."""
-    return _reply(message, context, "frame")
-
-
-def _reply(message: Message, context: Context, topic: Literal["hello", "notice", "frame"]) -> Message:
+@app.query()
+def reply(message: Message, context: Context) -> Message:
     """Return a reply, whatever happens, with the bytes at this client's socket where `tinyproto join` counts them."""
     try:
         client, folder = _client_and_folder(context)
         record = message.content.get(RECORD)
-        values = respond(folder, client, topic, dict(record) if isinstance(record, ConfigRecord) else {})
-        values |= _socket_counts(folder)
+        values = respond(folder, client, dict(record) if isinstance(record, ConfigRecord) else {})
+        values |= {f"socket-{way}": count for way, count in read_counts(folder / "socket.json").items()}
     except Exception:
         traceback.print_exc()
         values = {"error": "failed"}
@@ -60,10 +39,3 @@ def _client_and_folder(context: Context) -> tuple[int, Path]:
         return int(node["client-id"]), Path(str(node["folder"]))
     client = int(node["partition-id"])
     return client, Path(str(context.run_config["clients"])) / f"client-{client}"
-
-
-def _socket_counts(folder: Path) -> Values:
-    try:
-        return {f"socket-{way}": count for way, count in read_counts(folder / "socket.json").items()}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}

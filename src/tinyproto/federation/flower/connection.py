@@ -14,7 +14,7 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from tinyproto.engine.measure import WAYS
@@ -38,8 +38,8 @@ class TurnedAwayError(Exception):
     """The coordinator answers, but does not admit this client, for now."""
 
 
-def reach(server: tuple[str, int], authority: Path) -> dict[str, int]:
-    """Complete a TLS handshake with the coordinator; return the bytes sent ("up") and received ("down").
+def reach(server: tuple[str, int], authority: Path) -> None:
+    """Complete a TLS handshake with the coordinator.
 
     Raise FederationError for what waiting does not change, AwayError for what may change.
     """
@@ -52,7 +52,7 @@ def reach(server: tuple[str, int], authority: Path) -> dict[str, int]:
         ) from error
     try:
         with socket.create_connection(server, REACH_SECONDS) as opened:
-            return _shake_hands(opened, context, host)
+            context.wrap_socket(opened, server_hostname=host).close()
     except ssl.SSLCertVerificationError as error:
         if error.verify_code in (62, 64):  # another host name, another IP address
             raise FederationError(
@@ -81,56 +81,23 @@ def reach(server: tuple[str, int], authority: Path) -> dict[str, int]:
         raise AwayError(error.strerror or str(error)) from error
 
 
-def _shake_hands(opened: socket.socket, context: ssl.SSLContext, host: str) -> dict[str, int]:
-    received, to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
-    shaking = context.wrap_bio(received, to_send, server_hostname=host)
-    counts = {"up": 0, "down": 0}
-    while True:
-        try:
-            shaking.do_handshake()
-            complete = True
-        except ssl.SSLWantReadError:
-            complete = False
-        data = to_send.read()
-        opened.sendall(data)
-        counts["up"] += len(data)
-        if complete:
-            opened.shutdown(socket.SHUT_WR)
-            while data := opened.recv(65536):  # session tickets count, too
-                counts["down"] += len(data)
-            return counts
-        data = opened.recv(65536)
-        counts["down"] += len(data)
-        if data:
-            received.write(data)
-        else:
-            received.write_eof()
-
-
 class Relay:
     """Passes bytes between a SuperNode and the server, and counts both ways from the counts in a file."""
 
     def __init__(self, server: tuple[str, int], file: Path) -> None:
         self.server = server
         self.file = file
-        self.counts = Counter(_counts_in(file))
+        self.counts = Counter(dict.fromkeys(WAYS, 0) | read_counts(file))
         self.unanswered_since: float | None = None  # time of the first byte or attempt after the server's last byte
-        self._written = dict(self.counts)
-        self._loop = asyncio.new_event_loop()
-        self._closing = asyncio.Event()
-        self._open: set[asyncio.Task[None]] = set()
+        self._written: dict[str, int] = {}
+        self._closing = threading.Event()
         try:
-            self._write()
-        except OSError as error:
-            raise FederationError(f"cannot write {file}: {error.strerror or error}") from error
-        try:
-            opened = self._loop.run_until_complete(asyncio.start_server(self._connection, "127.0.0.1", 0))
+            self._listening = socket.create_server(("127.0.0.1", 0))
         except OSError as error:
             raise FederationError(f"cannot listen on this machine's loopback: {error.strerror or error}") from error
-        self.port = opened.sockets[0].getsockname()[1]
-        self._thread = threading.Thread(
-            target=lambda: self._loop.run_until_complete(self._serve(opened)), name="relay", daemon=True
-        )
+        self.port = self._listening.getsockname()[1]
+        self._write()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="relay", daemon=True)
         self._thread.start()
 
     @property
@@ -138,39 +105,26 @@ class Relay:
         """Return the address for a SuperNode's `HTTPS_PROXY`."""
         return f"http://127.0.0.1:{self.port}"
 
-    def add(self, counts: Mapping[str, int]) -> None:
-        """Count bytes that went to the server outside the relay."""
-        self._loop.call_soon_threadsafe(self.counts.update, dict(counts))
-
     def close(self) -> None:
         """Close all connections and write the last counts."""
-        self._loop.call_soon_threadsafe(self._closing.set)
+        self._closing.set()
         self._thread.join(timeout=5)
-        with contextlib.suppress(OSError):  # a full disk is reported where more than counts is written
-            self._write()
+        self._write()
 
-    async def _serve(self, opened: asyncio.Server) -> None:
+    async def _serve(self) -> None:
+        """Serve until closed; `asyncio.run` then cancels the connections that are open."""
+        opened = await asyncio.start_server(self._connection, sock=self._listening)
         while not self._closing.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), WRITE_SECONDS)
-            with contextlib.suppress(OSError):
-                self._write()
+            await asyncio.sleep(WRITE_SECONDS)
+            self._write()
         opened.close()
-        for task in self._open:
-            task.cancel()
-        await asyncio.gather(*self._open, return_exceptions=True)
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._open.add(task)
-        try:
+        with (
+            contextlib.closing(writer),
+            contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError),
+        ):
             await self._tunnel(reader, writer)
-        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError):
-            pass
-        finally:
-            self._open.discard(task)
-            writer.close()
 
     async def _tunnel(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         request = await reader.readuntil(b"\r\n\r\n")
@@ -207,27 +161,19 @@ class Relay:
 
     def _write(self) -> None:
         counts = dict(self.counts)
-        if counts == self._written and self.file.exists():
-            return
-        write_atomic(self.file, json.dumps(counts))
-        self._written = counts
-
-
-def _counts_in(file: Path) -> dict[str, int]:
-    if not file.is_file():
-        return {"up": 0, "down": 0}
-    try:
-        return read_counts(file)
-    except OSError as error:
-        raise FederationError(f"cannot read {file}: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise FederationError(f"{file} is damaged; remove it, and bytes are counted from 0 again") from error
+        if counts != self._written:
+            with contextlib.suppress(OSError):  # a full disk is reported where more than counts is written
+                write_atomic(self.file, json.dumps(counts))
+                self._written = counts
 
 
 def read_counts(file: Path) -> dict[str, int]:
-    """Return a relay's counts; raise OSError, ValueError, KeyError or TypeError if they cannot be read."""
-    found = json.loads(file.read_text(encoding="utf-8"))
-    return {way: int(found[way]) for way in WAYS}
+    """Return a relay's counts; empty if the file is missing or damaged."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return {way: int(found[way]) for way in WAYS}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 class Watch:

@@ -56,10 +56,6 @@ _HINTS = {
 Event = MutableMapping[str, Any]
 
 
-class TooLargeError(Exception):
-    """A body is larger than the limit."""
-
-
 class GoneError(Exception):
     """The client closed the connection before the end of the body."""
 
@@ -97,10 +93,10 @@ class Gate:
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 body = await self._body(receive)
-        except TooLargeError:
-            return 413, [(b"connection", b"close")], b""
         except TimeoutError:
             return 503, [(b"connection", b"close")], b""  # as below
+        if len(body) > self.limit:
+            return 413, [(b"connection", b"close")], b""
         if self._client is None:
             self._client = httpx.AsyncClient(
                 base_url=f"https://{self.superlink}", verify=self._verify, trust_env=False, timeout=PATIENCE_SECONDS,
@@ -116,17 +112,15 @@ class Gate:
         return answer.status_code, kept, answer.content
 
     async def _body(self, receive: Callable[[], Awaitable[Event]]) -> bytes:
-        parts, length = list[bytes](), 0
-        while True:
+        """Return the body, or as much of it as shows that it is too large."""
+        body, more = bytearray(), True
+        while more and len(body) <= self.limit:
             event = await receive()
             if event["type"] == "http.disconnect":
                 raise GoneError
-            parts.append(event.get("body", b""))
-            length += len(parts[-1])
-            if length > self.limit:
-                raise TooLargeError
-            if not event.get("more_body", False):
-                return b"".join(parts)
+            body += event.get("body", b"")
+            more = event.get("more_body", False)
+        return bytes(body)
 
 
 class Guarded(H11Protocol):  # type: ignore[misc]

@@ -14,7 +14,8 @@ import asyncio
 import ipaddress
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 MOST_SILENT = 256
@@ -69,42 +70,26 @@ class Pending:
     is_complete: bool = False
 
 
-class Crowd:
-    """Pending connections by address, each address's oldest first."""
+class Crowd(dict[Pending, None]):
+    """Pending connections, the oldest first."""
 
     def __init__(self, most: int, most_per_address: int) -> None:
+        super().__init__()
         self.most = most
         self.most_per_address = most_per_address
-        self._groups: dict[Network, dict[Pending, None]] = {}
-
-    def __len__(self) -> int:
-        return sum(map(len, self._groups.values()))
-
-    def __iter__(self) -> Iterator[Pending]:
-        return iter([one for group in self._groups.values() for one in group])
 
     def add(self, one: Pending) -> Pending | None:
         """Add a connection; return the one to drop if there are too many now."""
-        group = self._groups.setdefault(one.network, {})
-        group[one] = None
-        if len(group) > self.most_per_address and not one.network.is_loopback:
-            return next(iter(group))
+        self[one] = None
+        alike = [other for other in self if other.network == one.network]
+        if len(alike) > self.most_per_address and not one.network.is_loopback:
+            return alike[0]
         return self.first_to_go() if len(self) > self.most else None
-
-    def remove(self, one: Pending) -> None:
-        """Remove a connection; no-op if it is not here."""
-        group = self._groups.get(one.network, {})
-        if one in group:
-            del group[one]
-            if not group:
-                del self._groups[one.network]
 
     def first_to_go(self) -> Pending | None:
         """Return the oldest connection of the address with the most; None if there is none."""
-        if not self._groups:
-            return None
-        largest = max(self._groups.values(), key=len)
-        return next(iter(largest))
+        sizes = Counter(one.network for one in self)
+        return max(self, key=lambda one: sizes[one.network], default=None)
 
 
 class Handshakes:
@@ -170,7 +155,7 @@ class Handshakes:
         except OSError:
             first = b""
         self._loop.remove_reader(one.socket)
-        self._silent.remove(one)
+        self._silent.pop(one, None)
         if first != BEGINS_TLS:  # it closed, or uses another protocol
             one.socket.close()
             return
@@ -196,7 +181,7 @@ class Handshakes:
             one.is_complete = True
 
     def _shaken(self, one: Pending) -> None:
-        self._shaking.remove(one)
+        self._shaking.pop(one, None)
         one.task = None
         if not one.is_complete:
             one.socket.close()
@@ -206,10 +191,10 @@ class Handshakes:
             return
         self._count(one)
         if one.task is not None:
-            self._shaking.remove(one)
+            self._shaking.pop(one, None)
             one.task.cancel()  # which closes the socket, in `_shaken`
         else:
-            self._silent.remove(one)
+            self._silent.pop(one, None)
             self._loop.remove_reader(one.socket)
             one.socket.close()
 
@@ -220,7 +205,7 @@ class Handshakes:
     def _sweep(self) -> None:
         """Drop connections that have been silent for too long, and report the dropped ones."""
         now = self._loop.time()
-        for one in self._silent:
+        for one in list(self._silent):
             if now - one.since > FIRST_BYTE_SECONDS:
                 self._drop(one)
         if self._dropped and self._last_dropped is not None and now - self._told >= TELL_SECONDS:

@@ -14,8 +14,7 @@ import sysconfig
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,10 +149,9 @@ class Leashed:
 class SuperLink(Leashed):
     """The coordinator's end of Flower, on the loopback of its machine, in its own folder."""
 
-    def __init__(self, folder: Path, keys: ServerKeys, look: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, folder: Path, keys: ServerKeys) -> None:
         self.folder = folder = folder.resolve()
         self.keys = keys
-        self.look = look  # called several times a second during waits; it may raise to end one
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.env = environment(folder)
@@ -177,7 +175,6 @@ class SuperLink(Leashed):
         opener = self._opener()
         give_up = time.monotonic() + START_SECONDS
         while time.monotonic() < give_up and self.status is None:
-            self.look()
             try:
                 with opener.open(f"https://{self.address}/health", timeout=2):
                     return
@@ -188,15 +185,15 @@ class SuperLink(Leashed):
             f"Flower's SuperLink did not start: {reason}; the end of its log: {_end_of(self.said()) or 'none'}"
         )
 
-    def register(self, clients: Mapping[int, Path]) -> dict[int, int]:
-        """Register exactly these public keys, by client; return the node ids, by client.
+    def register(self) -> dict[int, int]:
+        """Register exactly the clients' public keys; return the node ids, by client.
 
         The SuperLink is asked which keys it knows, so an interrupted start leaves nothing to repair. Keys that are gone
         from the folder are unregistered, for good: Flower does not register a key a second time.
         """
         from flwr.proto import control_pb2 as control
 
-        public = {bytes.fromhex(key): client for client, key in self.keys.public_keys().items() if client in clients}
+        public = {bytes.fromhex(key): client for client, key in self.keys.public_keys().items()}
         nodes: dict[int, int] = {}
         for node in self._control("list-nodes", control.ListNodesRequest(), control.ListNodesResponse).nodes_info:
             client = public.get(node.public_key)
@@ -205,8 +202,8 @@ class SuperLink(Leashed):
                 self._control("unregister-node", request, control.UnregisterNodeResponse)
             elif client is not None and node.status == UNREGISTERED:
                 raise FederationError(
-                    f"{clients[client]} was removed from this federation before, and Flower does not register a key "
-                    f"again; make a new key for client {client}"
+                    f"{self.keys.clients[client]} was removed from this federation before, and Flower does not "
+                    f"register a key again; make a new key for client {client}"
                 )
             elif client is not None:
                 nodes[client] = node.node_id
@@ -218,7 +215,6 @@ class SuperLink(Leashed):
 
     def _control(self, call: str, request: Any, response: Any) -> Any:
         """Call Flower's Control interface; raise FederationError if it fails."""
-        self.look()
         asked = urllib.request.Request(
             f"https://{self.address}/v1/control/{call}", request.SerializeToString(),
             {"Content-Type": "application/protobuf", "Accept": "application/protobuf"},
@@ -248,46 +244,26 @@ class SuperLink(Leashed):
         return Leashed(command, self.env, self.folder / "run.log")
 
 
-@dataclass(frozen=True)
-class NodeLog:
-    """The facts that a SuperNode reports in its log only."""
-
-    is_connected: bool
-    has_answered: bool
-    has_failed_to_connect: bool
-    is_rejected: bool
-
-
-def read_log(text: str) -> NodeLog:
-    """Read a SuperNode's log: Flower 1.41 has no other interface for these facts, and its exit status is 0 or 1."""
-    failed = "Exit Code: 305" in text  # ExitCode.SUPERNODE_CONNECTION_ERROR
-    return NodeLog(
-        is_connected="SuperNode ID:" in text,
-        has_answered=text.rfind("Sent successfully") > text.rfind("Receiving: "),
-        has_failed_to_connect=failed,
-        is_rejected=failed and "code:" in text,  # of an error in the coordinator's answer
-    )
-
-
 def why_it_ended(status: int | None, said: str, log: Path) -> Exception:
     """Return the reason why a SuperNode ended by itself, from its exit status and its log.
 
-    It interrupts itself, and so ends with status 0, when the coordinator rejects its signature.
+    It interrupts itself, and so ends with status 0, when the coordinator rejects its signature. For other reasons
+    Flower 1.41 has no interface but the log.
     """
     if status == 0:
         return TurnedAwayError(
             "the coordinator does not accept this client's signature: its key was removed, or a clock is wrong"
         )
-    facts = read_log(said)
-    if facts.is_rejected:
+    failed_to_connect = "Exit Code: 305" in said  # ExitCode.SUPERNODE_CONNECTION_ERROR
+    if failed_to_connect and "code:" in said:  # of an error in the coordinator's answer
         return TurnedAwayError(
             "the coordinator does not accept this key: it is not registered there, or was in use a moment ago"
         )
-    return AwayError("the connection broke" if facts.has_failed_to_connect else f"Flower's SuperNode ended; see {log}")
+    return AwayError("the connection broke" if failed_to_connect else f"Flower's SuperNode ended; see {log}")
 
 
 class SuperNode(Leashed):
-    """A client's end of Flower; stopped, it says goodbye to the coordinator."""
+    """A client's end of Flower; stopped, it says goodbye to the coordinator. Only its log tells how far it is."""
 
     def __init__(self, folder: Path, server: str, keys: ClientKeys, client: int, proxy: str) -> None:
         node_config = f"client-id={client} folder={json.dumps(str(folder.resolve()))}"
@@ -304,9 +280,10 @@ class SuperNode(Leashed):
     @property
     def is_connected(self) -> bool:
         """Return whether the coordinator has admitted it."""
-        return read_log(self.said()).is_connected
+        return "SuperNode ID:" in self.said()
 
     @property
     def has_answered(self) -> bool:
         """Return whether the reply to the last message has been sent."""
-        return read_log(self.said()).has_answered
+        said = self.said()
+        return said.rfind("Sent successfully") > said.rfind("Receiving: ")

@@ -7,7 +7,7 @@ Without `tinyproto serve`, the run config's `config` names a config file, and `o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -16,21 +16,13 @@ from flwr.serverapp import Grid, ServerApp
 
 from tinyproto.config import load_config
 from tinyproto.errors import TinyProtoError, one_line
-from tinyproto.federation.channel import Incoming, Outgoing, Topic
+from tinyproto.federation.channel import UNREADABLE, Incoming, Outgoing
 from tinyproto.federation.coordinator import Coordinator
 from tinyproto.federation.flower import RECORD
 from tinyproto.federation.journal import Journal
 from tinyproto.federation.terms import ServeFile, new_token
 from tinyproto.tracking.run_folder import is_federation
-from tinyproto.wire.frame import Kind
 
-TYPES: Mapping[Topic, str] = {
-    "hello": "query.hello",
-    "notice": "query.notice",
-    Kind.HELLO: "query.frame",
-    Kind.TRAIN: "train",
-    Kind.EVALUATE: "evaluate",
-}
 FAILURES = {
     1: "Flower could not load its app",
     2: "its app failed",
@@ -83,15 +75,14 @@ class GridTransport:
     def send(self, messages: Sequence[Outgoing], lifetime: float) -> list[str | None]:
         """Push messages; return each one's id, None if Flower did not take it."""
         pushed = [
-            Message(RecordDict({RECORD: ConfigRecord(values)}), dst_node_id=node, message_type=TYPES[topic],
-                    ttl=lifetime)
-            for node, topic, values in messages
-        ]  # fmt: skip
+            Message(RecordDict({RECORD: ConfigRecord(values)}), dst_node_id=node, message_type="query", ttl=lifetime)
+            for node, values in messages
+        ]
         identities = [identity or None for identity in self.grid.push_messages(pushed)]
         return identities if len(identities) == len(pushed) else [None] * len(pushed)
 
-    def replies(self, identity: str) -> list[Incoming | None]:
-        """Pull the replies to one message; None stands for one that is not a readable reply to it.
+    def replies(self, identity: str) -> list[Incoming]:
+        """Pull the replies to one message; UNREADABLE stands for one that is not a readable reply to it.
 
         Each message is pulled on its own: Flower hands out a reply once, and an unreadable one would take those that
         are pulled with it along.
@@ -101,21 +92,21 @@ class GridTransport:
         except (httpx.HTTPError, OSError):
             return []  # the network failed; the next call tries again
         except Exception:  # a client may upload anything, and Flower raises whatever comes of that
-            return [None]
+            return [UNREADABLE]
         return [_incoming(reply, identity) for reply in replies]
 
 
-def _incoming(reply: object, identity: str) -> Incoming | None:
-    """Return a reply's values or Flower's error; None if it is not a complete reply to that message.
+def _incoming(reply: object, identity: str) -> Incoming:
+    """Return a reply's values or Flower's error; UNREADABLE if it is not a complete reply to that message.
 
     Flower's own errors name no node, so only the id of the message says which client a reply concerns.
     """
     if not isinstance(reply, Message) or reply.metadata.reply_to_message_id != identity:
-        return None
+        return UNREADABLE
     if reply.has_error():
         code = int(reply.error.code)
         return Incoming({}, FAILURES.get(code, "Flower reports an error"), code in AWAY)
     if not reply.has_content():
-        return None
+        return UNREADABLE
     record = reply.content.get(RECORD)
     return Incoming(dict(record) if isinstance(record, ConfigRecord) else {})
