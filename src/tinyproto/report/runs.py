@@ -63,10 +63,6 @@ class Run:
         found: Mapping[str, Any] = next(entry for entry in self.config["algorithms"] if entry["label"] == label)
         return found
 
-    def result(self, label: str, seed: int) -> Mapping[str, Any] | None:
-        """Return the result of a cell, or None if it is not completed."""
-        return next((one for one in self.results if (one["label"], one["seed"]) == (label, seed)), None)
-
     def prototypes(self, label: str, seed: int) -> PrototypeValues | None:
         """Read a cell's prototypes from prototypes.safetensors; return None if the folder has none."""
         file = self.folder / "prototypes.safetensors"

@@ -115,27 +115,13 @@ class Setting:
         return _joined(self.runs)
 
     def verdict(self) -> list[str]:
-        """Return the verdict, with a sentence if methods have different seeds or runs contradict each other."""
+        """Return the verdict, with a sentence if methods have different seeds."""
         seeds = {series.name: ", ".join(map(str, sorted(series.seeds))) for series in self.series}
         sentences = verdict(self.comparison)
         if len(set(seeds.values())) > 1:
             listed = "; ".join(f"{name} {numbers}" for name, numbers in seeds.items())
             sentences.append(f"Not all methods have the same seeds: {listed}.")
-        return [*sentences, *self._contradictions()]
-
-    def _contradictions(self) -> Iterator[str]:
-        """Report a cell that two runs hold with different results."""
-        for series in self.series:
-            for cell in series.cells:
-                label, seed = cell.result["label"], cell.result["seed"]
-                for run in self.runs:
-                    again = run.result(label, seed)
-                    same = again is not None and run.entry(label) == cell.run.entry(label)
-                    if again is not None and same and again["accuracy"] != cell.result["accuracy"]:
-                        yield (
-                            f"{series.name}, seed {seed}, is in {cell.run.name} and in {run.name} with different "
-                            f"accuracies; {cell.run.name} is shown."
-                        )
+        return sentences
 
     def plain(self) -> dict[str, Any]:
         """Return the setting as JSON values."""
@@ -215,11 +201,11 @@ def _runs(series: Sequence[Series]) -> list[Run]:
 
 def arrange(runs: Sequence[Run]) -> list[Study]:
     """Group runs into studies, in the order of their first runs."""
-    return [Study(list(_settings(same))) for same in _grouped(runs, _federation)]
+    return [Study(list(_settings(same))) for same in grouped(runs, _federation)]
 
 
 def _settings(runs: Sequence[Run]) -> Iterator[Setting]:
-    groups = _grouped(runs, _setting)
+    groups = grouped(runs, _setting)
     colour = 0
     for group in groups:
         cells = _cells(group)
@@ -281,7 +267,7 @@ def _setting(run: Run) -> dict[str, Any]:
     }
 
 
-def _grouped(runs: Sequence[Run], key: Callable[[Run], Any]) -> list[list[Run]]:
+def grouped(runs: Sequence[Run], key: Callable[[Run], Any]) -> list[list[Run]]:
     """Return runs with equal keys together, in order of first appearance."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
