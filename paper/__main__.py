@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from tinyproto.cli.interrupt import ending_at_once, importing
 from tinyproto.cli.main import run_app
-from tinyproto.cli.options import Json, Quiet, Verbose, positive
+from tinyproto.cli.options import Json, Quiet, Verbose
 from tinyproto.errors import ConfigError
 
 RECORDS = Path("paper") / "records"
@@ -67,9 +67,7 @@ def run(
     ] = None,
     rounds: Annotated[
         int | None,
-        typer.Option(
-            parser=positive("--rounds"), metavar="T", help="Number of rounds.", show_default="that of the configs"
-        ),
+        typer.Option(min=1, metavar="T", help="Number of rounds.", show_default="that of the configs"),
     ] = None,
     preset: Annotated[
         str | None, typer.Option(metavar="NAME", help="Another preset.", show_default="that of the configs")
