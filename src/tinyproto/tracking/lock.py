@@ -7,6 +7,7 @@ run folder, and on a file system without `flock` its fallback outlives a killed 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -66,10 +67,6 @@ def _take(file: Path, otherwise: TinyProtoError) -> IO[str]:
 
 def _flock(file: IO[str]) -> None:
     """Lock at once; raise BlockingIOError if another process holds the lock."""
-    try:
-        import fcntl
-    except ImportError:  # a system without such locks
-        return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
