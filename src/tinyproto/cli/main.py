@@ -14,7 +14,6 @@ import typer
 
 import tinyproto
 from tinyproto.cli.data import data
-from tinyproto.cli.interrupt import ending_at_once, importing
 from tinyproto.cli.options import ConfigFile, Json, Overrides, Quiet, Verbose
 from tinyproto.cli.terminal import Output
 from tinyproto.errors import ConfigError, Interrupted, TinyProtoError
@@ -75,10 +74,9 @@ def run(
     - tinyproto run quickstart name=three 'seeds=[0,1,2]'
     - tinyproto run quickstart name=kept keep_models=true
     """
-    with ending_at_once("nothing has been recorded"):
-        with importing():
-            from tinyproto.cli.run import run_config
-        run_config(config, overrides or [], runs, overwrite, Output(json=json, quiet=quiet, verbose=verbose))
+    from tinyproto.cli.run import run_config
+
+    run_config(config, overrides or [], runs, overwrite, Output(json=json, quiet=quiet, verbose=verbose))
 
 
 @app.command()
@@ -94,10 +92,9 @@ def resume(
     damaged, it is reported and the previous one is used. For a completed run, the table is shown again and report.html
     is rewritten.
     """
-    with ending_at_once("nothing has been changed"):
-        with importing():
-            from tinyproto.cli.run import resume_run
-        resume_run(folder, Output(json=json, quiet=quiet, verbose=verbose))
+    from tinyproto.cli.run import resume_run
+
+    resume_run(folder, Output(json=json, quiet=quiet, verbose=verbose))
 
 
 @app.command()
@@ -327,7 +324,7 @@ def join(
 
 @app.command()
 def doctor(json: Json = False) -> None:
-    """Show versions, devices, threads, extras, and where data is found."""
+    """Show versions, devices, threads, and where data is found."""
     from tinyproto.cli.info import examine
 
     examine(Output(json=json))
