@@ -175,7 +175,9 @@ def test_of_a_federation_that_is_not_finished_it_names_the_verb_that_goes_on(tmp
 
 def test_settings_stand_side_by_side_with_their_names_and_what_differs(tmp_path: Path) -> None:
     page = report(tmp_path, Made(name="short"), Made(name="long", rounds=3)).html
-    assert ">train.rounds</th><td>2</td><td>3</td>" in page
+    differences = page[page.index(">Differences between the settings<") : page.index(">Numbers<")]
+    assert re.findall(r'scope="col">(.*?)<', differences) == ["setting", "train.rounds"]
+    assert re.findall(r'scope="row">(.*?)</th><td>(.*?)<', differences) == [("short", "2"), ("long", "3")]
     numbers = page[page.index(">Numbers<") : page.index(">Figures<")]
     assert re.findall(r"<h3>(.*?)</h3>", numbers) == ["short", "long"]
 

@@ -192,11 +192,9 @@ def _verdict(setting: Setting, *, titled: bool) -> Iterator[str]:
 
 
 def _differences(study: Study) -> str:
-    """Return a table with a row per key for few settings, a row per setting for many."""
+    """Return a table with a row per setting and a column per key."""
     found = study.differences()
     names = [setting.name for setting in study.settings]
-    if len(names) <= FEW_SETTINGS:
-        return html.table(["key", *names], [[key, *map(str, values)] for key, values in found.items()])
     rows = [[name, *(str(values[index]) for values in found.values())] for index, name in enumerate(names)]
     return html.table(["setting", *found], rows)
 

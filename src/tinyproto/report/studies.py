@@ -72,8 +72,7 @@ class Cell:
 class Series:
     """One algorithm with one choice of hyper-parameters over all its seeds: a row, a curve, a colour."""
 
-    key: str
-    name: str  # within its setting
+    name: str  # within its setting, where no other has it
     title: str  # within its study
     colour: int
     cells: Sequence[Cell]
@@ -125,14 +124,14 @@ class Setting:
 
     def plain(self) -> dict[str, Any]:
         """Return the setting as JSON values."""
-        labels = {series.key: series.cells[0].result["label"] for series in self.series}
+        labels = {series.name: series.cells[0].result["label"] for series in self.series}
         plain = self.comparison.plain()
         rows = [{**row, "label": labels[row["label"]]} for row in plain["rows"]]
         return {"name": self.name, "verdict": self.verdict(), **plain, "rows": rows}
 
     def row(self, series: Series) -> Row:
         """Return the row of a series."""
-        return next(row for row in self.comparison.rows if row.label == series.key)
+        return next(row for row in self.comparison.rows if row.label == series.name)
 
     def headline_rule(self, series: Series) -> str:
         """Return the rule that a series is read by."""
@@ -212,15 +211,13 @@ def _settings(runs: Sequence[Run]) -> Iterator[Setting]:
         names = _names(cells)
         suffix = f", {_joined(group)}" if len(groups) > 1 else ""
         series = [
-            Series(str(colour + index), names[key], names[key] + suffix, colour + index, found)
+            Series(names[key], names[key] + suffix, colour + index, found)
             for index, (key, found) in enumerate(cells.items())
         ]
         colour += len(series)
-        results = [{**cell.result, "label": one.key} for one in series for cell in one.cells]
-        evaluate, titles = group[0].config["evaluate"], {one.key: one.name for one in series}
-        yield Setting(
-            group, series, compare(results, titles, evaluate["rule"], evaluate["statistic"], evaluate["every"])
-        )
+        results = [{**cell.result, "label": one.name} for one in series for cell in one.cells]
+        evaluate = group[0].config["evaluate"]
+        yield Setting(group, series, compare(results, {}, evaluate["rule"], evaluate["statistic"], evaluate["every"]))
 
 
 def _cells(runs: Sequence[Run]) -> dict[tuple[str, str], list[Cell]]:
