@@ -55,14 +55,13 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path, *, overwrite: bool) -> RunFolder:
         """Create an empty folder; with `overwrite`, replace an existing run. Never delete anything else."""
-        try:
+        folder = cls(path)
+        with folder.writing():
             if path.exists():
                 _check_replaceable(path, overwrite)
                 shutil.rmtree(path)
             path.mkdir(parents=True)
-        except OSError as error:
-            raise RunFolderError(f"cannot write the run folder {path}: {error.strerror or error}") from error
-        return cls(path)
+        return folder
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
