@@ -51,7 +51,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "a summary cut short": (cut_in_half("summary.json"), "summary.json cannot be read"),
     "a summary that is a list": (text("summary.json", "[1]"), "summary.json cannot be read: TypeError"),
     "a summary without results": (text("summary.json", "{}"), "summary.json cannot be read: KeyError: 'results'"),
-    "a result without fields": (text("summary.json", '{"results": [{}]}'), "summary.json cannot be read: KeyError: 'algorithm'"),
+    "a result without fields": (text("summary.json", '{"results": [{}]}'), "summary.json cannot be read: KeyError"),
     "a result the config does not know": (other_label, "'fedporto'"),
     "no rounds": (lambda folder: (folder / "rounds.jsonl").unlink(), "rounds.jsonl cannot be read"),
     "rounds of one method missing": (no_rounds_of_fedproto, "no round of fedproto, seed 0"),
@@ -63,7 +63,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "a config with only labels": (text("config.yaml", "algorithms: [{label: local}]\n"), "not the resolved config"),
     "a config without keys": (text("config.yaml", "words\n"), "not the resolved config"),
     "an environment cut short": (cut_in_half("environment.json"), "environment.json cannot be read"),
-    "a federation without counts": (text("federation.json", "{}"), "federation.json cannot be read: KeyError: 'counts'"),
+    "a federation without counts": (text("federation.json", "{}"), "federation.json cannot be read: KeyError"),
 }  # fmt: skip
 
 
