@@ -24,22 +24,29 @@ REMEMBERED_SECONDS = 900.0
 """Seconds that a bar looks back to estimate the time left; a round may take minutes."""
 
 
+def _progress(
+    console: Console, *columns: bars.ProgressColumn, clock: Callable[[], float] = time.monotonic
+) -> bars.Progress:
+    """Return bars with a name, these columns and the time left; disabled where nobody sees them move."""
+    return bars.Progress(
+        bars.TextColumn("{task.description}", markup=False),
+        bars.BarColumn(bar_width=16),
+        *columns,
+        bars.TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+        console=console,
+        disable=not console.is_terminal or console.quiet,
+        get_time=clock,
+        speed_estimate_period=REMEMBERED_SECONDS,
+    )
+
+
 class Bars:
     """Bars in a terminal while open, with a column for each of `fields`; nothing elsewhere."""
 
     def __init__(self, output: Output, *fields: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.output = output
-        self.bars = bars.Progress(
-            bars.TextColumn("{task.description}", markup=False),
-            bars.BarColumn(bar_width=16),
-            bars.TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            *(bars.TextColumn(f"{{task.fields[{field}]}}") for field in fields),
-            bars.TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-            console=output.console,
-            disable=not output.has_bars,
-            get_time=clock,
-            speed_estimate_period=REMEMBERED_SECONDS,
-        )
+        columns = (bars.TextColumn(f"{{task.fields[{field}]}}") for field in fields)
+        self.bars = _progress(output.console, bars.MofNCompleteColumn(), *columns, clock=clock)
 
     def __enter__(self) -> Self:
         self.bars.start()
@@ -193,14 +200,7 @@ class LoadingBar:
     def __init__(self, console: Console, *, in_bytes: bool = False) -> None:
         self.console = console
         amount = (bars.DownloadColumn(), bars.TransferSpeedColumn()) if in_bytes else (bars.MofNCompleteColumn(),)
-        self.bars = bars.Progress(
-            bars.TextColumn("{task.description}", markup=False),
-            bars.BarColumn(bar_width=24),
-            *amount,
-            bars.TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-            console=console,
-            disable=not console.is_terminal,
-        )
+        self.bars = _progress(console, *amount)
         self.tasks: dict[str, bars.TaskID] = {}
 
     def __enter__(self) -> LoadingBar:
