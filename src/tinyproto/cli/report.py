@@ -14,7 +14,6 @@ from tinyproto.cli.terminal import Output, plain_table
 from tinyproto.errors import RunFolderError
 from tinyproto.report.compare import RULE_NAMES, SPREAD_WORDS, Comparison, accuracy_columns, table_cells
 from tinyproto.report.figures.prototypes import Shown
-from tinyproto.report.networks import network_rows
 from tinyproto.report.page import FEW_SETTINGS, Chapter, Report, figure_style, make_report
 from tinyproto.report.runs import Run, find_runs, read_readable_runs, read_runs
 from tinyproto.report.studies import Setting
@@ -63,7 +62,7 @@ def report_runs(
         {
             "report": str(target),
             "figures": [figure.slug for figure in page.figures],
-            "settings": [{**one.plain(), "networks": [row.plain() for row in network_rows(one)]} for one in settings],
+            "settings": [setting.plain() for setting in settings],
             "passed_over": passed_over,
             **({} if chapter is None else chapter.facts),
         }
