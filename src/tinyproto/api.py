@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import numpy as np
 from torch import nn
@@ -124,13 +124,7 @@ class _Clients(Sequence[Client]):
     def __len__(self) -> int:
         return len(self._store)
 
-    @overload
-    def __getitem__(self, place: int) -> Client: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> list[Client]: ...
-
-    def __getitem__(self, place: int | slice) -> Client | list[Client]:
+    def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
             return [self._store[client] for client in range(len(self))[place]]
         return self._store[range(len(self))[place]]
