@@ -65,22 +65,11 @@ class Axis:
     words: Callable[[float], str]
 
 
-@dataclass(frozen=True)
-class Marked(Linear):
-    """A linear axis whose ticks are the values that mean something."""
-
-    marks: tuple[float, ...] = ()
-
-    def ticks(self) -> list[float]:
-        """Return the marked values."""
-        return list(self.marks)
-
-
 def widths(values: Sequence[float], name: str) -> Axis:
     """Return an axis for numbers of dimensions, each marked."""
     low, high = min(values), max(values)
     air = 0.06 * (high - low)
-    scale = Marked(low - air, high + air, LEFT, RIGHT, marks=tuple(sorted(set(values))))
+    scale = Linear(low - air, high + air, LEFT, RIGHT, marked=tuple(sorted(set(values))))
     return Axis(name, scale, lambda value: f"{value:g}")
 
 

@@ -121,15 +121,19 @@ class Linear:
     high: float
     start: float
     stop: float
+    wanted: int = 5
     finest: float = 0.0  # the smallest distance between ticks
+    marked: tuple[float, ...] = ()  # the ticks, if only these values mean something
 
     def __call__(self, value: float) -> float:
         """Return the coordinate of a value."""
         return self.start + (self.stop - self.start) * (value - self.low) / (self.high - self.low)
 
     def ticks(self) -> list[float]:
-        """Return multiples of 1, 2 or 5 times a power of ten, about five."""
-        step = max(round_step((self.high - self.low) / 5), self.finest)
+        """Return the marked values, or multiples of 1, 2 or 5 times a power of ten."""
+        if self.marked:
+            return list(self.marked)
+        step = max(round_step((self.high - self.low) / self.wanted), self.finest)
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [index * step for index in range(first, last + 1)]
 
