@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tinyproto.cli.main import run_app
-from tinyproto.cli.options import Json, Verbose, positive
+from tinyproto.cli.options import Json, Verbose
 from tinyproto.errors import Interrupted
 
 FORWARDED = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -45,16 +45,12 @@ def round(
     trainers: Annotated[
         str, typer.Option(help="Trainers to compare, separated by commas; NAME*N uses N worker processes.")
     ] = "eager",
-    rounds: Annotated[
-        int, typer.Option(parser=positive("--rounds"), metavar="INTEGER", help="Rounds to time, after a first one.")
-    ] = 5,
+    rounds: Annotated[int, typer.Option(min=1, metavar="INTEGER", help="Rounds to time, after a first one.")] = 5,
     naive: Annotated[
         str | None,
         typer.Option(help="Dotted name of the baseline, or none.", show_default="benchmarks.naive"),
     ] = None,
-    samples: Annotated[
-        int, typer.Option(parser=positive("--samples"), metavar="INTEGER", help="Number of synthetic images.")
-    ] = 2000,
+    samples: Annotated[int, typer.Option(min=1, metavar="INTEGER", help="Number of synthetic images.")] = 2000,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -81,16 +77,14 @@ def scale(
     participants: Annotated[
         int | None,
         typer.Option(
-            parser=positive("--participants"),
+            min=1,
             metavar="N",
             help="Participants in the cases with the same number at all sizes.",
             show_default="the share of the smallest size",
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(parser=positive("--rounds"), metavar="N", help="Rounds of each case.")] = 3,
-    samples: Annotated[
-        int, typer.Option(parser=positive("--samples"), metavar="N", help="Average samples per client.")
-    ] = 30,
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds of each case.")] = 3,
+    samples: Annotated[int, typer.Option(min=1, metavar="N", help="Average samples per client.")] = 30,
     algorithm: Annotated[str, typer.Option(help="An algorithm's name.")] = "tinyproto_ft",
     networks: Annotated[
         str | None,
@@ -98,9 +92,7 @@ def scale(
             metavar="A,B", help="Networks; client i has network i modulo their number.", show_default="the paper's four"
         ),
     ] = None,
-    image_size: Annotated[
-        int, typer.Option(parser=positive("--image-size"), metavar="N", help="Height and width of an image.")
-    ] = 32,
+    image_size: Annotated[int, typer.Option(min=1, metavar="N", help="Height and width of an image.")] = 32,
     memory: Annotated[str, typer.Option(help="Memory for clients: the config's train.client_memory.")] = "200MB",
     closing: Annotated[
         bool, typer.Option("--closing", help="Also time the closing exchange, which evaluates each client once.")
@@ -167,10 +159,8 @@ def aggregate(
 
 @app.command()
 def codec(
-    passes: Annotated[int, typer.Option(parser=positive("--passes"), metavar="N", help="Passes; the best counts.")] = 7,
-    megabytes: Annotated[
-        int, typer.Option(parser=positive("--megabytes"), metavar="N", help="Megabytes of float32 per pass.")
-    ] = 32,
+    passes: Annotated[int, typer.Option(min=1, metavar="N", help="Passes; the best counts.")] = 7,
+    megabytes: Annotated[int, typer.Option(min=1, metavar="N", help="Megabytes of float32 per pass.")] = 32,
     json: Json = False,
 ) -> None:
     """Measure values on the wire: float32, float16, bfloat16, int8 and int4, rounded to nearest and stochastically.
@@ -194,13 +184,9 @@ def device(
     networks: Annotated[
         str | None, typer.Option(metavar="A,B", help="Networks to train.", show_default="the paper's four")
     ] = None,
-    samples: Annotated[
-        int, typer.Option(parser=positive("--samples"), metavar="N", help="Training samples of the client.")
-    ] = 2250,
-    steps: Annotated[int, typer.Option(parser=positive("--steps"), metavar="N", help="Training steps to time.")] = 3,
-    passes: Annotated[
-        int, typer.Option(parser=positive("--passes"), metavar="N", help="Passes of the exchange; the best counts.")
-    ] = 7,
+    samples: Annotated[int, typer.Option(min=1, metavar="N", help="Training samples of the client.")] = 2250,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Training steps to time.")] = 3,
+    passes: Annotated[int, typer.Option(min=1, metavar="N", help="Passes of the exchange; the best counts.")] = 7,
     json: Json = False,
 ) -> None:
     """Measure the cost of TinyProto-FT for a client besides training: compress, scale, round, encode, and back.

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tinyproto.cli.interrupt import ending_at_once, importing
 from tinyproto.cli.main import run_app
-from tinyproto.cli.options import Json, Quiet, Verbose, positive
+from tinyproto.cli.options import Json, Quiet, Verbose
 from tinyproto.errors import ConfigError
 
 RECORDS = Path("paper") / "records"
@@ -67,9 +66,7 @@ def run(
     ] = None,
     rounds: Annotated[
         int | None,
-        typer.Option(
-            parser=positive("--rounds"), metavar="T", help="Number of rounds.", show_default="that of the configs"
-        ),
+        typer.Option(min=1, metavar="T", help="Number of rounds.", show_default="that of the configs"),
     ] = None,
     preset: Annotated[
         str | None, typer.Option(metavar="NAME", help="Another preset.", show_default="that of the configs")
@@ -119,21 +116,20 @@ def run(
         raise ConfigError("--import writes records of whole run folders; leave out TARGET and --list")
     if target is None and not import_ and not list_:
         raise ConfigError("name a TARGET, such as table1; `python -m paper --list` lists them all")
-    with ending_at_once("nothing was changed"):
-        with importing():
-            from paper.command import Asked, import_runs, list_cells, list_experiments, run_target
-            from tinyproto.cli.terminal import Output
-        output = Output(json=json, quiet=quiet, verbose=verbose)
-        if import_:
-            import_runs(import_, results, output)
-        elif target is None:
-            list_experiments(output)
+    from paper.command import Asked, import_runs, list_cells, list_experiments, run_target
+    from tinyproto.cli.terminal import Output
+
+    output = Output(json=json, quiet=quiet, verbose=verbose)
+    if import_:
+        import_runs(import_, results, output)
+    elif target is None:
+        list_experiments(output)
+    else:
+        asked = Asked.parse(target, dataset, configs, algorithms, seeds, rounds, preset, data_root, overrides)
+        if list_:
+            list_cells(asked, results, runs, output)
         else:
-            asked = Asked.parse(target, dataset, configs, algorithms, seeds, rounds, preset, data_root, overrides)
-            if list_:
-                list_cells(asked, results, runs, output)
-            else:
-                run_target(asked, results, runs, max_minutes, output)
+            run_target(asked, results, runs, max_minutes, output)
 
 
 @app.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import numpy as np
 from torch import nn
@@ -15,7 +15,7 @@ from tinyproto.data.images import Images
 from tinyproto.data.partition import KEYS_OF_KIND
 from tinyproto.data.sources import load
 from tinyproto.engine.round import RoundRecord
-from tinyproto.errors import ConfigError, ModelError
+from tinyproto.errors import ConfigError
 from tinyproto.experiment import Experiment
 from tinyproto.models import SMALL_CNNS, ModelEntry
 from tinyproto.simulation.client_store import ClientStore
@@ -91,7 +91,7 @@ def simulate(
     values: dict[str, Any] = {
         "preset": preset,
         "models": _entries(models),
-        "algorithms": [_algorithm(algorithm)],
+        "algorithms": [algorithm],
         "seeds": [_plain(seed)],
         "partition": _partition(settings or {}, num_clients=_plain(num_clients), alpha=_plain(alpha)),
         "prototypes": {"dim": _plain(proto_dim), "cps_dim": _cps_dim(cps_dim, proto_dim, settings or {})},
@@ -124,26 +124,10 @@ class _Clients(Sequence[Client]):
     def __len__(self) -> int:
         return len(self._store)
 
-    @overload
-    def __getitem__(self, place: int) -> Client: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> list[Client]: ...
-
-    def __getitem__(self, place: int | slice) -> Client | list[Client]:
+    def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
             return [self._store[client] for client in range(len(self))[place]]
         return self._store[range(len(self))[place]]
-
-
-def _algorithm(given: Any) -> str | dict[str, Any]:
-    if isinstance(given, str):
-        return given
-    if isinstance(given, Mapping):
-        return dict(given)
-    if isinstance(given, Sequence):
-        raise ConfigError(f"one algorithm per call; call simulate once for each of {list(given)!r}, with the same seed")
-    raise ConfigError(f"algorithm has to be a name or a mapping with `name` and hyper-parameters, not {given!r}")
 
 
 def _cps_dim(given: int | Literal["tenth"] | None, proto_dim: Any, settings: Mapping[str, Any]) -> Any:
@@ -171,16 +155,9 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _entries(models: ModelEntry | Sequence[ModelEntry] | None) -> list[ModelEntry]:
+def _entries(models: ModelEntry | Sequence[ModelEntry] | None) -> list[Any]:
     if models is None:
         return list(SMALL_CNNS)
-    if isinstance(models, str | nn.Module) or callable(models):
-        return [models]
-    if not isinstance(models, Sequence):
-        raise ConfigError(f"models has to be a network or a list of them, not {models!r}")
-    for entry in models:
-        if not isinstance(entry, str | nn.Module) and not callable(entry):
-            raise ModelError(
-                f"model {entry!r} is not a network: give registered names, dotted paths, factories or modules"
-            )
-    return list(models)
+    if isinstance(models, Sequence) and not isinstance(models, str | nn.Module):
+        return list(models)
+    return [models]

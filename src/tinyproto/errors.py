@@ -15,14 +15,10 @@ def one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-INTERRUPTED = 130
-"""The exit status after Ctrl-C."""
-
-
 class Interrupted(TinyProtoError):  # noqa: N818
-    """A signal stopped the program; the message says how to resume, `status` is the exit status."""
+    """A signal stopped the program; the message says how to resume, `status` is the exit status, 130 after Ctrl-C."""
 
-    def __init__(self, words: str, status: int = INTERRUPTED) -> None:
+    def __init__(self, words: str, status: int = 130) -> None:
         super().__init__(words)
         self.status = status
 

@@ -71,13 +71,7 @@ def total_memory(device: torch.device) -> int:
 
 def container_limit() -> float:
     """Return the bytes that a container allows; infinity if there is no limit."""
-    return min((found for found in map(_limit, _LIMITS) if found), default=math.inf)
-
-
-def _limit(file: Path) -> int | None:
-    """Return the limit in a file of the container; None if there is none."""
-    try:
-        text = file.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdecimal() else None
+    for file in _LIMITS:
+        with suppress(OSError, ValueError):  # there is no such file, or it says max
+            return int(file.read_text())
+    return math.inf

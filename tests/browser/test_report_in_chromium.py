@@ -212,8 +212,8 @@ def test_words_can_be_read_by_day_and_by_night(
 @pytest.mark.parametrize(
     ("name", "slugs", "kind"),
     [
-        ("one run", ("rounds-global", "bytes", "clients", "holdings", "prototypes-1-class"), "csv"),
-        ("many classes", ("prototypes-0-client", "holdings"), "csv.gz"),
+        ("one run", ("rounds-global", "bytes", "clients", "holdings"), "csv"),
+        ("many classes", ("holdings",), "csv.gz"),
     ],
 )
 def test_data_are_downloaded_as_they_are(

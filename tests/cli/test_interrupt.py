@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tinyproto.cli.interrupt import StopOnInterrupt, ending_at_once, importing
-from tinyproto.errors import Interrupted
+from tinyproto.cli.interrupt import StopOnInterrupt
 
 ASKED = (signal.SIGTERM, signal.SIGHUP)
 
@@ -65,32 +64,6 @@ def test_the_status_is_that_of_the_signal_that_ended_it() -> None:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert stop.status == 130
-
-
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_before_a_run_begins_every_signal_ends_it_at_once(number: signal.Signals, status: int) -> None:
-    before = {asked: signal.getsignal(asked) for asked in ASKED}
-    with pytest.raises(Interrupted, match="nothing yet") as stopped, ending_at_once("nothing yet"):
-        os.kill(os.getpid(), number)
-    assert stopped.value.status == status
-    assert {asked: signal.getsignal(asked) for asked in ASKED} == before
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with ending_at_once("nothing yet"):
-        os.kill(os.getpid(), signal.SIGHUP)
-
-
-def test_a_signal_while_modules_are_imported_waits_for_their_end() -> None:
-    imported = []
-
-    def load() -> None:
-        with ending_at_once("nothing yet"), importing():
-            os.kill(os.getpid(), signal.SIGTERM)
-            imported.append("torch")
-
-    with pytest.raises(Interrupted) as stopped:
-        load()
-    assert imported
-    assert stopped.value.status == 143
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, *ASKED], ids=lambda number: number.name)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import io
 import re
 
-import pytest
 from rich.console import Console
 
 from tinyproto.builder import Cell
 from tinyproto.cli.interrupt import StopOnInterrupt
-from tinyproto.cli.progress import LINE_SECONDS, RECENT, Expected, Progress, clock_words
+from tinyproto.cli.progress import LINE_SECONDS, REMEMBERED_SECONDS, Expected, Progress
 from tinyproto.cli.terminal import Output
 from tinyproto.config import parse_config
 from tinyproto.engine.measure import Cost
@@ -75,20 +74,24 @@ RESULT = {
 
 def test_the_time_left_follows_the_pace_of_the_latest_rounds() -> None:
     clock = Clock()
-    progress = Progress(Output(quiet=True), [Expected(2 * RECENT + 100, "global")], lambda: False, clock)
+    progress = Progress(Output(quiet=True), [Expected(1200, "global")], lambda: False, clock)
     progress.started(CELLS[0], 0)
-    assert progress.seconds_left is None
-    for number, seconds in enumerate([10.0] * RECENT + [1.0] * RECENT, 1):
+    assert progress.overall.time_remaining is None
+    quick = int(REMEMBERED_SECONDS)
+    for number, seconds in enumerate([10.0] * 100 + [1.0] * quick, 1):
         clock.now += seconds
         progress.played(CELLS[0], played(number))
-    assert progress.seconds_left == pytest.approx(100)
-    clock.now += RECENT  # nothing comes any more
-    assert progress.seconds_left == pytest.approx(200)
+    assert progress.overall.time_remaining == 200
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(None, "–:––"), (5, "0:05"), (185.9, "3:05"), (3725, "1:02:05")])
-def test_seconds_are_told_as_on_a_clock(seconds: float | None, words: str) -> None:
-    assert clock_words(seconds) == words
+def test_rounds_of_an_earlier_run_say_nothing_about_the_pace() -> None:
+    screen = Screen()
+    for cell in CELLS[:3]:
+        screen.progress.started(cell, 8)
+    for number in (9, 10):
+        screen.clock.now += 5
+        screen.progress.played(CELLS[0], played(number))
+    assert screen.progress.overall.time_remaining == 70  # 14 rounds
 
 
 def test_without_a_terminal_now_and_then_a_line_tells_how_the_grid_stands() -> None:
@@ -101,7 +104,7 @@ def test_without_a_terminal_now_and_then_a_line_tells_how_the_grid_stands() -> N
         screen.clock.now += LINE_SECONDS / 4
         progress.played(CELLS[number % 2], played(number))
     (line,) = screen.lines
-    assert re.search("^4 of 40 rounds, 2 cells .*9:00", line)
+    assert re.search("^4 of 40 rounds, 2 cells .*0:09:00 left", line)
 
 
 def test_a_finished_cell_is_a_line_with_its_place_in_the_grid_and_the_time_left() -> None:
@@ -115,7 +118,7 @@ def test_a_finished_cell_is_a_line_with_its_place_in_the_grid_and_the_time_left(
         progress.played(CELLS[2], played(number))
     progress.played(CELLS[2], played(11, closing=True))
     progress.finished(CELLS[2], RESULT)
-    facts = "10 rounds, head 50.0 %, local 25.0 %, 12 B/round, 0.50 s/round (0:30 left)"
+    facts = "10 rounds, head 50.0 %, local 25.0 %, 12 B/round, 0.50 s/round, 0:00:30 left"
     assert screen.lines == [f"[3/4] Local, seed 1: {facts}"]
     for number in range(1, 11):
         progress.played(CELLS[3], played(number))
@@ -160,11 +163,12 @@ def test_a_terminal_has_a_bar_for_every_cell_under_way_and_one_for_all() -> None
             progress.played(CELLS[1], played(1))
         progress.played(CELLS[2], played(1))
         assert bars(screen) == {
-            "all": (13, True), "[2/4] FedProto, seed 0": (2, True), "[3/4] Local, seed 1": (1, True)
+            "all": (3, True), "[2/4] FedProto, seed 0": (2, True), "[3/4] Local, seed 1": (1, True)
         }  # fmt: skip
         progress.finished(CELLS[1], RESULT)
     assert bars(screen)["[2/4] FedProto, seed 0"] == (2, True)
-    assert "left 1:12" in screen.file.getvalue()  # 27 rounds, 3 in 8 seconds
+    assert "3/30" in screen.file.getvalue()
+    assert progress.overall.time_remaining == 54  # 27 rounds, 2 in the 4 seconds after the first
 
 
 def test_a_cell_that_goes_back_takes_its_rounds_back() -> None:
@@ -199,9 +203,9 @@ def test_a_cell_that_failed_is_a_line_and_its_rounds_are_no_longer_waited_for() 
     progress.played(CELLS[1], played(1))
     progress.failed(CELLS[1], "its process ended with status 7")
     assert screen.lines == ["[2/4] FedProto, seed 0: failed: its process ended with status 7"]
-    assert progress.rounds_left == 30
+    assert progress.overall.remaining == 30
     progress.failed(CELLS[2], "no data")  # never began
-    assert progress.rounds_left == 20
+    assert progress.overall.remaining == 20
 
 
 def test_a_cell_left_to_another_process_is_a_line_without_a_failure() -> None:
@@ -209,7 +213,7 @@ def test_a_cell_left_to_another_process_is_a_line_without_a_failure() -> None:
     screen.progress.opens(4)
     screen.progress.skipped(CELLS[2], "left to another process, which is at it")
     assert screen.lines == [f"[3/4] {CELLS[2].title}: left to another process, which is at it"]
-    assert screen.progress.rounds_left == 30
+    assert screen.progress.overall.remaining == 30
 
 
 def test_cells_of_several_experiments_have_rounds_and_a_rule_of_their_own() -> None:
@@ -217,7 +221,7 @@ def test_cells_of_several_experiments_have_rounds_and_a_rule_of_their_own() -> N
     output.console = Console(file=io.StringIO(), width=120)
     progress = Progress(output, [Expected(300, "global"), Expected(60, "local")], lambda: False)
     progress.opens(2)
-    assert progress.total == 360
+    assert progress.overall.total == 360
     cell = Cell(1, ENTRIES[1], 0, of="readings_paper")
     progress.started(cell, 10)
     progress.played(cell, played(11))

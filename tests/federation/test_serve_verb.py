@@ -268,10 +268,9 @@ def test_keys_are_looked_at_before_any_run_folder(spoil: Callable[[Path], None],
     assert sorted(path.name for path in (serve.site / "runs").iterdir() if path.is_dir()) == ["trial"]
 
 
-def test_where_flower_does_not_start_the_run_of_before_is_put_back_and_a_new_one_removed(serve: Serve) -> None:
-    serve.refused("Flower would be started here", "trial.yaml", "--overwrite")
-    assert serve.registered == [0, 1, 2]
+def test_where_flower_does_not_start_a_new_run_is_removed(serve: Serve) -> None:
     assert "Flower would be started here" in serve("trial.yaml", "name=new")
+    assert serve.registered == [0, 1, 2]
     assert sorted(path.name for path in (serve.site / "runs").iterdir() if path.is_dir()) == ["trial"]
 
 
@@ -299,7 +298,7 @@ def test_a_folder_of_flower_s_that_cannot_be_made_is_named(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("trial.yaml", "--overwrite"), "interrupted; nothing has started"),
+        (("trial.yaml", "name=new"), "interrupted; nothing has started"),
         (("runs/trial", "--resume"), "interrupted; resume with: tinyproto serve runs/trial --resume"),
     ],
 )
@@ -341,5 +340,5 @@ def test_no_lock_is_left_behind(serve: Serve) -> None:
         assert (folder.parent / ".trial.lock").is_file()
         serve.refused("another process is running", "runs/trial", "--resume")
         serve.refused("another process is running", "runs/trial", "--resume")  # the first took nothing away
-    serve.refused("Flower would be started here", "trial.yaml", "--overwrite")
+    assert "Flower would be started here" in serve("trial.yaml", "name=new")
     assert [path.name for path in folder.parent.iterdir()] == ["trial"]

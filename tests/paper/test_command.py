@@ -83,7 +83,6 @@ def test_a_figure_that_is_computed_has_nothing_to_play(
         (["table1", "--import", "nowhere"], "--import .*TARGET"),
         (["--list", "--import", "nowhere"], "--import .*--list"),
         (["table1", "train.precision=tf32"], "'train.precision=tf32'.*train.parallel_cells"),
-        (["table1", "--rounds", "0"], "--rounds: .*'0'"),
         (["table1", "--preset", "mine"], "--preset: .*'mine'"),
         (["table1", "train.batch_size=8"], "'train.batch_size=8'.*train.parallel_cells"),
         (["table1", "train.parallel_cells=0"], "train.parallel_cells: "),

@@ -82,7 +82,7 @@ def test_a_single_evaluation_is_a_dot(tmp_path: Path) -> None:
 
 
 def bought(title: str, payload: float, accuracy: float) -> Bought:
-    return Bought(Series(title, title, title, 0, []), "head", payload, 0.0, accuracy, [(payload, accuracy)])
+    return Bought(Series(title, title, 0, []), "head", payload, 0.0, accuracy, [(payload, accuracy)])
 
 
 def place(method: Bought) -> tuple[float, float]:
@@ -175,7 +175,7 @@ VALUES = PrototypeValues(
 
 
 def series(name: str = "FedProto") -> Series:
-    return Series("0", name, name, 0, [])
+    return Series(name, name, 0, [])
 
 
 def test_dead_units_are_zeros_of_prototypes_that_are_there() -> None:

@@ -79,15 +79,6 @@ def test_other_samples_or_other_clients_make_another_study(tmp_path: Path, other
 def test_a_seed_that_stands_in_two_runs_counts_once(tmp_path: Path) -> None:
     setting = only_setting(runs(tmp_path, Made(name="a", seeds=(0, 1)), Made(name="b", seeds=(1, 2))))
     assert [series.seeds for series in setting.series] == [[0, 1, 2], [0, 1, 2]]
-    assert not [sentence for sentence in setting.verdict() if "different accuracies" in sentence]
-
-
-def test_a_seed_that_came_out_differently_in_two_runs_is_told(tmp_path: Path) -> None:
-    luckier = Made(name="b", algorithms=("fedproto",), correct=lambda *_: 10)
-    setting = only_setting(runs(tmp_path, Made(name="a"), luckier))
-    told = [sentence for sentence in setting.verdict() if "different accuracies" in sentence]
-    (sentence,) = told
-    assert sentence.startswith("FedProto, seed 0, is in a and in b ")
 
 
 def test_unequal_seeds_are_said_and_equal_ones_in_another_order_are_not(tmp_path: Path) -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import builtins
 import errno
+import fcntl
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import pytest
 
 from tinyproto.errors import RunFolderError
 from tinyproto.tracking.lock import alone_in, locked
-
-fcntl = pytest.importorskip("fcntl")
 
 
 def test_a_second_one_is_told_and_takes_nothing_away(tmp_path: Path) -> None:
@@ -108,19 +106,6 @@ def test_where_there_are_no_locks_nobody_is_kept_out(tmp_path: Path, monkeypatch
         pass
     said = errno.EIO
     with pytest.raises(RunFolderError, match=r"cannot write the run folder .*mine: "), alone_in(tmp_path / "mine"):
-        pass
-
-
-def test_a_system_that_does_not_know_them_is_no_hindrance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *rest: Any) -> Any:
-        if name == "fcntl":
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with alone_in(tmp_path / "mine"), alone_in(tmp_path / "mine"):
         pass
 
 

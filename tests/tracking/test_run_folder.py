@@ -12,7 +12,7 @@ from tinyproto.config import parse_config
 from tinyproto.engine.measure import Cost
 from tinyproto.engine.round import ClientRecord, RoundRecord
 from tinyproto.errors import RunFolderError
-from tinyproto.tracking.run_folder import NewRun, RunFolder
+from tinyproto.tracking.run_folder import RunFolder
 from tinyproto.tracking.summary import RoundResult
 
 RESOLVED = parse_config({"models": ["small_cnn_a"], "algorithms": ["fedproto"]}).resolved()
@@ -133,7 +133,7 @@ def test_what_a_link_points_to_is_never_deleted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("overwrite", [True, False])
 def test_a_folder_below_a_file_is_refused_with_the_path(tmp_path: Path, overwrite: bool) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunFolderError, match=r"cannot write the run folder .*file/mine"):
+    with pytest.raises(RunFolderError, match=r"cannot write .*file/mine"):
         RunFolder.create(tmp_path / "file" / "mine", overwrite=overwrite)
 
 
@@ -209,56 +209,4 @@ def test_a_folder_in_which_only_the_first_write_was_begun_is_a_run_folder(tmp_pa
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / ".config.yaml.partial").write_text("schema")
     assert RunFolder.create(tmp_path / "mine", overwrite=True).path.is_dir()
-    assert list((tmp_path / "mine").iterdir()) == []
-
-
-def finished_run(path: Path) -> dict[str, bytes]:
-    """A run with something in it that would be missed."""
-    folder = RunFolder.create(path, overwrite=False)
-    folder.write_config(RESOLVED)
-    folder.append_round(IDENTITY, played())
-    return {file.name: file.read_bytes() for file in path.iterdir()}
-
-
-def test_a_new_run_that_is_not_kept_leaves_what_was_there(tmp_path: Path) -> None:
-    was = finished_run(tmp_path / "mine")
-    for name, replaced in (("mine", True), ("new", False)):
-        with NewRun(tmp_path / name, overwrite=True) as new:
-            assert list(new.folder.path.iterdir()) == []
-            new.folder.write_config(RESOLVED)
-        assert (tmp_path / name).exists() == replaced
-    assert {file.name: file.read_bytes() for file in (tmp_path / "mine").iterdir()} == was
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-
-
-def test_a_new_run_that_is_kept_replaces_what_was_there(tmp_path: Path) -> None:
-    finished_run(tmp_path / "mine")
-    with NewRun(tmp_path / "mine", overwrite=True) as new:
-        new.keep()
-        (new.folder.path / "rounds.jsonl").write_text("mine\n")
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-    assert [(file.name, file.read_text()) for file in (tmp_path / "mine").iterdir()] == [("rounds.jsonl", "mine\n")]
-
-
-def test_a_new_run_replaces_a_run_only_if_told_so_and_nothing_else_ever(tmp_path: Path) -> None:
-    was = finished_run(tmp_path / "mine")
-    (tmp_path / "letters").mkdir()
-    (tmp_path / "letters" / "dear.txt").write_text("reader")
-    with pytest.raises(RunFolderError, match="exists already"), NewRun(tmp_path / "mine", overwrite=False):
-        pass
-    with pytest.raises(RunFolderError, match="not a run folder"), NewRun(tmp_path / "letters", overwrite=True):
-        pass
-    assert {file.name: file.read_bytes() for file in (tmp_path / "mine").iterdir()} == was
-    assert (tmp_path / "letters" / "dear.txt").read_text() == "reader"
-
-
-def test_what_a_killed_start_left_beside_a_run_is_found_again_or_replaced_with_it(tmp_path: Path) -> None:
-    was = finished_run(tmp_path / ".mine.before")  # killed before the new folder was there
-    with pytest.raises(RunFolderError, match="exists already"), NewRun(tmp_path / "mine", overwrite=False):
-        pass
-    assert {file.name: file.read_bytes() for file in (tmp_path / "mine").iterdir()} == was
-    finished_run(tmp_path / ".mine.before")  # killed after that
-    with NewRun(tmp_path / "mine", overwrite=True) as new:
-        new.keep()
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     assert list((tmp_path / "mine").iterdir()) == []

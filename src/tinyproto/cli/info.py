@@ -11,16 +11,16 @@ import torch
 
 import tinyproto
 from tinyproto.cli.terminal import Output, facts_table, plain_table
-from tinyproto.data.sources import SOURCES, locate
+from tinyproto.data.sources import SOURCES
 from tinyproto.models import NETWORKS, PUBLISHED, ModelShape, build_model
 from tinyproto.models.build import SMALL_IMAGES
 from tinyproto.models.count import measure
 from tinyproto.report.words import number
-from tinyproto.tracking.environment import cpu_name, devices, extras, package_versions, source_commit
+from tinyproto.tracking.environment import cpu_name, devices, package_versions, source_commit
 
 
 def examine(output: Output) -> None:
-    """Print versions, devices, threads, extras and where data is found."""
+    """Print versions, devices, threads and where data is found."""
     commit, _, modified = (source_commit() or "").partition("-")
     checkout = f" (commit {commit[:12]}{', modified' if modified else ''})" if commit else ""
     threads = torch.get_num_threads()
@@ -31,11 +31,7 @@ def examine(output: Output) -> None:
         "cpu": f"{cpu_name()}, {os.cpu_count()} cores",
         "threads": f"torch uses {threads}; a simulation uses 1, so that results on a CPU are reproducible bit for bit",
         "devices": ", ".join(devices()),
-        **{
-            f"extra {extra}": f"not installed: {', '.join(missing)}" if missing else "installed"
-            for extra, missing in extras().items()
-        },
-        **{f"data {name}": locate(name) for name in SOURCES},
+        **{f"data {name}": source.locate(None) for name, source in SOURCES.items()},
     }
     if output.wants_json:
         output.result(found)

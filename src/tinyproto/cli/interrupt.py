@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType
-from typing import Any
-
-from tinyproto.errors import Interrupted
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a command to end, besides Ctrl-C."""
 
 ONE_REQUEST_SECONDS = 0.2
 """Signals this close together are one request: `timeout` and a closing terminal send theirs twice."""
-
-Handlers = dict[signal.Signals, Any]
 
 
 class StopOnInterrupt:
@@ -34,11 +28,13 @@ class StopOnInterrupt:
         self._noted_at = 0.0
 
     def __enter__(self) -> StopOnInterrupt:
-        self._before = _handle(self._signals, self._note)
+        heard = [number for number in self._signals if signal.getsignal(number) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._note) for number in heard}
         return self
 
     def __exit__(self, *_: object) -> None:
-        _restore(self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     @property
     def status(self) -> int:
@@ -53,45 +49,3 @@ class StopOnInterrupt:
         if self.wanted:
             raise KeyboardInterrupt
         self.wanted, self._noted_at = True, now
-
-
-@contextmanager
-def ending_at_once(words: str) -> Iterator[None]:
-    """While open, turn Ctrl-C, SIGTERM and SIGHUP into Interrupted with its exit status.
-
-    For the time before a run begins. `words` describe the state that the command leaves.
-    """
-    came = signal.SIGINT.value
-
-    def end(number: int, _frame: FrameType | None) -> None:
-        nonlocal came
-        came = number
-        raise KeyboardInterrupt
-
-    before = _handle(ENDING, end)
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise Interrupted(words, 128 + came) from None
-    finally:
-        _restore(before)
-
-
-@contextmanager
-def importing() -> Iterator[None]:
-    """Delay signals while modules are imported; an import may turn an interrupt into another error."""
-    with StopOnInterrupt(*ENDING) as stop:
-        yield
-    if stop.wanted:
-        signal.raise_signal(signal.Signals(stop.status - 128))
-
-
-def _handle(numbers: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], None]) -> Handlers:
-    """Handle these signals unless they are ignored; return the previous handlers."""
-    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-    return {number: signal.signal(number, handler) for number in heard}
-
-
-def _restore(before: Handlers) -> None:
-    for number, handler in before.items():
-        signal.signal(number, handler)

@@ -14,9 +14,8 @@ import typer
 
 import tinyproto
 from tinyproto.cli.data import data
-from tinyproto.cli.interrupt import ending_at_once, importing
-from tinyproto.cli.options import ConfigFile, Json, Overrides, Quiet, Verbose, positive
-from tinyproto.cli.terminal import PLAIN, Output, is_output_broken
+from tinyproto.cli.options import ConfigFile, Json, Overrides, Quiet, Verbose
+from tinyproto.cli.terminal import Output
 from tinyproto.errors import ConfigError, Interrupted, TinyProtoError
 
 USER_ERROR = 2
@@ -75,10 +74,9 @@ def run(
     - tinyproto run quickstart name=three 'seeds=[0,1,2]'
     - tinyproto run quickstart name=kept keep_models=true
     """
-    with ending_at_once("nothing has been recorded"):
-        with importing():
-            from tinyproto.cli.run import run_config
-        run_config(config, overrides or [], runs, overwrite, Output(json=json, quiet=quiet, verbose=verbose))
+    from tinyproto.cli.run import run_config
+
+    run_config(config, overrides or [], runs, overwrite, Output(json=json, quiet=quiet, verbose=verbose))
 
 
 @app.command()
@@ -94,10 +92,9 @@ def resume(
     damaged, it is reported and the previous one is used. For a completed run, the table is shown again and report.html
     is rewritten.
     """
-    with ending_at_once("nothing has been changed"):
-        with importing():
-            from tinyproto.cli.run import resume_run
-        resume_run(folder, Output(json=json, quiet=quiet, verbose=verbose))
+    from tinyproto.cli.run import resume_run
+
+    resume_run(folder, Output(json=json, quiet=quiet, verbose=verbose))
 
 
 @app.command()
@@ -144,16 +141,10 @@ def report(
 
 @app.command()
 def models(
-    num_classes: Annotated[
-        int, typer.Option(parser=positive("--num-classes"), metavar="K", help="Number of classes.")
-    ] = 100,
-    proto_dim: Annotated[
-        int, typer.Option(parser=positive("--proto-dim"), metavar="D", help="Prototype dimension.")
-    ] = 500,
-    image_size: Annotated[
-        int, typer.Option(parser=positive("--image-size"), metavar="N", help="Image height and width.")
-    ] = 32,
-    channels: Annotated[int, typer.Option(parser=positive("--channels"), metavar="C", help="Image channels.")] = 3,
+    num_classes: Annotated[int, typer.Option(min=1, max=100_000, metavar="K", help="Number of classes.")] = 100,
+    proto_dim: Annotated[int, typer.Option(min=1, max=100_000, metavar="D", help="Prototype dimension.")] = 500,
+    image_size: Annotated[int, typer.Option(min=1, max=100_000, metavar="N", help="Image height and width.")] = 32,
+    channels: Annotated[int, typer.Option(min=1, max=100_000, metavar="C", help="Image channels.")] = 3,
     json: Json = False,
 ) -> None:
     """List the networks that a config can name, with parameters, feature width and multiply-accumulates."""
@@ -197,7 +188,7 @@ def serve(
     ] = None,
     clients: Annotated[
         int | None,
-        typer.Option(parser=positive("--clients"), metavar="N", help="With --init: the number of clients."),
+        typer.Option(min=1, metavar="N", help="With --init: the number of clients."),
     ] = None,
     host: Annotated[
         list[str] | None,
@@ -278,7 +269,7 @@ def join(
     image_size: Annotated[
         int | None,
         typer.Option(
-            parser=positive("--image-size"),
+            min=1,
             metavar="N",
             help="Resize the images of a folder to this height and width.",
             show_default="no resizing",
@@ -324,7 +315,7 @@ def join(
 
 @app.command()
 def doctor(json: Json = False) -> None:
-    """Show versions, devices, threads, extras, and where data is found."""
+    """Show versions, devices, threads, and where data is found."""
     from tinyproto.cli.info import examine
 
     examine(Output(json=json))
@@ -339,22 +330,14 @@ def run_app(app: typer.Typer, name: str) -> None:
     """Run a command line: an error that a user can cause becomes one sentence on stderr and exit status 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a terminal without Unicode shows ? instead of failing
-            stream.reconfigure(errors=PLAIN)
+            stream.reconfigure(errors="replace")
     try:
-        try:
-            app()
-        finally:
-            sys.stdout.flush()
+        app()
     except Interrupted as stopped:
         print(f"{name}: interrupted; {stopped}", file=sys.stderr)
         sys.exit(stopped.status)
     except TinyProtoError as error:
         print(f"{name}: error: {error}", file=sys.stderr)
-        sys.exit(USER_ERROR)
-    except OSError as error:  # verbs report errors of the files they read and write themselves
-        if not is_output_broken(error):
-            raise
-        print(f"{name}: error: cannot write the output: {error.strerror or error}", file=sys.stderr)
         sys.exit(USER_ERROR)
 
 

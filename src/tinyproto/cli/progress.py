@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple, Self
 
 from rich import progress as bars
 from rich.console import Console
-from rich.text import Text
 
 from tinyproto.algorithms.base import Derived
 from tinyproto.builder import Cell
@@ -24,44 +23,30 @@ LINE_SECONDS = 60.0
 REMEMBERED_SECONDS = 900.0
 """Seconds that a bar looks back to estimate the time left; a round may take minutes."""
 
-RECENT = 64
-"""Rounds of all cells that the estimate looks back on; algorithms differ, so older rounds say little."""
 
-
-def clock_words(seconds: float | None) -> str:
-    """Return minutes and seconds, with hours if there are any."""
-    if seconds is None:
-        return "–:––"
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
-
-
-class TimeLeft(bars.ProgressColumn):
-    """The time left, or the time taken; a bar may bring its own estimate in the field `left`."""
-
-    def render(self, task: bars.Task) -> Text:
-        """Return the words for one bar."""
-        if task.finished:
-            return Text(f"took {clock_words(task.finished_time)}", style="progress.remaining")
-        seconds = task.fields.get("left", task.time_remaining)
-        return Text(f"left {clock_words(seconds)}", style="progress.remaining")
+def _progress(
+    console: Console, *columns: bars.ProgressColumn, clock: Callable[[], float] = time.monotonic
+) -> bars.Progress:
+    """Return bars with a name, these columns and the time left; disabled where nobody sees them move."""
+    return bars.Progress(
+        bars.TextColumn("{task.description}", markup=False),
+        bars.BarColumn(bar_width=16),
+        *columns,
+        bars.TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+        console=console,
+        disable=not console.is_terminal or console.quiet,
+        get_time=clock,
+        speed_estimate_period=REMEMBERED_SECONDS,
+    )
 
 
 class Bars:
     """Bars in a terminal while open, with a column for each of `fields`; nothing elsewhere."""
 
-    def __init__(self, output: Output, *fields: str) -> None:
+    def __init__(self, output: Output, *fields: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.output = output
-        self.bars = bars.Progress(
-            bars.TextColumn("{task.description}", markup=False),
-            bars.BarColumn(bar_width=16),
-            bars.TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            *(bars.TextColumn(f"{{task.fields[{field}]}}") for field in fields),
-            TimeLeft(),
-            console=output.console,
-            disable=not output.has_bars,
-            speed_estimate_period=REMEMBERED_SECONDS,
-        )
+        columns = (bars.TextColumn(f"{{task.fields[{field}]}}") for field in fields)
+        self.bars = _progress(output.console, bars.MofNCompleteColumn(), *columns, clock=clock)
 
     def __enter__(self) -> Self:
         self.bars.start()
@@ -86,24 +71,20 @@ class Progress(Bars, Observer):
         self, output: Output, cells: Sequence[Expected], stop_wanted: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        super().__init__(output, "accuracy", "traffic")
+        super().__init__(output, "accuracy", "traffic", clock=clock)
         self._stop_wanted = stop_wanted
         self.expected = cells  # by index of the cell
-        self.total = sum(cell.rounds for cell in cells)
-        self.completed: dict[int, int] = {}  # rounds, by index of the cell
-        self.completed_before = 0  # rounds of an earlier run
         self._clock = clock
-        self._times = deque([clock()], maxlen=RECENT + 1)  # at which the latest rounds completed
         self._last_line = clock()
-        self.overall = self.bars.add_task(
-            "all", total=self.total, accuracy="", traffic="", left=None, visible=len(cells) > 1
-        )
+        total = sum(cell.rounds for cell in cells)
+        bar = self.bars.add_task("all", total=total, accuracy="", traffic="", visible=len(cells) > 1)
+        self.overall = self.bars.tasks[bar]  # the rounds that this command has to run
         self.running: dict[int, bars.TaskID] = {}
         self.left_out: dict[int, set[int]] = {}  # clients already named, by index of the cell
 
     def opens(self, left: int) -> None:
-        """Count the cells that an earlier run completed."""
-        self.completed_before = sum(cell.rounds for cell in self.expected[: len(self.expected) - left])
+        """Leave out the cells that an earlier run completed."""
+        self._expect_less(sum(cell.rounds for cell in self.expected[: len(self.expected) - left]))
 
     def told(self, words: str) -> None:
         """Print a line about the run."""
@@ -112,13 +93,14 @@ class Progress(Bars, Observer):
     def started(self, cell: Cell, done: int) -> None:
         """Show a bar for the cell, or move the bar it has back to `done` rounds."""
         if cell.index in self.running:
-            self.bars.update(self.running[cell.index], completed=done)
+            bar = self.running[cell.index]
+            self.bars.update(self.overall.id, advance=done - self.bars.tasks[bar].completed)
+            self.bars.update(bar, completed=done)
         else:
             self.running[cell.index] = self.bars.add_task(
                 self._numbered(cell), total=self.expected[cell.index].rounds, completed=done, accuracy="", traffic=""
             )
-        self.completed[cell.index] = done
-        self._update_overall()
+            self._expect_less(done)
 
     def played(self, cell: Cell, played: RoundResult) -> None:
         """Move the bar; the closing exchange brings the last accuracy but is not a round."""
@@ -131,9 +113,7 @@ class Progress(Bars, Observer):
         if not record.closing:
             payload = size(sum(cost.payload for cost in record.traffic["training"].values()))
             self.bars.update(bar, advance=1, traffic=f"{payload}/round")
-            self.completed[cell.index] += 1
-            self._times.append(self._clock())
-            self._update_overall()
+            self.bars.advance(self.overall.id)
         for note in played.notes:
             self.output.say(f"{cell.title}: {note}")
         named = self.left_out.setdefault(cell.index, set())
@@ -145,8 +125,8 @@ class Progress(Bars, Observer):
             self.output.say(f"{cell.title}: {_line(played)}")
         elif not self.output.has_bars and self._clock() - self._last_line >= LINE_SECONDS:
             self._last_line = self._clock()
-            rounds = f"{self.total - self.rounds_left} of {self.total} rounds"
-            self.output.say(f"{rounds}, {counted(len(self.running), 'cell')} running, {self._time_left()}")
+            rounds = f"{self.overall.completed:.0f} of {self.overall.total:.0f} rounds"
+            self.output.say(f"{rounds}, {counted(len(self.running), 'cell')} running{self._time_left()}")
 
     def derived(self, cell: Cell, values: Derived, round_number: int) -> None:
         """Print the hyper-parameters that the algorithm chose."""
@@ -162,11 +142,11 @@ class Progress(Bars, Observer):
 
     def skipped(self, cell: Cell, reason: str) -> None:
         """Do the same for a cell that was left to another process."""
-        bar = self.running.pop(cell.index, None)
+        bar, rounds = self.running.pop(cell.index, None), float(self.expected[cell.index].rounds)
         if bar is not None:
             self.bars.update(bar, visible=False)
-        self.completed[cell.index] = self.expected[cell.index].rounds
-        self._update_overall()
+            rounds = self.bars.tasks[bar].remaining or 0.0
+        self._expect_less(rounds)
         self.output.say(f"{self._numbered(cell)}: {reason}")
 
     def finished(self, cell: Cell, result: dict[str, Any]) -> None:
@@ -186,25 +166,16 @@ class Progress(Bars, Observer):
             f"{size(payload['up'] + payload['down'])}/round",
             f"{result['seconds_per_round']['total']:.2f} s/round",
         )
-        left = f" ({self._time_left()})" if self.rounds_left else ""
-        self.output.say(f"{self._numbered(cell)}: {', '.join(facts)}{left}")
+        self.output.say(f"{self._numbered(cell)}: {', '.join(facts)}{self._time_left()}")
 
-    @property
-    def rounds_left(self) -> int:
-        """Return the remaining rounds of all cells."""
-        return self.total - self.completed_before - sum(self.completed.values())
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Return the estimated seconds for the remaining rounds; None before the first round completed."""
-        completed = len(self._times) - 1
-        return None if not completed else self.rounds_left * (self._clock() - self._times[0]) / completed
+    def _expect_less(self, rounds: float) -> None:
+        """Take rounds that are not run here from the total."""
+        self.bars.update(self.overall.id, total=(self.overall.total or 0.0) - rounds)
 
     def _time_left(self) -> str:
-        return f"{clock_words(self.seconds_left)} left"
-
-    def _update_overall(self) -> None:
-        self.bars.update(self.overall, completed=self.total - self.rounds_left, left=self.seconds_left)
+        """Return the estimated time for the remaining rounds; empty if there are none or nothing is known yet."""
+        seconds = self.overall.time_remaining
+        return f", {timedelta(seconds=int(seconds))} left" if seconds else ""
 
     def _numbered(self, cell: Cell) -> str:
         return f"[{cell.index + 1}/{len(self.expected)}] {cell.title}"
@@ -229,14 +200,7 @@ class LoadingBar:
     def __init__(self, console: Console, *, in_bytes: bool = False) -> None:
         self.console = console
         amount = (bars.DownloadColumn(), bars.TransferSpeedColumn()) if in_bytes else (bars.MofNCompleteColumn(),)
-        self.bars = bars.Progress(
-            bars.TextColumn("{task.description}", markup=False),
-            bars.BarColumn(bar_width=24),
-            *amount,
-            TimeLeft(),
-            console=console,
-            disable=not console.is_terminal,
-        )
+        self.bars = _progress(console, *amount)
         self.tasks: dict[str, bars.TaskID] = {}
 
     def __enter__(self) -> LoadingBar:

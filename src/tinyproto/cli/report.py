@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,7 +14,6 @@ from tinyproto.cli.terminal import Output, plain_table
 from tinyproto.errors import RunFolderError
 from tinyproto.report.compare import RULE_NAMES, SPREAD_WORDS, Comparison, accuracy_columns, table_cells
 from tinyproto.report.figures.prototypes import Shown
-from tinyproto.report.networks import network_rows
 from tinyproto.report.page import FEW_SETTINGS, Chapter, Report, figure_style, make_report
 from tinyproto.report.runs import Run, find_runs, read_readable_runs, read_runs
 from tinyproto.report.studies import Setting
@@ -64,7 +62,7 @@ def report_runs(
         {
             "report": str(target),
             "figures": [figure.slug for figure in page.figures],
-            "settings": [{**one.plain(), "networks": [row.plain() for row in network_rows(one)]} for one in settings],
+            "settings": [setting.plain() for setting in settings],
             "passed_over": passed_over,
             **({} if chapter is None else chapter.facts),
         }
@@ -109,52 +107,40 @@ def print_comparison(console: Console, comparison: Comparison, sentences: Sequen
         console.print(sentence, markup=False)
 
 
-class _Layout(NamedTuple):
-    """The columns to show."""
-
-    accuracies: Sequence[str]
-    costs: Sequence[str]
-    deviations: bool = True
-
-
 def comparison_table(comparison: Comparison, console: Console) -> Table:
     """Return a table with a line per algorithm and as many columns as fit; the headline rule's column is bold."""
-    for layout in _layouts(comparison):
-        table = _table(comparison, layout)
+    for columns, deviations in _layouts(comparison):
+        table = _table(comparison, columns, deviations)
         if Measurement.get(console, console.options.update(width=UNLIMITED_WIDTH), table).maximum <= console.width:
             break
     baseline = comparison.baseline
     over = "" if baseline is None else f" Δ: points over Local's better rule ({RULE_NAMES[baseline[0]]})."
-    deviations = f", {SPREAD_WORDS}" if comparison.has_deviations and layout.deviations else ""
+    spread = f", {SPREAD_WORDS}" if comparison.has_deviations and deviations else ""
     table.caption = (
-        f"Accuracy in %, {comparison.statistic_words}{deviations}: by own head, nearest global and nearest local "
+        f"Accuracy in %, {comparison.statistic_words}{spread}: by own head, nearest global and nearest local "
         f"prototype.{over} Parameters and bytes per round: measured, up and down, all participants."
     )
     return table
 
 
-def _layouts(comparison: Comparison) -> Iterator[_Layout]:
-    """Yield layouts from the widest on: costs go first, then ±, then columns; a number is never cut."""
+def _layouts(comparison: Comparison) -> Iterator[tuple[list[str], bool]]:
+    """Yield columns and whether they show ±, the widest first: costs go, then ±, then columns; no number is cut."""
     every = accuracy_columns(comparison)
     apart = any(row.evaluation_bytes for row in comparison.rows)
     for costs in COSTS if apart else COSTS[1:]:
-        yield _Layout(every, costs)
-    yield _Layout(every, COSTS[-1], deviations=False)
-    yield _Layout(every, (), deviations=False)
-    yield _Layout([name for name in every if name in RULE_NAMES], (), deviations=False)
-    yield _Layout(list(dict.fromkeys(("head", comparison.rule))), (), deviations=False)
-    yield _Layout([comparison.rule], (), deviations=False)
+        yield [*every, *costs], True
+    yield [*every, *COSTS[-1]], False
+    for columns in (every, RULE_NAMES, ("head", comparison.rule), (comparison.rule,)):
+        yield list(dict.fromkeys(columns)), False
 
 
-def _table(comparison: Comparison, layout: _Layout) -> Table:
+def _table(comparison: Comparison, columns: Sequence[str], deviations: bool) -> Table:
     table = plain_table()
     table.add_column("algorithm", no_wrap=True)
-    for name in (*layout.accuracies, *layout.costs):
+    for name in columns:
         table.add_column(name, justify="right", style="bold" if name == comparison.rule else "", no_wrap=True)
     for row in comparison.rows:
         cells = table_cells(comparison, row)
-        accuracies = (
-            cells[name] if layout.deviations else cells[name].partition(" ±")[0] for name in layout.accuracies
-        )
-        table.add_row(escape(row.title), *accuracies, *(cells[name] for name in layout.costs))
+        shown = [cells[name] if deviations else cells[name].partition(" ±")[0] for name in columns]
+        table.add_row(escape(row.title), *shown)
     return table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from tinyproto import grid
@@ -47,25 +48,19 @@ def _experiment(config: Config, output: Output) -> Experiment:
 def _watch(experiment: Experiment, folder: Path, output: Output, run: Callable[[Progress], Path]) -> None:
     config = experiment.config
     _announce(output, experiment)
-    failure: CellsFailed | None = None
     with StopOnInterrupt(*ENDING) as stop:
         expected = Expected(config.model.train.rounds, config.model.evaluate.rule)
-        progress = Progress(output, [expected] * len(experiment.cells), lambda: stop.wanted)
         try:
             try:
-                with progress:
+                with Progress(output, [expected] * len(experiment.cells), lambda: stop.wanted) as progress:
                     run(progress)
-            except CellsFailed as failed:
-                failure = failed
-            try:
-                conclude(output, config, folder, failure)
-            except RunFolderError:  # such as the same full disk
-                if failure is None:
-                    raise
+            except CellsFailed as failure:
+                with suppress(RunFolderError):  # such as the same full disk
+                    conclude(output, config, folder, failure)
+                raise
+            conclude(output, config, folder)
         except KeyboardInterrupt:
             raise Interrupted(f"resume with: tinyproto resume {folder}", stop.status) from None
-    if failure is not None:
-        raise failure
 
 
 def _announce(output: Output, experiment: Experiment) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tinyproto.cli.federation_progress import FederationProgress
-from tinyproto.cli.interrupt import StopOnInterrupt, ending_at_once
+from tinyproto.cli.interrupt import StopOnInterrupt
 from tinyproto.cli.run import conclude
 from tinyproto.cli.terminal import Output
 from tinyproto.config import Config, load_config
@@ -21,7 +21,7 @@ from tinyproto.federation.keys import ServerKeys, make_keys, writing
 from tinyproto.federation.terms import ServeFile, agree, members, new_token, offered_terms
 from tinyproto.report.words import counted
 from tinyproto.tracking.lock import alone_in
-from tinyproto.tracking.run_folder import SERVE_FILE, NewRun, RunFolder, how_to_resume, is_federation
+from tinyproto.tracking.run_folder import SERVE_FILE, RunFolder, how_to_resume, is_federation
 
 LOOK_SECONDS = 0.3
 LISTEN, KEYS = "127.0.0.1:8443", Path("keys")
@@ -63,17 +63,17 @@ def serve_config(options: ServeOptions, output: Output) -> None:
         )
         largest = agree(offered_terms(config, served.federation), config.model.models).expectation.largest_frame
         opened = stack.enter_context(listening(host, port))  # before anything is replaced
-        with ending_at_once(f"resume with: {how_to_resume(folder)}" if options.resume else "nothing has started"):
-            new = None if options.resume else stack.enter_context(NewRun(folder, overwrite=options.overwrite))
-            if new is not None:
-                new.folder.write_config(config.resolved())
-            superlink = _start(stack, folder, served, keys)
+        undo = stack.enter_context(ExitStack())
+        if not options.resume:
+            new = RunFolder.create(folder, overwrite=options.overwrite)
+            undo.callback(new.remove)
+            new.write_config(config.resolved())
+        superlink = _start(stack, folder, served, keys)
         stop = stack.enter_context(StopOnInterrupt(signal.SIGTERM, signal.SIGHUP))
         tell = Journal(folder / "progress.jsonl").tell
         gate = OpenGate(Gate(superlink.address, keys, largest), keys, opened, tell)
         stack.callback(gate.close)
-        if new is not None:
-            new.keep()
+        undo.pop_all()
         progress = stack.enter_context(FederationProgress(output, config.model.evaluate.rule))
         output.say(
             f"{config.model.name}: listening at {listen} for {counted(len(keys.clients), 'client')}: "

@@ -1,12 +1,8 @@
-"""Output of the command: words for people, JSON for programs, and terminals that cannot show every character."""
+"""Output of the command: words for people, JSON for programs."""
 
 from __future__ import annotations
 
-import codecs
-import errno
 import json
-import os
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,43 +14,6 @@ from rich.table import Table
 from tinyproto.errors import ConfigError
 
 PLAIN_WIDTH = 120
-
-PLAIN = "tinyproto-plain"
-"""Name of the error handler that replaces characters an encoding lacks by similar ones, or by ?."""
-
-_SIMILAR = {
-    "−": "-",
-    "–": "-",
-    "…": ".",
-    "•": "*",
-    "×": "x",
-    "Δ": "d",
-    "→": ">",
-    "“": '"',
-    "”": '"',
-    "’": "'",
-    "\u00a0": " ",
-}
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-
-
-def _replace(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    return "".join(_SIMILAR.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
-
-
-codecs.register_error(PLAIN, _replace)
-
-
-def is_output_broken(error: OSError) -> bool:
-    """Return True if standard output takes nothing more, and redirect it so that later writes do not fail again."""
-    if error.filename is not None or error.errno not in _FULL:
-        return False
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
-    return True
 
 
 def plain_table() -> Table:

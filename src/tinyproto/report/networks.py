@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from tinyproto.report.compare import Spread, on_a_network, share_cell, spread
 from tinyproto.report.studies import Cell, Series, Setting
@@ -18,8 +17,6 @@ class NetworkRow:
     """The accuracy of one algorithm for each network, by its headline rule and statistic."""
 
     title: str
-    label: str
-    rule: str
     accuracy: Mapping[str, Spread | None]  # by network
     over_local: Mapping[str, float | None]  # over the same network trained by Local
 
@@ -27,11 +24,6 @@ class NetworkRow:
         """Return the title and a cell for each network."""
         gains = {name: "" if gain is None else f" ({points(gain)})" for name, gain in self.over_local.items()}
         return [self.title, *(share_cell(found) + gains[name] for name, found in self.accuracy.items())]
-
-    def plain(self) -> dict[str, Any]:
-        """Return the row as JSON values."""
-        accuracy = {name: None if found is None else asdict(found) for name, found in self.accuracy.items()}
-        return {"label": self.label, "rule": self.rule, "accuracy": accuracy, "over_local": dict(self.over_local)}
 
 
 def network_rows(setting: Setting) -> list[NetworkRow]:
@@ -46,10 +38,9 @@ def network_rows(setting: Setting) -> list[NetworkRow]:
             local = _by_network(series, baseline[0], statistic, models)
     rows = []
     for series in setting.series:
-        rule = setting.headline_rule(series)
-        found = _by_network(series, rule, statistic, models)
+        found = _by_network(series, setting.headline_rule(series), statistic, models)
         gains = {name: _gain(one, local.get(name), series) for name, one in found.items()}
-        rows.append(NetworkRow(series.name, series.cells[0].result["label"], rule, found, gains))
+        rows.append(NetworkRow(series.name, found, gains))
     return rows
 
 

@@ -20,16 +20,10 @@ from tinyproto.report.figures.curves import accuracy_over_bytes, accuracy_over_r
 from tinyproto.report.figures.prototypes import ANY, DeadUnits, Shown, dead_units, prototype_figures
 from tinyproto.report.networks import network_rows
 from tinyproto.report.runs import Run
-from tinyproto.report.studies import Series, Setting, Study, arrange
+from tinyproto.report.studies import Series, Setting, Study, arrange, grouped
 from tinyproto.report.verdict import derived_sentence, left_out_lines
 from tinyproto.report.words import counted
 from tinyproto.tracking.run_folder import how_to_resume
-
-MOST_BYTES = 2_900_000
-"""Size of the whole page; heatmaps that do not fit are left out, and the page names them."""
-
-MOST_FIGURES_BYTES, MOST_DATA_BYTES = 2_600_000, 1_700_000
-"""Page size up to which figures on accuracy are drawn, and up to which they include their data."""
 
 FEW_SETTINGS = 4
 """Settings that are shown side by side in a table."""
@@ -65,25 +59,21 @@ def make_report(
     several = len(studies) > 1
     prefixes = [f"study{number}-" if several else "" for number in range(len(studies))]
     figures: list[Figure] = [] if chapter is None else [*chapter.figures]
-    body, end = "".join(_head(runs, studies, passed_over)), "".join(_how_to_reproduce(runs))
-    if chapter is not None:
-        body += chapter.html
+    body = "".join(_head(runs, studies, passed_over)) + ("" if chapter is None else chapter.html)
     for study, prefix in zip(studies, prefixes, strict=True):
         drawn = list(_overview(study, prefix))
         figures += drawn
-        taken = len((body + end).encode())
-        body += "".join(_study(study, drawn, taken, titled=several or chapter is not None))
+        body += "".join(_study(study, drawn, titled=several or chapter is not None))
     without = body
     for study, prefix in zip(studies, prefixes, strict=True):
-        heading = html.element("h2", escape(f"Prototypes: {_title(study)}" if several else "Prototypes"))
-        taken = len((body + heading + end).encode())
-        content = _prototypes(study, prefix, shown, figures, taken)
-        body += heading + content if content else ""
+        heading = f"Prototypes: {_title(study)}" if several else "Prototypes"
+        body += _prototypes(study, heading, prefix, shown, figures)
     if body == without:
         body += html.element("h2", "Prototypes") + html.paragraph(
             "These runs have no prototypes.safetensors, so no prototypes are drawn.", "quiet"
         )
-    return Report(_page(f"tinyproto report: {_named(runs)}", body + end), studies, figures)
+    body += "".join(_how_to_reproduce(runs))
+    return Report(_page(f"tinyproto report: {_named(runs)}", body), studies, figures)
 
 
 def figure_style() -> str:
@@ -167,7 +157,7 @@ def _accuracy_figures(study: Study, prefix: str) -> Iterator[Figure]:
     yield from (figure for figure in found if figure is not None)
 
 
-def _study(study: Study, figures: Sequence[Figure], taken: int, *, titled: bool) -> Iterator[str]:
+def _study(study: Study, figures: Sequence[Figure], *, titled: bool) -> Iterator[str]:
     several = len(study.settings) > 1
     if titled:
         yield html.element("h2", escape(_title(study)))
@@ -182,9 +172,7 @@ def _study(study: Study, figures: Sequence[Figure], taken: int, *, titled: bool)
             yield html.element("h3", escape(setting.name))
         yield _table(setting) + _notes(setting) + _by_network(setting)
     yield html.element("h2", "Figures")
-    groups = [(figure.title, "", [figure]) for figure in figures]
-    written, notes = _that_fit(groups, MOST_FIGURES_BYTES - taken, MOST_DATA_BYTES - taken)
-    yield html.element("div", "".join(written), class_="figures") + notes
+    yield html.element("div", "".join(map(html.figure, figures)), class_="figures")
     if not any(run.federation for run in study.runs):
         yield html.paragraph("Who holds what is not drawn: there is no federation.json beside these runs.", "quiet")
 
@@ -204,11 +192,9 @@ def _verdict(setting: Setting, *, titled: bool) -> Iterator[str]:
 
 
 def _differences(study: Study) -> str:
-    """Return a table with a row per key for few settings, a row per setting for many."""
+    """Return a table with a row per setting and a column per key."""
     found = study.differences()
     names = [setting.name for setting in study.settings]
-    if len(names) <= FEW_SETTINGS:
-        return html.table(["key", *names], [[key, *map(str, values)] for key, values in found.items()])
     rows = [[name, *(str(values[index]) for values in found.values())] for index, name in enumerate(names)]
     return html.table(["setting", *found], rows)
 
@@ -258,10 +244,13 @@ def _by_network(setting: Setting) -> str:
     return html.paragraph(caption) + table
 
 
-def _prototypes(study: Study, prefix: str, shown: Shown, figures: list[Figure], taken: int) -> str:
-    """Return the shares of zeros over all seeds and heatmaps of each first seed; empty if no run kept prototypes."""
+def _prototypes(study: Study, heading: str, prefix: str, shown: Shown, figures: list[Figure]) -> str:
+    """Return the shares of zeros over all seeds and heatmaps of each first seed; empty if no run kept prototypes.
+
+    Heatmaps come without their data, which would be most of the page; the run folder has it.
+    """
     dead: list[tuple[Series, list[DeadUnits]]] = []
-    groups: list[tuple[str, str, list[Figure]]] = []
+    content = ""
     for number, (_, series) in enumerate(study.series):
         found = [cell.run.prototypes(cell.result["label"], cell.result["seed"]) for cell in series.cells]
         if found[0] is None:
@@ -269,12 +258,10 @@ def _prototypes(study: Study, prefix: str, shown: Shown, figures: list[Figure], 
         dead.append((series, [dead_units(values) for values in found if values is not None]))
         drawn = list(prototype_figures(series, found[0], shown, f"{prefix}prototypes-{number}"))
         figures += drawn
-        title = f"{series.title}, seed {series.seeds[0]}"
-        groups.append((title, html.element("h3", escape(title)), drawn))
-    if not dead:
-        return ""
-    written, notes = _that_fit(groups, MOST_BYTES - taken, MOST_BYTES - taken)
-    return _dead_units(dead) + notes + "".join(written)
+        pictures = "".join(html.figure(figure, with_data=False) for figure in drawn)
+        content += html.element("h3", escape(f"{series.title}, seed {series.seeds[0]}"))
+        content += html.element("div", pictures, class_="figures")
+    return html.element("h2", escape(heading)) + _dead_units(dead) + content if dead else ""
 
 
 def _dead_units(dead: Sequence[tuple[Series, Sequence[DeadUnits]]]) -> str:
@@ -301,37 +288,11 @@ def _dead_units(dead: Sequence[tuple[Series, Sequence[DeadUnits]]]) -> str:
     )
 
 
-def _that_fit(groups: Sequence[tuple[str, str, Sequence[Figure]]], pictures: int, data: int) -> tuple[list[str], str]:
-    """Return the HTML of groups of figures that fit, and a note on what does not.
-
-    A group has a title, a heading and figures. All pictures come first, up to `pictures` bytes; then the data of as
-    many groups as fit into `data` bytes.
-    """
-    written: dict[int, str] = {}
-    total = 0
-    complete: set[int] = set()
-    for with_data, most in ((False, pictures), (True, data)):
-        for index, (_, heading, figures) in enumerate(groups):
-            content = "".join(html.figure(figure, with_data=with_data) for figure in figures)
-            if heading:
-                content = heading + html.element("div", content, class_="figures")
-            more = len(content.encode()) - len(written.get(index, "").encode())
-            if total + more < most and (index in written or not with_data):
-                written[index] = content
-                total += more
-                complete |= {index} if with_data else set()
-    left_out = [title for index, (title, *_) in enumerate(groups) if index not in written]
-    bare = [groups[index][0] for index in written if index not in complete]
-    notes = (("Not drawn", left_out), ("Drawn without their data", bare))
-    listed = "; ".join(f"{note}: {', '.join(titles)}" for note, titles in notes if titles)
-    advice = "`tinyproto report RUN --figures DIR` writes all figures and their data."
-    return list(written.values()), html.paragraph(f"This page is limited in size. {listed}. {advice}") if listed else ""
-
-
 def _how_to_reproduce(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield config, versions, hardware and commit of every run, once for runs that are alike."""
+    """Yield config, versions, hardware and commit of every run, once for cells of one experiment on one machine."""
     yield html.element("h2", "Reproduce")
-    for alike in _alike(runs):
+    fixed = {"algorithms": None, "seeds": None}
+    for alike in grouped(runs, lambda run: [run.group, {**run.config, **fixed}, run.environment]):
         run, environment = alike[0], alike[0].environment
         where = ", ".join(
             str(environment[key]) for key in ("cpu", "device", "platform") if environment.get(key) is not None
@@ -346,14 +307,3 @@ def _how_to_reproduce(runs: Sequence[Run]) -> Iterator[str]:
         yield html.folded("Config", html.element("pre", escape(config)))
         yield html.folded("Environment", html.element("pre", escape(json.dumps(environment, indent=1))))
     yield html.paragraph(f"Made by tinyproto {tinyproto.__version__}.", "quiet")
-
-
-def _alike(runs: Sequence[Run]) -> list[list[Run]]:
-    """Group many runs that differ only in algorithms and seeds and ran on one machine; keep few runs apart."""
-    if len(runs) <= FEW_RUNS:
-        return [[run] for run in runs]
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        config = {key: value for key, value in run.config.items() if key not in ("algorithms", "seeds")}
-        groups.setdefault(json.dumps([run.group, config, run.environment], sort_keys=True), []).append(run)
-    return list(groups.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import yaml
 from safetensors import safe_open
 
 from tinyproto.config.load import completed
-from tinyproto.errors import RunFolderError, one_line
+from tinyproto.errors import RunFolderError
 from tinyproto.tracking.run_folder import how_to_resume, lines_kept, reading, run_folders
 
 CONFIG_KEYS = ("name", "models", "partition", "train", "evaluate", "algorithms", "seeds")
@@ -62,10 +62,6 @@ class Run:
         """Return an algorithm of the config with all its hyper-parameters."""
         found: Mapping[str, Any] = next(entry for entry in self.config["algorithms"] if entry["label"] == label)
         return found
-
-    def result(self, label: str, seed: int) -> Mapping[str, Any] | None:
-        """Return the result of a cell, or None if it is not completed."""
-        return next((one for one in self.results if (one["label"], one["seed"]) == (label, seed)), None)
 
     def prototypes(self, label: str, seed: int) -> PrototypeValues | None:
         """Read a cell's prototypes from prototypes.safetensors; return None if the folder has none."""
@@ -124,7 +120,7 @@ def _with_distinct_names(runs: Sequence[Run]) -> list[Run]:
 
 def read_run(folder: Path) -> Run:
     """Read everything but the prototypes, which are read when they are drawn."""
-    config = _yaml(folder / "config.yaml")
+    config = _config(folder / "config.yaml")
     results = _results(folder, {entry["label"] for entry in config["algorithms"]})
     federation, environment = folder / "federation.json", folder / "environment.json"
     return Run(
@@ -138,68 +134,54 @@ def read_run(folder: Path) -> Run:
     )
 
 
+def _config(file: Path) -> dict[str, Any]:
+    with reading(file):
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    try:
+        for entry in _having(values, CONFIG_KEYS)["algorithms"]:
+            _having(entry, ["label"])
+    except (KeyError, TypeError):
+        raise RunFolderError(f"{file} is not the resolved config of a run; name a run folder") from None
+    return completed(values)
+
+
 def _results(folder: Path, labels: set[str]) -> list[dict[str, Any]]:
     file = folder / "summary.json"
-    results: list[dict[str, Any]] = _json(file, ["results"])["results"] if file.is_file() else []
+    with reading(file):
+        found = _json(file, ["results"])["results"] if file.is_file() else []
+        results = [_having(result, RESULT_KEYS) for result in found]
     if not results:
         raise RunFolderError(f"{folder} has no completed cell yet; resume it with: {how_to_resume(folder)}")
     for result in results:
-        _check(result, RESULT_KEYS, f"a result in {file}")
         if result["label"] not in labels:
             raise RunFolderError(f"{file} has a result of {result['label']!r}, which is not in the config beside it")
     return results
 
 
 def _rounds(file: Path, cells: set[tuple[str, int]]) -> dict[tuple[str, int], list[dict[str, Any]]]:
-    rounds: dict[tuple[str, int], dict[int, dict[str, Any]]] = {cell: {} for cell in cells}
-    for record in _json_lines(file):
-        label, seed, number = record["label"], record["seed"], record["round"]
-        if (label, seed) not in cells:
-            continue
-        if number in rounds[label, seed]:
-            raise RunFolderError(f"{file} has round {number} of {label}, seed {seed}, twice; run it again")
-        rounds[label, seed][number] = record
-    for (label, seed), records in sorted(rounds.items()):
-        if not records:
-            raise RunFolderError(f"{file} has no round of {label}, seed {seed}, although summary.json has its result")
-    return {cell: list(records.values()) for cell, records in rounds.items()}
-
-
-def _yaml(file: Path) -> dict[str, Any]:
+    """Return the records of cells; a last line without an end was cut off when the run was killed."""
+    rounds: dict[tuple[str, int], list[dict[str, Any]]] = {cell: [] for cell in sorted(cells)}
     with reading(file):
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    labelled = isinstance(values, dict) and all(
-        isinstance(entry, dict) and "label" in entry for entry in values.get("algorithms") or [None]
-    )
-    if not labelled or any(key not in values for key in CONFIG_KEYS):
-        raise RunFolderError(f"{file} is not the resolved config of a run; name a run folder")
-    return completed(values)
+        *lines, _rest = lines_kept(file).decode("utf-8").split("\n")
+        records = [_having(json.loads(line), RECORD_KEYS) for line in lines]
+    for record in records:
+        if (record["label"], record["seed"]) in cells:
+            rounds[record["label"], record["seed"]].append(record)
+    for (label, seed), found in rounds.items():
+        if not found:
+            raise RunFolderError(f"{file} has no round of {label}, seed {seed}, although summary.json has its result")
+    return rounds
 
 
 def _json(file: Path, keys: Sequence[str] = ()) -> dict[str, Any]:
     with reading(file):
-        value: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return _check(value, keys, str(file))
+        return _having(json.loads(file.read_text(encoding="utf-8")), keys)
 
 
-def _json_lines(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of complete lines; a last line without an end was cut off when the run was killed."""
-    with reading(file):
-        text = lines_kept(file).decode("utf-8")
-    *lines, _rest = text.split("\n")
-    for number, line in enumerate(lines, 1):
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise RunFolderError(f"{file}, line {number}: {one_line(error)}") from error
-        yield _check(record, RECORD_KEYS, f"{file}, line {number}")
-
-
-def _check(value: dict[str, Any], keys: Sequence[str], where: str) -> dict[str, Any]:
-    """Return the value if it is an object with these keys; raise otherwise."""
+def _having(value: Any, keys: Sequence[str]) -> dict[str, Any]:
+    """Return an object with these keys; raise KeyError if one is missing, TypeError if it is no object."""
     if not isinstance(value, dict):
-        raise RunFolderError(f"{where} is invalid: an object is expected")
-    missing = [key for key in keys if key not in value]
-    if missing:
-        raise RunFolderError(f"{where} is invalid: {missing[0]} is missing")
+        raise TypeError("an object is expected")
+    for key in keys:
+        value[key]
     return value

@@ -72,8 +72,7 @@ class Cell:
 class Series:
     """One algorithm with one choice of hyper-parameters over all its seeds: a row, a curve, a colour."""
 
-    key: str
-    name: str  # within its setting
+    name: str  # within its setting, where no other has it
     title: str  # within its study
     colour: int
     cells: Sequence[Cell]
@@ -115,38 +114,24 @@ class Setting:
         return _joined(self.runs)
 
     def verdict(self) -> list[str]:
-        """Return the verdict, with a sentence if methods have different seeds or runs contradict each other."""
+        """Return the verdict, with a sentence if methods have different seeds."""
         seeds = {series.name: ", ".join(map(str, sorted(series.seeds))) for series in self.series}
         sentences = verdict(self.comparison)
         if len(set(seeds.values())) > 1:
             listed = "; ".join(f"{name} {numbers}" for name, numbers in seeds.items())
             sentences.append(f"Not all methods have the same seeds: {listed}.")
-        return [*sentences, *self._contradictions()]
-
-    def _contradictions(self) -> Iterator[str]:
-        """Report a cell that two runs hold with different results."""
-        for series in self.series:
-            for cell in series.cells:
-                label, seed = cell.result["label"], cell.result["seed"]
-                for run in self.runs:
-                    again = run.result(label, seed)
-                    same = again is not None and run.entry(label) == cell.run.entry(label)
-                    if again is not None and same and again["accuracy"] != cell.result["accuracy"]:
-                        yield (
-                            f"{series.name}, seed {seed}, is in {cell.run.name} and in {run.name} with different "
-                            f"accuracies; {cell.run.name} is shown."
-                        )
+        return sentences
 
     def plain(self) -> dict[str, Any]:
         """Return the setting as JSON values."""
-        labels = {series.key: series.cells[0].result["label"] for series in self.series}
+        labels = {series.name: series.cells[0].result["label"] for series in self.series}
         plain = self.comparison.plain()
         rows = [{**row, "label": labels[row["label"]]} for row in plain["rows"]]
         return {"name": self.name, "verdict": self.verdict(), **plain, "rows": rows}
 
     def row(self, series: Series) -> Row:
         """Return the row of a series."""
-        return next(row for row in self.comparison.rows if row.label == series.key)
+        return next(row for row in self.comparison.rows if row.label == series.name)
 
     def headline_rule(self, series: Series) -> str:
         """Return the rule that a series is read by."""
@@ -215,26 +200,24 @@ def _runs(series: Sequence[Series]) -> list[Run]:
 
 def arrange(runs: Sequence[Run]) -> list[Study]:
     """Group runs into studies, in the order of their first runs."""
-    return [Study(list(_settings(same))) for same in _grouped(runs, _federation)]
+    return [Study(list(_settings(same))) for same in grouped(runs, _federation)]
 
 
 def _settings(runs: Sequence[Run]) -> Iterator[Setting]:
-    groups = _grouped(runs, _setting)
+    groups = grouped(runs, _setting)
     colour = 0
     for group in groups:
         cells = _cells(group)
         names = _names(cells)
         suffix = f", {_joined(group)}" if len(groups) > 1 else ""
         series = [
-            Series(str(colour + index), names[key], names[key] + suffix, colour + index, found)
+            Series(names[key], names[key] + suffix, colour + index, found)
             for index, (key, found) in enumerate(cells.items())
         ]
         colour += len(series)
-        results = [{**cell.result, "label": one.key} for one in series for cell in one.cells]
-        evaluate, titles = group[0].config["evaluate"], {one.key: one.name for one in series}
-        yield Setting(
-            group, series, compare(results, titles, evaluate["rule"], evaluate["statistic"], evaluate["every"])
-        )
+        results = [{**cell.result, "label": one.name} for one in series for cell in one.cells]
+        evaluate = group[0].config["evaluate"]
+        yield Setting(group, series, compare(results, {}, evaluate["rule"], evaluate["statistic"], evaluate["every"]))
 
 
 def _cells(runs: Sequence[Run]) -> dict[tuple[str, str], list[Cell]]:
@@ -281,7 +264,7 @@ def _setting(run: Run) -> dict[str, Any]:
     }
 
 
-def _grouped(runs: Sequence[Run], key: Callable[[Run], Any]) -> list[list[Run]]:
+def grouped(runs: Sequence[Run], key: Callable[[Run], Any]) -> list[list[Run]]:
     """Return runs with equal keys together, in order of first appearance."""
     groups: dict[str, list[Run]] = {}
     for run in runs:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,31 +14,15 @@ import tinyproto
 PACKAGES = ("torch", "numpy", "pydantic", "scikit-learn", "safetensors")
 
 
-def package_versions(names: tuple[str, ...] = PACKAGES) -> dict[str, str | None]:
+def package_versions() -> dict[str, str | None]:
     """Return installed versions by name; None for a missing package."""
     versions: dict[str, str | None] = {}
-    for name in names:
+    for name in PACKAGES:
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             versions[name] = None
     return versions
-
-
-def extras() -> dict[str, list[str]]:
-    """Return every extra of this package, with its packages that are not installed."""
-    missing: dict[str, list[str]] = {}
-    try:
-        requirements = importlib.metadata.requires("tinyproto") or []
-    except importlib.metadata.PackageNotFoundError:  # run from a source folder
-        requirements = []
-    for requirement in requirements:
-        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
-        name = re.match(r"[\w.-]+", requirement)
-        if extra and name:
-            absent = package_versions((name[0],))[name[0]] is None
-            missing.setdefault(extra[1], []).extend([name[0]] if absent else [])
-    return missing
 
 
 def cpu_name() -> str:

@@ -7,6 +7,7 @@ run folder, and on a file system without `flock` its fallback outlives a killed 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -53,25 +54,15 @@ def _take(file: Path, otherwise: TinyProtoError) -> IO[str]:
     while True:
         lock = file.open("w")
         try:
-            _flock(lock)
-            if os.path.samestat(os.fstat(lock.fileno()), file.stat()):
-                return lock
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
             raise otherwise from None
-        except FileNotFoundError:
-            pass
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                lock.close()
+                raise
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock.fileno()), file.stat()):
+                return lock
         lock.close()
-
-
-def _flock(file: IO[str]) -> None:
-    """Lock at once; raise BlockingIOError if another process holds the lock."""
-    try:
-        import fcntl
-    except ImportError:  # a system without such locks
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if isinstance(error, BlockingIOError) or error.errno not in NO_LOCKS:
-            raise

@@ -55,14 +55,13 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path, *, overwrite: bool) -> RunFolder:
         """Create an empty folder; with `overwrite`, replace an existing run. Never delete anything else."""
-        try:
+        folder = cls(path)
+        with folder.writing():
             if path.exists():
-                cls.check_replaceable(path, overwrite)
+                _check_replaceable(path, overwrite)
                 shutil.rmtree(path)
             path.mkdir(parents=True)
-        except OSError as error:
-            raise RunFolderError(f"cannot write the run folder {path}: {error.strerror or error}") from error
-        return cls(path)
+        return folder
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -138,21 +137,6 @@ class RunFolder:
         lines = [json.loads(line) for line in text.splitlines()]
         return [line for line in lines if identity.items() <= line.items()]
 
-    @staticmethod
-    def check_replaceable(path: Path, overwrite: bool) -> None:
-        """Raise RunFolderError unless this is an existing run that may be replaced."""
-        if not overwrite:
-            raise RunFolderError(
-                f"{path} exists already; use --overwrite to replace it, name=NEW or --runs DIR for another folder, "
-                f"or `{how_to_resume(path)}` to resume it"
-            )
-        names = {entry.name for entry in path.iterdir()} if path.is_dir() else {path.name}
-        known = names <= FILES | {_partial(name) for name in FILES}
-        config = path / "config.yaml"
-        begun = config.is_file() and config.read_bytes().startswith(b"schema_version:")
-        if names and not (known and (begun or names == {_partial("config.yaml")})):
-            raise RunFolderError(f"{path} is not a run folder and is not overwritten; choose another name")
-
     def write_config(self, resolved: dict[str, Any]) -> None:
         """Write the config with everything decided; running it again repeats the run."""
         self._write("config.yaml", yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True))
@@ -218,50 +202,19 @@ def reading(file: Path) -> Iterator[Path]:
         raise RunFolderError(f"{file} cannot be read: {one_line(error)}") from error
 
 
-class NewRun:
-    """A new run folder, removed on leaving unless it is kept; until then, the run that it replaces lies beside it.
-
-    After a kill in between, the replaced run is in `.NAME.before`; the next start restores it.
-    """
-
-    def __init__(self, path: Path, *, overwrite: bool) -> None:
-        self.folder = RunFolder(path)
-        self._before = path.with_name(f".{path.name}.before")
-        self._overwrite = overwrite
-        self._kept = False
-
-    def __enter__(self) -> NewRun:
-        path = self.folder.path
-        with self.folder.writing():
-            if self._before.exists() and not path.exists():
-                self._before.rename(path)
-            if path.exists():
-                RunFolder.check_replaceable(path, self._overwrite)
-                _remove(self._before)
-                path.rename(self._before)
-            path.mkdir(parents=True)
-        return self
-
-    def keep(self) -> None:
-        """Keep the new run and remove the one it replaces."""
-        self._kept = True
-        with self.folder.writing():
-            _remove(self._before)
-
-    def __exit__(self, *_: object) -> None:
-        if self._kept:
-            return
-        with self.folder.writing():
-            _remove(self.folder.path)
-            if self._before.exists():
-                self._before.rename(self.folder.path)
-
-
-def _remove(path: Path) -> None:
-    if path.is_symlink():  # such as a run that is stored elsewhere, which stays
-        path.unlink()
-    elif path.exists():
-        shutil.rmtree(path)
+def _check_replaceable(path: Path, overwrite: bool) -> None:
+    """Raise RunFolderError unless this is an existing run that may be replaced."""
+    if not overwrite:
+        raise RunFolderError(
+            f"{path} exists already; use --overwrite to replace it, name=NEW or --runs DIR for another folder, "
+            f"or `{how_to_resume(path)}` to resume it"
+        )
+    names = {entry.name for entry in path.iterdir()} if path.is_dir() else {path.name}
+    known = names <= FILES | {_partial(name) for name in FILES}
+    config = path / "config.yaml"
+    begun = config.is_file() and config.read_bytes().startswith(b"schema_version:")
+    if names and not (known and (begun or names == {_partial("config.yaml")})):
+        raise RunFolderError(f"{path} is not a run folder and is not overwritten; choose another name")
 
 
 def append_atomic(file: FileIO, data: bytes) -> None:

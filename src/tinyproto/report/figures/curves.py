@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from tinyproto.report import svg
 from tinyproto.report.compare import RULE_NAMES, better_rule
-from tinyproto.report.figures import Figure, Value
+from tinyproto.report.figures import Figure
 from tinyproto.report.studies import Series, Setting, Study
 from tinyproto.report.svg import BOTTOM, LEFT, RIGHT, TOP, LegendEntry, Linear, Logarithmic, Scale, stroke
 from tinyproto.report.words import counted, percent, size
@@ -137,7 +137,14 @@ def accuracy_over_bytes(study: Study, slug: str) -> Figure | None:
         columns=(
             "method", "rule", "seed", "rounds_trained", "payload_bytes", "wire_bytes", "evaluation_bytes", "accuracy",
         ),
-        rows=[row for method in methods for row in _rows(method)],
+        rows=[
+            [
+                method.series.title, method.rule, seed, point.rounds, point.payload_bytes, point.wire_bytes,
+                point.evaluation_bytes, accuracy,
+            ]
+            for method in methods
+            for seed, point, accuracy in method.series.evaluations(method.rule)
+        ],
     )  # fmt: skip
 
 
@@ -195,13 +202,3 @@ def _describe_methods(methods: Sequence[Bought], front: Sequence[Bought]) -> str
     )
     names = ", ".join(method.series.title for method in front)
     return f"Accuracy against payload bytes, logarithmic. {listed}. On the Pareto front: {names}."
-
-
-def _rows(method: Bought) -> list[list[Value]]:
-    return [
-        [
-            method.series.title, method.rule, seed, point.rounds, point.payload_bytes, point.wire_bytes,
-            point.evaluation_bytes, accuracy,
-        ]
-        for seed, point, accuracy in method.series.evaluations(method.rule)
-    ]  # fmt: skip

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,17 +32,6 @@ class DeadUnits:
 
     local: float | None  # None if there is no prototype
     global_: float | None
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Prototypes drawn below each other."""
-
-    kind: str
-    title: str
-    names: list[str]
-    values: NDArray[np.float32]  # (rows, d)
-    present: NDArray[np.bool_]  # (rows,)
 
 
 def choose(values: PrototypeValues, wanted: Shown) -> tuple[int, int]:
@@ -80,56 +69,53 @@ def prototype_figures(series: Series, values: PrototypeValues, wanted: Shown, sl
         over_clients.append("G")
         held = np.concatenate([held, values.global_[class_, None]])
         held_present = np.append(held_present, values.global_present[class_])
-    selections = [
-        _Rows("class", f"class {class_} over clients", over_clients, held, held_present),
-        _Rows(
-            "client", f"client {client} over classes", over_classes, values.local[client], values.local_present[client]
-        ),
-    ]
+    yield _figure(series, f"{slug}-class", f"class {class_} over clients", over_clients, held, held_present)
+    held, held_present = values.local[client], values.local_present[client]
+    yield _figure(series, f"{slug}-client", f"client {client} over classes", over_classes, held, held_present)
     if values.global_ is not None and values.global_present is not None:
-        selections.append(_Rows("global", "global, over classes", over_classes, values.global_, values.global_present))
-    for rows in selections:
-        yield _figure(series, rows, f"{slug}-{rows.kind}")
+        held, held_present = values.global_, values.global_present
+        yield _figure(series, f"{slug}-global", "global, over classes", over_classes, held, held_present)
 
 
-def _figure(series: Series, rows: _Rows, slug: str) -> Figure:
-    known = rows.values[rows.present]
+def _figure(
+    series: Series, slug: str, title: str, names: Sequence[str], values: NDArray[np.float32],
+    present: NDArray[np.bool_],
+) -> Figure:  # fmt: skip
+    """Draw prototypes (rows, d) below each other; `present` (rows,) has those that exist."""
+    width = values.shape[1]
+    known = values[present]
     largest = float(np.abs(known).max()) if known.size else 0.0
-    original = _matrix(rows, rows.values, largest, f"{rows.title}: original, up to {largest:.3g}")
+    original = heatmap.Matrix(
+        values=values,
+        present=np.broadcast_to(present[:, None], values.shape),
+        row_names=names,
+        column_names=[str(unit) for unit in range(width)],
+        column_title="unit",
+        low=0.0,
+        high=largest,
+        title=f"{title}: original, up to {largest:.3g}",
+        tallest_row=10.0,
+    )
     dead = _zeros(known)
     negative = f", {100 * float((known < 0).mean()):.0f} % negative" if (known < 0).any() else ""
     zero = "held by no client" if dead is None else f"{100 * dead:.0f} % zero{negative}"
-    binary = _matrix(rows, (rows.values > 0).astype(np.float32), 1.0, f"{rows.title}: binary, {zero}")
+    positive = (values > 0).astype(np.float32)
+    binary = replace(original, values=positive, high=1.0, title=f"{title}: binary, {zero}")
     parts = heatmap.draw(original) + heatmap.draw(binary, original.height + 4)
-    width = rows.values.shape[1]
     in_words = "All are missing." if dead is None else f"{100 * dead:.1f} % of the entries are zero."
     return Figure(
         slug=slug,
-        title=f"{series.title}: {rows.title}",
+        title=f"{series.title}: {title}",
         caption="",
         alternative=(
-            f"Two heatmaps of {int(rows.present.sum())} prototypes with {width} entries each ({rows.title}): "
+            f"Two heatmaps of {int(present.sum())} prototypes with {width} entries each ({title}): "
             f"original values above, positive or not below. {in_words}"
         ),
-        svg=svg.figure(original.height + binary.height + 4, parts, f"Prototypes of {series.title}, {rows.title}"),
+        svg=svg.figure(original.height + binary.height + 4, parts, f"Prototypes of {series.title}, {title}"),
         columns=("row", *(f"unit_{unit}" for unit in range(width))),
         rows=[
-            [name, *[float(f"{value:.4g}") for value in values.tolist()]]
-            for name, values, present in zip(rows.names, rows.values, rows.present, strict=True)
-            if present
+            [name, *[float(f"{value:.4g}") for value in row.tolist()]]
+            for name, row, exists in zip(names, values, present, strict=True)
+            if exists
         ],
-    )
-
-
-def _matrix(rows: _Rows, values: NDArray[np.float32], high: float, title: str) -> heatmap.Matrix:
-    return heatmap.Matrix(
-        values=values,
-        present=np.broadcast_to(rows.present[:, None], values.shape),
-        row_names=rows.names,
-        column_names=[str(unit) for unit in range(values.shape[1])],
-        column_title="unit",
-        low=0.0,
-        high=high,
-        title=title,
-        tallest_row=10.0,
     )
