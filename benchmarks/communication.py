@@ -27,7 +27,7 @@ from tinyproto.algorithms.input_means import InputMeansHyper, group_means
 from tinyproto.config.load import parse_config
 from tinyproto.core.streams import Streams
 from tinyproto.data.images import FederatedData, Images
-from tinyproto.data.partition import Partition, Share
+from tinyproto.data.partition import Partition, PartitionKind, Share
 from tinyproto.data.sources import load
 from tinyproto.errors import TinyProtoError
 from tinyproto.experiment import Experiment
@@ -170,8 +170,10 @@ def train(case: Case, root: Path | None = None) -> dict[str, Any]:
     if setting.samples is not None:
         shares = few_samples(labels, setting.samples, case.seed)
     else:
-        kind, alpha = ("iid", 1.0) if setting.alpha is None else ("dirichlet", setting.alpha)
-        drawn = Partition(kind, CLIENTS, alpha, seed=case.seed + 1, min_samples=data.min_samples)
+        kind: PartitionKind = "iid" if setting.alpha is None else "dirichlet"
+        drawn = Partition(
+            kind, CLIENTS, setting.alpha or 1.0, seed=case.seed + 1, min_samples=data.min_samples
+        )  # fmt: skip
         shares = drawn.shares(labels)
     if setting.noise:
         images = with_noise(images, shares, setting.noise, case.seed)

@@ -58,7 +58,7 @@ def config_of(case: Case, folder: Path) -> dict[str, Any]:
     method: Any = case.method
     if case.method in FACTORS:
         method = {"name": "anchors", "length": FACTORS[case.method] * longest_prototype(dim, CPS_DIM, PROTO_WEIGHT)}
-    common = {"name": "networks", "models": models, "algorithms": [method], "seeds": [case.seed]}
+    common: dict[str, Any] = {"name": "networks", "models": models, "algorithms": [method], "seeds": [case.seed]}
     common["prototypes"] = {"dim": dim, "cps_dim": CPS_DIM}
     train = {"rounds": case.rounds, "batch_size": 16, "workers": 1}
     if case.dataset == "digits":

@@ -160,7 +160,7 @@ class InputMeansServer:
         new = torch.arange(len(state["labels"])) >= seen
         new &= state["senders"] != client.id
         labels, means = state["labels"][new], state["means"][new]
-        tensors = {str(label): means[labels == label] for label in labels.unique().tolist()}
+        tensors = {str(label): means[labels == label] for label in sorted(set(labels.tolist()))}
         return Message(tensors=tensors, metrics={KNOWN: float((state["senders"] == client.id).sum())})
 
     def aggregate(

@@ -11,7 +11,7 @@ import torch
 
 import tinyproto
 from tinyproto.cli.terminal import Output, facts_table, plain_table
-from tinyproto.data.sources import SOURCES
+from tinyproto.data.sources import SOURCES, locate
 from tinyproto.models import NETWORKS, PUBLISHED, ModelShape, build_model
 from tinyproto.models.build import SMALL_IMAGES
 from tinyproto.models.count import measure
@@ -31,7 +31,7 @@ def examine(output: Output) -> None:
         "cpu": f"{cpu_name()}, {os.cpu_count()} cores",
         "threads": f"torch uses {threads}; a simulation uses 1, so that results on a CPU are reproducible bit for bit",
         "devices": ", ".join(devices()),
-        **{f"data {name}": source.locate(None) for name, source in SOURCES.items()},
+        **{f"data {name}": locate(name) for name in SOURCES},
     }
     if output.wants_json:
         output.result(found)

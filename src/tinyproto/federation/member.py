@@ -148,6 +148,14 @@ class Member:
             except WireError as error:
                 raise Refusal("frame", str(error)) from error
 
+    def next_round(self, federation: str) -> int:
+        """Return the first round of a federation that the client has not completed; 1 before it has begun."""
+        files = self._files(federation)
+        with files.locked():
+            saved = files.load(self.join.model)
+        trained = () if saved is None else (number for number, kind in saved.replies if kind is Kind.TRAIN)
+        return max(trained, default=0) + 1
+
     def _answer(self, files: MemberFiles, terms: Terms, setup: Setup, frame: bytes) -> bytes:
         asked, _ = unpack(frame)
         saved = files.load(self.join.model)
