@@ -8,8 +8,9 @@ from typing import cast
 
 import pytest
 
+from tinyproto.cli.device import JoinOptions
 from tinyproto.cli.interrupt import StopOnInterrupt
-from tinyproto.cli.join import ClientSession, JoinOptions
+from tinyproto.cli.join import ClientSession
 from tinyproto.cli.terminal import Output
 from tinyproto.federation.flower.connection import Relay
 from tinyproto.federation.keys import ClientKeys, make_keys

@@ -21,6 +21,7 @@ pytest.importorskip("flwr")
 from support_federation import Federation, Running, eventually
 from support_join import make_session, only_waiting_takes_time
 from tinyproto.cli import join as join_verb
+from tinyproto.cli.device import _locked
 from tinyproto.errors import FederationError
 from tinyproto.federation.flower.connection import BLIP_SECONDS, AwayError, TurnedAwayError
 from tinyproto.federation.flower.processes import SuperNode, why_it_ended
@@ -307,7 +308,7 @@ def test_a_client_s_folder_is_its_owner_s_alone(tmp_path: Path) -> None:
     for folder in (tmp_path / "new" / "client", tmp_path / "old"):
         if folder.name == "old":
             folder.mkdir(mode=0o755)
-        with join_verb._locked(folder):
+        with _locked(folder):
             assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from tinyproto.builder import resolve_device
+from tinyproto.cli.device import JoinOptions, naming, prepared
 from tinyproto.cli.interrupt import StopOnInterrupt
-from tinyproto.cli.progress import LoadingBar
 from tinyproto.cli.terminal import Output
-from tinyproto.config import load_config
-from tinyproto.errors import ConfigError, DataError, FederationError, Interrupted, TinyProtoError
-from tinyproto.federation.client_data import ClientDataSection, ShareSection, read_samples
+from tinyproto.errors import FederationError, Interrupted
 from tinyproto.federation.flower.connection import AwayError, Relay, TurnedAwayError, Watch, reach
 from tinyproto.federation.flower.processes import SuperNode, split_address, why_it_ended
 from tinyproto.federation.journal import Follower
-from tinyproto.federation.keys import ClientKeys, writing
-from tinyproto.federation.member import JoinFile
+from tinyproto.federation.keys import ClientKeys
 from tinyproto.federation.refusals import ADVICE, NEEDS_A_RESTART, REMEDIES
-from tinyproto.models import find_model
 from tinyproto.report.words import counted, size
-from tinyproto.tracking.lock import locked
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0
 STEADY_SECONDS = 60.0
@@ -44,37 +36,18 @@ PATIENCE_SECONDS = 150.0
 """Longest time of retries while the coordinator rejects the key; after a kill -9 it is free within about a minute."""
 
 
-@dataclass(frozen=True)
-class JoinOptions:
-    """The command line of `tinyproto join`."""
-
-    client: int
-    keys: Path
-    data: Path | None
-    share: Path | None
-    image_size: int | None
-    model: str
-    device: str
-    folder: Path
-
-
 def join_federation(server: str, options: JoinOptions, output: Output) -> None:
     """Run a client of the federation at this address, which may start later than the client."""
     address = split_address(server, "--server")
-    with _naming(options.client):
+    with naming(options.client):
         keys = ClientKeys.open(options.keys)
-        join = join_file(options)
-        _check(options, join, output)
-    with _naming(options.client), _locked(options.folder):
-        with writing(options.folder):
-            (options.folder / "join.json").write_text(join.model_dump_json(indent=1), encoding="utf-8")
-        with StopOnInterrupt(signal.SIGTERM, signal.SIGHUP) as stop:
-            relay = Relay(address, options.folder / "socket.json")
-            session = ClientSession(options, address, server, keys, relay, stop, output)
-            try:
-                rounds = session.run()
-            finally:
-                relay.close()
+    with prepared(options, output), StopOnInterrupt(signal.SIGTERM, signal.SIGHUP) as stop:
+        relay = Relay(address, options.folder / "socket.json")
+        session = ClientSession(options, address, server, keys, relay, stop, output)
+        try:
+            rounds = session.run()
+        finally:
+            relay.close()
     if rounds is None:
         raise Interrupted(
             f"the state of client {options.client} is in {options.folder}; run the same command to continue"
@@ -262,60 +235,3 @@ def _words(event: dict[str, Any]) -> str:
             remedy = REMEDIES.get(str(event.get("code")))
             return f"refused: {event['reason']}{f'; {remedy}' if remedy else ''}"
     return f"failed: {str(event.get('reason', event)).strip().splitlines()[-1]}"
-
-
-@contextmanager
-def _naming(client: int) -> Iterator[None]:
-    """Start every error with the client's number."""
-    try:
-        yield
-    except Interrupted:
-        raise
-    except TinyProtoError as error:
-        raise FederationError(f"client {client}: {error}") from error
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Create the client's private folder and lock it: two clients in one folder would damage each other's state."""
-    with writing(folder):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with suppress(PermissionError):  # it belongs to another user
-            folder.chmod(0o700)
-    words = (
-        f"another process is the client in {folder}; stop it first, or join as another client, with its own "
-        "--client-id, --keys and --folder"
-    )
-    with locked(folder / ".lock", FederationError(words)):
-        yield
-
-
-def join_file(options: JoinOptions) -> JoinFile:
-    """Return the command line as `join.json`; raise ConfigError if its options contradict each other."""
-    if (options.data is None) == (options.share is None):
-        raise ConfigError("give either --data, the client's samples, or --share, a config that splits a dataset")
-    if options.share is not None:
-        if options.image_size is not None:
-            raise ConfigError(f"--image-size goes with --data; for --share set data.image_size in {options.share}")
-        model = load_config(options.share, []).model
-        data = ClientDataSection(share=ShareSection(data=model.data, partition=model.partition))
-    else:
-        assert options.data is not None
-        if not options.data.exists():
-            raise ConfigError(f"--data: {options.data} does not exist")
-        if options.image_size is not None and not options.data.is_dir():
-            raise ConfigError(f"--image-size is for a folder of images, and {options.data} is a file")
-        data = ClientDataSection(path=str(options.data.resolve()), image_size=options.image_size)
-    return JoinFile(data=data, model=options.model, device=options.device)
-
-
-def _check(options: JoinOptions, join: JoinFile, output: Output) -> None:
-    """Check device, network and data before connecting; the terms are checked when they arrive."""
-    resolve_device(options.device, "--device")
-    find_model(options.model)
-    with LoadingBar(output.console) as bar:
-        try:
-            read_samples(join.data, options.client, bar)
-        except DataError as error:
-            words = str(error) if options.share else str(error).replace("set data.image_size", "give --image-size")
-            raise DataError(f"{'--share' if options.share else '--data'}: {words}") from error

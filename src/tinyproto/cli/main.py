@@ -247,9 +247,19 @@ def serve(
 
 @app.command()
 def join(
-    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="The coordinator's address.")],
     client_id: Annotated[int, typer.Option(min=0, metavar="N", help="The number of this client.")],
     model: Annotated[str, typer.Option(metavar="NAME", help="The network: a registered name, or package.module:name.")],
+    server: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="The coordinator's address.", show_default=False)
+    ] = None,
+    offline: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CONFIG",
+            help="Instead of --server: train alone by this config, with `anchors` or `local`.",
+            show_default=False,
+        ),
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -297,18 +307,27 @@ def join(
 
     - tinyproto join --server coordinator.example.org:8443 --client-id 0 --data images --model small_cnn_a
     - tinyproto join --server localhost:8443 --client-id 1 --share federation --model small_cnn_b
+    - tinyproto join --offline anchors.yaml --client-id 0 --data images --model small_cnn_a
     """
+    from tinyproto.cli.device import JoinOptions, train_alone
     from tinyproto.federation.flower import require_flower
 
-    require_flower()
-    from tinyproto.cli.join import JoinOptions, join_federation
+    if (server is None) == (offline is None):
+        raise ConfigError("give either --server, the coordinator's address, or --offline, a config to train by alone")
 
     options = JoinOptions(
         client_id, keys or Path("keys") / f"client-{client_id}", data, share, image_size, model, device,
         folder or Path("clients") / f"client-{client_id}",
     )  # fmt: skip
+    output = Output(json=json, quiet=quiet)
     try:
-        join_federation(server, options, Output(json=json, quiet=quiet))
+        if offline is not None:
+            train_alone(offline, options, output)
+        if server is not None:
+            require_flower()
+            from tinyproto.cli.join import join_federation
+
+            join_federation(server, options, output)
     except KeyboardInterrupt:
         raise Interrupted(f"client {client_id} resumes with the same command") from None
 

@@ -16,8 +16,8 @@ from tinyproto.config import Config, load_config
 from tinyproto.errors import ConfigError, FederationError, Interrupted
 from tinyproto.federation.flower.gate import Gate, OpenGate, listening
 from tinyproto.federation.flower.processes import SuperLink, split_address
-from tinyproto.federation.journal import Follower, Journal
-from tinyproto.federation.keys import ServerKeys, make_keys, writing
+from tinyproto.federation.journal import Follower, Journal, writing
+from tinyproto.federation.keys import ServerKeys, make_keys
 from tinyproto.federation.terms import ServeFile, agree, members, new_token, offered_terms
 from tinyproto.report.words import counted
 from tinyproto.tracking.lock import alone_in

@@ -1,16 +1,30 @@
-"""`progress.jsonl`: the events of a federation, one JSON object a line, for people and for progress displays."""
+"""`progress.jsonl`: the events of a federation, one JSON object a line, for people and for progress displays.
+
+`writing` serves whatever else a federation writes.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tinyproto.errors import FederationError
 from tinyproto.tracking.run_folder import append_atomic
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turn errors of the disk into a FederationError that names the folder."""
+    try:
+        yield
+    except OSError as error:
+        raise FederationError(f"cannot write to {folder}: {error.strerror or error}") from error
 
 
 class Journal:

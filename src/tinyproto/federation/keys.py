@@ -15,7 +15,7 @@ import ipaddress
 import os
 import re
 import ssl
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tinyproto.errors import FederationError
+from tinyproto.federation.journal import writing
 from tinyproto.tracking.run_folder import write_atomic
 
 ALWAYS = ("localhost", "127.0.0.1")
@@ -365,12 +366,3 @@ def public_pem(file: Path) -> bytes:
 def _write(file: Path, text: str, mode: int = 0o666) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(file, text, mode)
-
-
-@contextlib.contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Turn errors of the disk into a FederationError that names the folder."""
-    try:
-        yield
-    except OSError as error:
-        raise FederationError(f"cannot write to {folder}: {error.strerror or error}") from error

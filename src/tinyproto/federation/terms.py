@@ -99,6 +99,8 @@ def offered_terms(config: Config, token: str) -> Terms:
             "a federation runs one algorithm with one seed; choose them, for example "
             f"algorithms=[{config.algorithms[0].reference}] seeds=[{model.seeds[0]}]"
         )
+    if model.evaluate.scope != "own":
+        raise ConfigError(f"evaluate.scope={model.evaluate.scope} needs all clients' test samples; simulate it instead")
     (entry,) = config.algorithms
     hyper = asdict(entry.hyper)
     num_classes, input_shape = _sizes(config)

@@ -21,7 +21,8 @@ from typing import Any
 from tinyproto.errors import FederationError
 from tinyproto.federation.flower import leash, not_installed
 from tinyproto.federation.flower.connection import AwayError, TurnedAwayError
-from tinyproto.federation.keys import ClientKeys, ServerKeys, writing
+from tinyproto.federation.journal import writing
+from tinyproto.federation.keys import ClientKeys, ServerKeys
 
 START_SECONDS = 60.0
 """Time for a SuperLink to answer; it takes 3 s on an idle machine."""

@@ -1,0 +1,126 @@
+"""A client's command line, whatever carries its messages, and `tinyproto join --offline`, which needs nothing to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tinyproto.builder import resolve_device
+from tinyproto.cli.progress import LoadingBar
+from tinyproto.cli.terminal import Output
+from tinyproto.config import load_config
+from tinyproto.engine.measure import RULES
+from tinyproto.engine.round import RoundRecord
+from tinyproto.errors import ConfigError, DataError, FederationError, Interrupted, TinyProtoError
+from tinyproto.federation.client_data import ClientDataSection, ShareSection, read_samples
+from tinyproto.federation.journal import writing
+from tinyproto.federation.member import JoinFile
+from tinyproto.federation.offline import train_offline
+from tinyproto.models import find_model
+from tinyproto.report.words import counted, percent
+from tinyproto.tracking.lock import locked
+
+
+@dataclass(frozen=True)
+class JoinOptions:
+    """The command line of `tinyproto join`."""
+
+    client: int
+    keys: Path
+    data: Path | None
+    share: Path | None
+    image_size: int | None
+    model: str
+    device: str
+    folder: Path
+
+
+def train_alone(config: Path, options: JoinOptions, output: Output) -> None:
+    """Train the client on this device by a config, without a coordinator; print its accuracy before each round."""
+    record: RoundRecord | None = None
+    loaded = load_config(config, [])
+    with prepared(options, output):
+        for record in train_offline(options.folder, options.client, loaded):
+            done = counted(record.round - 1, "round")
+            output.say(f"client {options.client}: after {done}: {_accuracies(record)}")
+    rounds = counted(loaded.model.train.rounds, "round")
+    output.say(f"client {options.client}: {rounds} are complete; its state is in {options.folder}")
+    accuracy = {} if record is None else dict(record.accuracy)
+    output.result({"client": options.client, "folder": str(options.folder), "accuracy": accuracy})
+
+
+def _accuracies(record: RoundRecord) -> str:
+    """Return the accuracy by each rule before this round's training."""
+    known = [(rule, found) for rule in RULES if (found := record.accuracy[rule]) is not None]
+    return ", ".join(f"{rule} {percent(found)}" for rule, found in known) or "no test samples"
+
+
+@contextmanager
+def naming(client: int) -> Iterator[None]:
+    """Start every error with the client's number."""
+    try:
+        yield
+    except Interrupted:
+        raise
+    except TinyProtoError as error:
+        raise FederationError(f"client {client}: {error}") from error
+
+
+@contextmanager
+def prepared(options: JoinOptions, output: Output) -> Iterator[None]:
+    """Check data, network and device; lock the client's folder and write its join.json for as long as this is open."""
+    with naming(options.client):
+        join = join_file(options)
+        _check(options, join, output)
+        with _locked(options.folder):
+            with writing(options.folder):
+                (options.folder / "join.json").write_text(join.model_dump_json(indent=1), encoding="utf-8")
+            yield
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Create the client's private folder and lock it: two clients in one folder would damage each other's state."""
+    with writing(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with suppress(PermissionError):  # it belongs to another user
+            folder.chmod(0o700)
+    words = (
+        f"another process is the client in {folder}; stop it first, or join as another client, with its own "
+        "--client-id, --keys and --folder"
+    )
+    with locked(folder / ".lock", FederationError(words)):
+        yield
+
+
+def join_file(options: JoinOptions) -> JoinFile:
+    """Return the command line as `join.json`; raise ConfigError if its options contradict each other."""
+    if (options.data is None) == (options.share is None):
+        raise ConfigError("give either --data, the client's samples, or --share, a config that splits a dataset")
+    if options.share is not None:
+        if options.image_size is not None:
+            raise ConfigError(f"--image-size goes with --data; for --share set data.image_size in {options.share}")
+        model = load_config(options.share, []).model
+        data = ClientDataSection(share=ShareSection(data=model.data, partition=model.partition))
+    else:
+        assert options.data is not None
+        if not options.data.exists():
+            raise ConfigError(f"--data: {options.data} does not exist")
+        if options.image_size is not None and not options.data.is_dir():
+            raise ConfigError(f"--image-size is for a folder of images, and {options.data} is a file")
+        data = ClientDataSection(path=str(options.data.resolve()), image_size=options.image_size)
+    return JoinFile(data=data, model=options.model, device=options.device)
+
+
+def _check(options: JoinOptions, join: JoinFile, output: Output) -> None:
+    """Check device, network and data before anything starts; the terms are checked when they arrive."""
+    resolve_device(options.device, "--device")
+    find_model(options.model)
+    with LoadingBar(output.console) as bar:
+        try:
+            read_samples(join.data, options.client, bar)
+        except DataError as error:
+            words = str(error) if options.share else str(error).replace("set data.image_size", "give --image-size")
+            raise DataError(f"{'--share' if options.share else '--data'}: {words}") from error
