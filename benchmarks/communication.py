@@ -54,6 +54,8 @@ METHODS: Mapping[str, Any] = {
     "input_means": MEANS,
     "input_means, all classes": {**MEANS, "classes": "all"},
     "input_means, no anchors": {**MEANS, "proto_weight": 0.0},
+    "input_means, groups of 1": {**MEANS, "group_size": 1},
+    "input_means, groups of 5": {**MEANS, "group_size": 5},
     NEAREST: None,
 }
 """An entry of a config's `algorithms:` for each method."""
@@ -300,6 +302,35 @@ def _cell(results: Sequence[Mapping[str, Any]], setting: str) -> str:
     return f"{fmean(values):.1f}{spread}"
 
 
+def membership(data: Data, root: Path | None, group_size: int, seed: int) -> float:
+    """Return how well a sample's distance to the nearest mean of a client tells if the client trained on it.
+
+    All whole groups are sent. It is the area under the ROC curve over training and test samples of a client, mean over
+    clients: 0.5 tells nothing, 1 tells everything.
+    """
+    images = read(data, root)
+    shares = Partition("dirichlet", CLIENTS, 10.0, seed=seed + 1, min_samples=data.min_samples).shares(
+        images.labels.numpy()
+    )
+    federation, hyper = FederatedData(images, shares), InputMeansHyper(group_size=group_size, means_per_class=1000)
+    found = []
+    for client in range(CLIENTS):
+        draws = Streams(seed).generator("input means", client=client)
+        means = group_means(federation.train(client), images.num_classes, hyper, draws)
+        scores: list[Tensor] = []
+        for samples in (federation.train(client), federation.test(client)):
+            distances = [
+                torch.cdist(samples.inputs[samples.labels == int(label)].flatten(1).float(), values).min(1).values
+                for label, values in means.items()
+            ]
+            scores.append(torch.cat(distances) if distances else torch.zeros(0))
+        inside, outside = scores
+        if len(inside) and len(outside):
+            closer = (inside.unsqueeze(1) < outside).double() + 0.5 * (inside.unsqueeze(1) == outside).double()
+            found.append(float(closer.mean()))
+    return fmean(found) if found else 0.5
+
+
 class Train:
     """`train` with the folder of the data, in a form that other processes can call."""
 
@@ -321,7 +352,13 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--membership", action="store_true", help="print what means tell of their samples, and end")
     asked = parser.parse_args(arguments)
+    if asked.membership:
+        for size in (1, 2, 3, 5, 10):
+            areas = [membership(DATASETS[asked.data], asked.root, size, seed) for seed in asked.seeds]
+            print(json.dumps({"data": asked.data, "group_size": size, "seeds": asked.seeds, "area": areas}))
+        return
     wanted = [
         Case(asked.data, setting, method, seed)
         for seed in asked.seeds
