@@ -1,0 +1,157 @@
+"""FedSA: clients learn towards semantic anchors, one per class, drawn before round 1 and moved slowly by the server.
+
+Yanbing Zhou et al., "FedSA: A Unified Representation Learning via Semantic Anchors for Prototype-based Federated
+Learning", AAAI 2025, arXiv 2501.05496. A client pulls features to their anchor and away from the others by a margin
+(RMCL), and trains its head on the anchors as well (classifier calibration, CC).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, Client, FederationSpec, not_negative
+from tinyproto.algorithms.fedproto import FedProtoHyper, StreamingServer, prototype_algorithm, stored_rows
+from tinyproto.algorithms.fedtgp import pairwise_distances
+from tinyproto.algorithms.streaming import Gathered
+from tinyproto.algorithms.tinyproto_fp import TinyProtoClient
+from tinyproto.algorithms.tinyproto_hyper import OptionalCPSHyper
+from tinyproto.core import cps
+from tinyproto.core.prototypes import REGULARISERS, Message, Prototypes
+from tinyproto.core.streams import Streams, global_randomness
+from tinyproto.core.task import Batch, Loss, State, Step
+from tinyproto.models.split import Output, SplitModel
+
+ABSENT = 1e9
+"""Added to the distance from an anchor that a client does not have, so that it is no candidate."""
+
+
+@dataclass(frozen=True)
+class FedSAHyper(OptionalCPSHyper, FedProtoHyper):
+    """FedProto's hyper-parameters, the weights of the other two terms, and how fast anchors move."""
+
+    contrast_weight: Annotated[float, "of the contrastive term with a margin; 0 or more"] = 1.0
+    calibration_weight: Annotated[float, "of the head's cross-entropy on the anchors; 0 or more"] = 1.0
+    anchor_decay: Annotated[float, "α: new anchor = α · anchor + (1 − α) · mean of the prototypes; 0 to 1"] = 0.9999
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        FedProtoHyper.__post_init__(self)
+        not_negative(contrast_weight=self.contrast_weight, calibration_weight=self.calibration_weight)
+        if not 0 <= self.anchor_decay <= 1:
+            raise ValueError(f"anchor_decay must be between 0 and 1, not {self.anchor_decay}")
+
+
+def drawn_anchors(num_classes: int, dim: int, streams: Streams) -> Tensor:
+    """Return the first anchors (K, d): Gaussian rows through a random, untrained projection.
+
+    It is Linear, standardisation over the classes and ReLU, twice. One class alone has nothing to be standardised by.
+    """
+    with global_randomness(streams.derive("semantic anchors")), torch.no_grad():
+        rows = torch.randn(num_classes, dim)
+        for _ in range(2):
+            rows = nn.Linear(dim, dim)(rows)
+            if num_classes > 1:
+                rows = (rows - rows.mean(0)) / (rows.var(0, unbiased=False) + 1e-5).sqrt()
+            rows = rows.relu()
+    return rows
+
+
+def mean_gap(rows: Prototypes) -> Tensor:
+    """Return the mean over the classes present of the distance to the nearest other one; 0 if fewer than two are."""
+    values, present = rows
+    distances = torch.cdist(values, values, compute_mode="donot_use_mm_for_euclid_dist")
+    pairs = present & present.unsqueeze(1) & ~torch.eye(len(present), dtype=torch.bool, device=present.device)
+    nearest = distances.masked_fill(~pairs, torch.inf).min(1).values
+    nearest = torch.where(pairs.any(1), nearest, torch.zeros_like(nearest))
+    return nearest.sum() / present.sum().clamp_min(1)
+
+
+def contrast(features: Tensor, labels: Tensor, anchors: Prototypes, margin: Tensor) -> Tensor:
+    """Return the cross-entropy over −distance to each anchor, with the margin on the true class; 0 without its anchor.
+
+    This is the margin-enhanced contrastive term of the paper's anchor-based regularisation.
+    """
+    distances = pairwise_distances(features, anchors.values)  # (B, K)
+    own = functional.one_hot(labels, len(anchors.present)).to(distances.dtype)
+    scores = -(distances + margin * own + ABSENT * (~anchors.present).to(distances.dtype))
+    losses = functional.cross_entropy(scores, labels, reduction="none")
+    return torch.where(anchors.present[labels], losses, torch.zeros_like(losses)).mean()
+
+
+def calibration(logits: Tensor, present: Tensor) -> Tensor:
+    """Return CC: the cross-entropy of the head's logits (K, K) on the anchors, mean over the classes present."""
+    classes = torch.arange(len(present), device=logits.device)
+    losses = functional.cross_entropy(logits, classes, reduction="none")
+    return torch.where(present, losses, torch.zeros_like(losses)).sum() / present.sum().clamp_min(1)
+
+
+def anchor_loss(hyper: FedSAHyper) -> Loss:
+    """Return the client's loss: cross-entropy + λ·R + contrast + calibration, each with its weight."""
+    regulariser, observe = REGULARISERS[hyper.distance], hyper.prototype_source == "running"
+
+    def step(modules: nn.ModuleDict, batch: Batch, context: Mapping[str, Tensor]) -> Step:
+        model, anchors = cast(SplitModel, modules["model"]), stored_rows(context)
+        output: Output = model(batch.inputs)
+        cross_entropy = functional.cross_entropy(output.logits, batch.labels)
+        pull = regulariser(output.features, batch.labels, anchors)
+        apart = contrast(output.features, batch.labels, anchors, context["margin"])
+        calibrated = calibration(model.head(anchors.values), anchors.present)
+        loss = cross_entropy + hyper.proto_weight * pull
+        loss = loss + hyper.contrast_weight * apart + hyper.calibration_weight * calibrated
+        parts = torch.stack((cross_entropy.detach(), pull.detach(), apart.detach(), calibrated.detach()))
+        return Step(loss, parts, observed=output.features.detach() if observe else None)
+
+    return step
+
+
+class FedSAClient(TinyProtoClient):
+    """Receives the anchors, and sends its prototypes."""
+
+    def __init__(self, hyper: FedSAHyper, federation: FederationSpec, masks: Tensor | None) -> None:
+        super().__init__(hyper, federation, masks, scaling="none")
+        self.key = ("fedsa", hyper.contrast_weight, hyper.calibration_weight, *self.key[1:])
+        self.loss = anchor_loss(hyper)
+        self.part_names = ("cross_entropy", "regulariser", "contrast", "calibration")
+
+    def receive(self, client: Client, message: Message) -> Prototypes | None:
+        """Store the anchors, and as the margin the larger mean gap: of the anchors, or of the client's prototypes."""
+        received = super().receive(client, message)
+        gaps = mean_gap(client.local.to(client.device)), mean_gap(stored_rows(client.state))
+        client.state["margin"] = torch.maximum(*gaps)
+        return received
+
+
+class FedSAServer(StreamingServer):
+    """Keeps the anchors; needs only the sums of the uploads."""
+
+    def __init__(self, hyper: FedSAHyper, federation: FederationSpec, masks: Tensor | None, width: int) -> None:
+        super().__init__(federation.num_classes, width)
+        self.hyper, self.federation, self.masks = hyper, federation, masks
+
+    def init(self, streams: Streams) -> State:
+        """Return an anchor for each class."""
+        values = drawn_anchors(self.num_classes, self.federation.proto_dim, streams)
+        return cps.compress(Prototypes(values, torch.ones(self.num_classes, dtype=torch.bool)), self.masks)._asdict()
+
+    def conclude(self, state: State, gathered: Gathered) -> State:
+        """Return the anchors after the moving average; the anchor of a class that no client sent stays."""
+        anchors, means, decay = stored_rows(state), self.merge_sums(gathered), self.hyper.anchor_decay
+        moved = decay * anchors.values + (1.0 - decay) * means.values
+        values = torch.where(means.present.unsqueeze(1), moved, anchors.values)
+        return Prototypes(values, anchors.present)._asdict()
+
+
+def build(hyper: FedSAHyper, federation: FederationSpec) -> Algorithm:
+    """Return FedSA; with `sent_dim`, anchors and prototypes have the owned dimensions of each class."""
+    masks, width = hyper.sent(federation)
+    client, server = FedSAClient(hyper, federation, masks), FedSAServer(hyper, federation, masks, width)
+    return prototype_algorithm("fedsa", client, server, width=width, masks=masks)
+
+
+SPEC = AlgorithmSpec("fedsa", "FedSA", FedSAHyper, build)
