@@ -48,15 +48,12 @@ class FedSAHyper(OptionalCPSHyper, FedProtoHyper):
 
 
 def drawn_anchors(num_classes: int, dim: int, streams: Streams) -> Tensor:
-    """Return the first anchors (K, d): Gaussian rows through a random, untrained projection.
-
-    It is Linear, standardisation over the classes and ReLU, twice. One class alone has nothing to be standardised by.
-    """
+    """Return the first anchors (K, d): Gaussian rows through Linear, standardisation over classes and ReLU, twice."""
     with global_randomness(streams.derive("semantic anchors")), torch.no_grad():
         rows = torch.randn(num_classes, dim)
         for _ in range(2):
             rows = nn.Linear(dim, dim)(rows)
-            if num_classes > 1:
+            if num_classes > 1:  # one row has no spread
                 rows = (rows - rows.mean(0)) / (rows.var(0, unbiased=False) + 1e-5).sqrt()
             rows = rows.relu()
     return rows
@@ -64,19 +61,14 @@ def drawn_anchors(num_classes: int, dim: int, streams: Streams) -> Tensor:
 
 def mean_gap(rows: Prototypes) -> Tensor:
     """Return the mean over the classes present of the distance to the nearest other one; 0 if fewer than two are."""
-    values, present = rows
-    distances = torch.cdist(values, values, compute_mode="donot_use_mm_for_euclid_dist")
-    pairs = present & present.unsqueeze(1) & ~torch.eye(len(present), dtype=torch.bool, device=present.device)
+    distances = torch.cdist(rows.values, rows.values, compute_mode="donot_use_mm_for_euclid_dist")
+    pairs = rows.present & rows.present.unsqueeze(1) & ~torch.eye(len(distances), device=distances.device).bool()
     nearest = distances.masked_fill(~pairs, torch.inf).min(1).values
-    nearest = torch.where(pairs.any(1), nearest, torch.zeros_like(nearest))
-    return nearest.sum() / present.sum().clamp_min(1)
+    return torch.where(pairs.any(1), nearest, torch.zeros_like(nearest)).sum() / rows.present.sum().clamp_min(1)
 
 
 def contrast(features: Tensor, labels: Tensor, anchors: Prototypes, margin: Tensor) -> Tensor:
-    """Return the cross-entropy over −distance to each anchor, with the margin on the true class; 0 without its anchor.
-
-    This is the margin-enhanced contrastive term of the paper's anchor-based regularisation.
-    """
+    """Return MCL: the cross-entropy over −distance to each anchor, with the margin on the true class."""
     distances = pairwise_distances(features, anchors.values)  # (B, K)
     own = functional.one_hot(labels, len(anchors.present)).to(distances.dtype)
     scores = -(distances + margin * own + ABSENT * (~anchors.present).to(distances.dtype))
@@ -102,10 +94,10 @@ def anchor_loss(hyper: FedSAHyper) -> Loss:
         pull = regulariser(output.features, batch.labels, anchors)
         apart = contrast(output.features, batch.labels, anchors, context["margin"])
         calibrated = calibration(model.head(anchors.values), anchors.present)
-        loss = cross_entropy + hyper.proto_weight * pull
-        loss = loss + hyper.contrast_weight * apart + hyper.calibration_weight * calibrated
-        parts = torch.stack((cross_entropy.detach(), pull.detach(), apart.detach(), calibrated.detach()))
-        return Step(loss, parts, observed=output.features.detach() if observe else None)
+        added = hyper.contrast_weight * apart + hyper.calibration_weight * calibrated
+        parts = torch.stack((cross_entropy, pull, apart, calibrated)).detach()
+        observed = output.features.detach() if observe else None
+        return Step(cross_entropy + hyper.proto_weight * pull + added, parts, observed)
 
     return step
 
@@ -121,10 +113,10 @@ class FedSAClient(TinyProtoClient):
 
     def receive(self, client: Client, message: Message) -> Prototypes | None:
         """Store the anchors, and as the margin the larger mean gap: of the anchors, or of the client's prototypes."""
-        received = super().receive(client, message)
-        gaps = mean_gap(client.local.to(client.device)), mean_gap(stored_rows(client.state))
-        client.state["margin"] = torch.maximum(*gaps)
-        return received
+        anchors = super().receive(client, message)
+        local = client.local.to(client.device)
+        client.state["margin"] = torch.maximum(mean_gap(local), mean_gap(stored_rows(client.state)))
+        return anchors
 
 
 class FedSAServer(StreamingServer):
