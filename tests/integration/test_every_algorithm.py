@@ -48,6 +48,8 @@ def networks_for(name: str) -> tuple[ModelEntry, ...]:
 
 
 def hyper_for(name: str) -> dict[str, Any]:
+    if name == "protonorm":
+        return {"upscale": 5.0}  # the published 80 is for d=512: in 12 dimensions features die
     sparse = {"cps_dim": 3} if name.startswith("tinyproto") else {}
     return sparse | ({"server_epochs": 3} if name in ("fedtgp", "tinyproto_ft", "fedorgp") else {})
 
