@@ -9,7 +9,6 @@ from torch.nn import functional
 from support import FEDERATION, NO_FIT, NUM_CLASSES, PROTO_DIM, STREAMS, make_client, random_prototypes, update
 from tinyproto.algorithms.base import ClientInfo, FederationSpec, Round
 from tinyproto.algorithms.fedsa import SPEC, FedSAHyper, calibration, contrast, drawn_anchors, mean_gap
-from tinyproto.core import cps
 from tinyproto.core.prototypes import Message, Prototypes, mse_regulariser
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import batch_plan
@@ -130,18 +129,9 @@ def test_without_anchors_the_loss_is_cross_entropy_alone() -> None:
     torch.testing.assert_close(step.loss.detach(), step.parts[0])
 
 
-def test_with_cps_anchors_and_prototypes_have_the_owned_dimensions() -> None:
-    sparse = SPEC.build(FedSAHyper(sent_dim=5, anchor_decay=0.5), FEDERATION)
-    state = sparse.server.init(STREAMS)
-    assert state["values"].shape == (NUM_CLASSES, 5)
+def test_a_client_sends_its_prototypes_in_full() -> None:
     client = make_client([4, 4, 0, 0], random_prototypes([0, 1]))
-    received = sparse.client.receive(client, sparse.server.broadcast(state, INFO))
-    assert received is not None
-    assert sparse.masks is not None
-    assert torch.equal(received.values, drawn_anchors(NUM_CLASSES, PROTO_DIM, STREAMS) * sparse.masks)
-    rows = sparse.client.update(client, NO_FIT, Round(1, 1)).rows
-    assert rows is not None
-    assert torch.equal(rows.values, cps.compress(client.local, sparse.masks).values)
+    assert ALGORITHM.client.update(client, NO_FIT, Round(1, 1)).rows is client.local
 
 
 @pytest.mark.parametrize("field", ["contrast_weight", "calibration_weight", "proto_weight"])

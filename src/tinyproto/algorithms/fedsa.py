@@ -16,23 +16,25 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, Client, FederationSpec, not_negative
-from tinyproto.algorithms.fedproto import FedProtoHyper, StreamingServer, prototype_algorithm, stored_rows
+from tinyproto.algorithms.fedproto import (
+    FedProtoHyper,
+    PrototypeClient,
+    StreamingServer,
+    prototype_algorithm,
+    stored_rows,
+)
 from tinyproto.algorithms.fedtgp import pairwise_distances
 from tinyproto.algorithms.streaming import Gathered
-from tinyproto.algorithms.tinyproto_fp import TinyProtoClient
-from tinyproto.algorithms.tinyproto_hyper import OptionalCPSHyper
-from tinyproto.core import cps
 from tinyproto.core.prototypes import REGULARISERS, Message, Prototypes
 from tinyproto.core.streams import Streams, global_randomness
 from tinyproto.core.task import Batch, Loss, State, Step
 from tinyproto.models.split import Output, SplitModel
 
-ABSENT = 1e9
-"""Added to the distance from an anchor that a client does not have, so that it is no candidate."""
+ABSENT = 1e9  # added to the distance from an anchor that a client does not have: it is no candidate
 
 
 @dataclass(frozen=True)
-class FedSAHyper(OptionalCPSHyper, FedProtoHyper):
+class FedSAHyper(FedProtoHyper):
     """FedProto's hyper-parameters, the weights of the other two terms, and how fast anchors move."""
 
     contrast_weight: Annotated[float, "of the contrastive term with a margin; 0 or more"] = 1.0
@@ -41,7 +43,6 @@ class FedSAHyper(OptionalCPSHyper, FedProtoHyper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        FedProtoHyper.__post_init__(self)
         not_negative(contrast_weight=self.contrast_weight, calibration_weight=self.calibration_weight)
         if not 0 <= self.anchor_decay <= 1:
             raise ValueError(f"anchor_decay must be between 0 and 1, not {self.anchor_decay}")
@@ -96,17 +97,17 @@ def anchor_loss(hyper: FedSAHyper) -> Loss:
         calibrated = calibration(model.head(anchors.values), anchors.present)
         added = hyper.contrast_weight * apart + hyper.calibration_weight * calibrated
         parts = torch.stack((cross_entropy, pull, apart, calibrated)).detach()
-        observed = output.features.detach() if observe else None
-        return Step(cross_entropy + hyper.proto_weight * pull + added, parts, observed)
+        loss = cross_entropy + hyper.proto_weight * pull + added
+        return Step(loss, parts, output.features.detach() if observe else None)
 
     return step
 
 
-class FedSAClient(TinyProtoClient):
+class FedSAClient(PrototypeClient):
     """Receives the anchors, and sends its prototypes."""
 
-    def __init__(self, hyper: FedSAHyper, federation: FederationSpec, masks: Tensor | None) -> None:
-        super().__init__(hyper, federation, masks, scaling="none")
+    def __init__(self, hyper: FedSAHyper, federation: FederationSpec) -> None:
+        super().__init__(hyper, federation)
         self.key = ("fedsa", hyper.contrast_weight, hyper.calibration_weight, *self.key[1:])
         self.loss = anchor_loss(hyper)
         self.part_names = ("cross_entropy", "regulariser", "contrast", "calibration")
@@ -114,22 +115,22 @@ class FedSAClient(TinyProtoClient):
     def receive(self, client: Client, message: Message) -> Prototypes | None:
         """Store the anchors, and as the margin the larger mean gap: of the anchors, or of the client's prototypes."""
         anchors = super().receive(client, message)
-        local = client.local.to(client.device)
-        client.state["margin"] = torch.maximum(mean_gap(local), mean_gap(stored_rows(client.state)))
+        local, received = client.local.to(client.device), stored_rows(client.state)
+        client.state["margin"] = torch.maximum(mean_gap(local), mean_gap(received))
         return anchors
 
 
 class FedSAServer(StreamingServer):
     """Keeps the anchors; needs only the sums of the uploads."""
 
-    def __init__(self, hyper: FedSAHyper, federation: FederationSpec, masks: Tensor | None, width: int) -> None:
-        super().__init__(federation.num_classes, width)
-        self.hyper, self.federation, self.masks = hyper, federation, masks
+    def __init__(self, hyper: FedSAHyper, num_classes: int, width: int) -> None:
+        super().__init__(num_classes, width)
+        self.hyper = hyper
 
     def init(self, streams: Streams) -> State:
         """Return an anchor for each class."""
-        values = drawn_anchors(self.num_classes, self.federation.proto_dim, streams)
-        return cps.compress(Prototypes(values, torch.ones(self.num_classes, dtype=torch.bool)), self.masks)._asdict()
+        everyone = torch.ones(self.num_classes, dtype=torch.bool)
+        return Prototypes(drawn_anchors(self.num_classes, self.width, streams), everyone)._asdict()
 
     def conclude(self, state: State, gathered: Gathered) -> State:
         """Return the anchors after the moving average; the anchor of a class that no client sent stays."""
@@ -140,10 +141,9 @@ class FedSAServer(StreamingServer):
 
 
 def build(hyper: FedSAHyper, federation: FederationSpec) -> Algorithm:
-    """Return FedSA; with `sent_dim`, anchors and prototypes have the owned dimensions of each class."""
-    masks, width = hyper.sent(federation)
-    client, server = FedSAClient(hyper, federation, masks), FedSAServer(hyper, federation, masks, width)
-    return prototype_algorithm("fedsa", client, server, width=width, masks=masks)
+    """Return FedSA."""
+    server = FedSAServer(hyper, federation.num_classes, federation.proto_dim)
+    return prototype_algorithm("fedsa", FedSAClient(hyper, federation), server, width=federation.proto_dim)
 
 
 SPEC = AlgorithmSpec("fedsa", "FedSA", FedSAHyper, build)
