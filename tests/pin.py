@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ALGORITHMS = (
     "local", "fedavg", "lg_fedavg", "fml", "fedkd", "feddistill", "fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft",
 )  # fmt: skip
+ADDED = ("anchors", "tinyproto_sphere", "fedgh", "protonorm", "fedsa", "fedorgp")  # earlier commits lack them
 SMALL: dict[str, Any] = {
     "name": "pin",
     "data": {"name": "digits"},
@@ -61,11 +62,20 @@ def pins(root: Path) -> dict[str, str]:
     return found
 
 
+def known(names: Iterable[str]) -> list[str]:
+    """Return those of the algorithms that this checkout has."""
+    found: Any = importlib.import_module("tinyproto.algorithms").ALGORITHMS
+    return [name for name in names if name in found]
+
+
 def runs(root: Path) -> dict[str, str]:
     """Pin the files of runs with one and with two workers."""
     found = {}
     for workers in (1, 2):
-        for models, algorithms in ((MIXED, [name for name in ALGORITHMS if name != "fedavg"]), (ALIKE, ["fedavg"])):
+        mixed, added = [name for name in ALGORITHMS if name != "fedavg"], known(ADDED)
+        for models, algorithms in ((MIXED, mixed), (ALIKE, ["fedavg"]), (MIXED[:2], added)):
+            if not algorithms:
+                continue
             train = {**SMALL["train"], "workers": workers}
             values = {**SMALL, "train": train, "models": models, "algorithms": list(algorithms)}
             Path("config.yaml").write_text(json.dumps(values))
@@ -96,11 +106,13 @@ def frames(root: Path) -> dict[str, str]:
               for how in ("nearest", "stochastic")]  # fmt: skip
     wires += [{"download": "held"}, {"up": "int4", "down": "int8", "download": "held"}]
     found = {}
-    for name in ALGORITHMS:
+    for name in known((*ALGORITHMS, *ADDED)):
         for wire in wires if name in ("fedproto", "tinyproto_fp", "tinyproto_ft", "fedkd") else wires[:1]:
             for preset in ("sound", "reference", "paper") if not wire else ("sound",):
                 seen = hashlib.sha256()
-                scale = 0.05 if preset != "sound" and name.startswith("tinyproto") else None  # none was published
+                scale = (
+                    0.05 if preset != "sound" and name in ("tinyproto_fp", "tinyproto_ft") else None
+                )  # none was published
                 tinyproto.simulate(
                     algorithm=name if scale is None else {"name": name, "global_scale": scale},
                     models=ALIKE if name == "fedavg" else MIXED,
@@ -201,10 +213,10 @@ def main() -> None:
         print(f"{len(before)} pins written to {asked.save}")
         return
     after = pins(ROOT)
-    wrong = [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
+    wrong = [name for name in before if before[name] != after.get(name)]
     for name in sorted(wrong):
         print(f"differs: {name}: {before.get(name)} before, {after.get(name)} now")
-    print(f"{len(before)} pins, {len(wrong)} differ")
+    print(f"{len(before)} pins, {len(wrong)} differ, {len(after.keys() - before.keys())} new")
     sys.exit(bool(wrong))
 
 

@@ -12,7 +12,7 @@ def build(name: str, **hyper: object) -> Algorithm:
     spec = ALGORITHMS[name]
     if name.startswith("tinyproto"):
         hyper = {"cps_dim": 3, **hyper}
-    if name in ("fedtgp", "tinyproto_ft"):
+    if name in ("fedtgp", "tinyproto_ft", "fedorgp"):
         hyper = {"server_epochs": 3, **hyper}
     return spec.build(spec.hyper(**hyper), FEDERATION)
 

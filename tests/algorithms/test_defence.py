@@ -17,6 +17,10 @@ from tinyproto.engine.training import EagerTrainer
 
 ROUND = Round(1, 1)
 FEDPROTO = ALGORITHMS["fedproto"]
+BY_ROWS = (
+    "fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft", "tinyproto_sphere", "feddistill", "protonorm", "fedsa",
+    "fedorgp",
+)  # fmt: skip
 
 
 def built(name: str) -> Algorithm:
@@ -42,7 +46,7 @@ def aggregated(algorithm: Algorithm, updates: list[Update], defence: Defence) ->
     return state["values"], side.distrusted if isinstance(side, DefendedServer) else {}
 
 
-@pytest.mark.parametrize("name", ["fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft", "feddistill"])
+@pytest.mark.parametrize("name", BY_ROWS)
 def test_the_guard_leaves_honest_uploads_to_the_bit(name: str) -> None:
     algorithm = built(name)
     assert algorithm.row_width is not None
@@ -53,7 +57,7 @@ def test_the_guard_leaves_honest_uploads_to_the_bit(name: str) -> None:
     assert distrusted == {}
 
 
-@pytest.mark.parametrize("name", ["fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft", "feddistill"])
+@pytest.mark.parametrize("name", BY_ROWS)
 @pytest.mark.parametrize("factor", [-1.0, 1e3, 1e6])
 def test_the_guard_gives_what_the_honest_clients_alone_give(name: str, factor: float) -> None:
     algorithm = built(name)

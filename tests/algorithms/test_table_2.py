@@ -52,6 +52,29 @@ def test_the_formula_gives_the_paper_s_table_1(
         assert f"{parameters / 1e6:.{digits}f}" == printed
 
 
+@pytest.mark.parametrize(
+    ("name", "hyper", "same_as"),
+    [
+        ("anchors", {"cps_dim": 50}, ("local", {})),
+        ("tinyproto_sphere", {"cps_dim": 50}, ("tinyproto_fp", {"cps_dim": 50})),
+        ("protonorm", {}, ("fedproto", {})),
+        ("protonorm", {"sent_dim": 50}, ("tinyproto_fp", {"cps_dim": 50})),
+        ("fedsa", {}, ("fedproto", {})),
+        ("fedorgp", {}, ("fedproto", {})),
+    ],
+)
+def test_methods_that_the_paper_does_not_have_count_as_those_that_send_the_same(
+    name: str, hyper: dict[str, Any], same_as: tuple[str, dict[str, Any]]
+) -> None:
+    other, its = same_as
+    assert formula(name, 10, **hyper) == formula(other, 10, **its)
+
+
+def test_fedgh_counts_class_means_up_and_the_head_without_its_bias_down() -> None:
+    assert formula("fedgh", 10) == 102 * 500 + 20 * 10 * 500
+    assert formula("fedgh", 10, sent_dim=50) == 102 * 50 + 20 * 10 * 500
+
+
 @pytest.mark.parametrize("num_classes", [10, 100])
 def test_fml_counts_the_shared_resnet_8_forty_times(num_classes: int) -> None:
     # The paper prints 34.32 and 36.12 M, the size of no network in its experiments; this is 49.51 and 51.31 M.

@@ -124,6 +124,12 @@ def test_an_unknown_hyper_parameter_is_refused_with_the_nearest() -> None:
         ({"name": "fedkd", "energy_start": 0.99}, "energy_start ≤ energy_end ≤ 1"),
         ({"name": "fedkd", "clip_norm": 0}, "clip_norm must be above 0, not 0"),
         ({"name": "feddistill", "distill_weight": -1.0}, "distill_weight must not be negative, not -1.0"),
+        ({"name": "protonorm", "align_momentum": 1.0}, "protonorm: align_momentum must be below 1, not 1.0"),
+        ({"name": "protonorm", "sent_dim": 0}, "protonorm: sent_dim must be above 0, not 0"),
+        ({"name": "protonorm", "cps_dim": 3}, "protonorm: unknown key 'cps_dim'"),
+        ({"name": "fedgh", "proto_weight": 1.0}, "fedgh: unknown key 'proto_weight'"),
+        ({"name": "fedsa", "anchor_decay": 1.5}, "fedsa: anchor_decay must be between 0 and 1, not 1.5"),
+        ({"name": "fedorgp", "orthogonality_weight": -1.0}, "orthogonality_weight must not be negative, not -1.0"),
         ({"name": "lg_fedavg", "proto_weight": 1.0}, "lg_fedavg: unknown key 'proto_weight'"),
     ],
 )

@@ -25,7 +25,7 @@ from tinyproto.wire.values import WireSettings
 
 SETTINGS = SimulationSettings(LocalTraining(rounds=3, batch_size=8), PROTO_DIM)
 HELD = WireSettings(download="held")
-BY_ROWS = ("fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft")
+BY_ROWS = ("fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft", "tinyproto_sphere", "protonorm", "fedorgp")
 
 
 def play(data: FederatedData, algorithm: Algorithm, **changes: object) -> tuple[InProcess, list[RoundRecord]]:
@@ -34,7 +34,7 @@ def play(data: FederatedData, algorithm: Algorithm, **changes: object) -> tuple[
     return simulation, [played.record for played in simulation.rounds()]
 
 
-@pytest.mark.parametrize("name", [*BY_ROWS, "feddistill", "lg_fedavg"])
+@pytest.mark.parametrize("name", [*BY_ROWS, "feddistill", "lg_fedavg", "fedgh"])
 def test_training_on_the_classes_held_is_the_same_training(quarters: FederatedData, name: str) -> None:
     everything, due = play(quarters, build(name))
     held, found = play(quarters, build(name), wire=HELD)

@@ -26,7 +26,7 @@ from tinyproto.errors import WireError
 from tinyproto.wire.codec import encode
 from tinyproto.wire.frame import Header, Kind
 
-STREAMED = ("fedproto", "tinyproto_fp", "feddistill")
+STREAMED = ("fedproto", "tinyproto_fp", "tinyproto_sphere", "protonorm", "fedsa", "feddistill")
 
 
 class AllAtOnce:

@@ -28,7 +28,10 @@ from tinyproto.simulation.loop import Loopback
 from tinyproto.wire.codec import decode, encode
 from tinyproto.wire.frame import Header, Kind
 
-PROTOTYPE_METHODS = {"fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft"}
+PROTOTYPE_METHODS = {
+    "anchors", "fedproto", "fedtgp", "protonorm", "fedsa", "fedorgp", "tinyproto_fp", "tinyproto_ft",
+    "tinyproto_sphere",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -70,7 +73,16 @@ def test_before_prototypes_exist_their_rules_have_no_accuracy(quarters: Federate
 
 
 @pytest.mark.parametrize(
-    ("name", "width"), [("fedproto", PROTO_DIM), ("tinyproto_fp", 3), ("tinyproto_ft", 3), ("feddistill", NUM_CLASSES)]
+    ("name", "width"),
+    [
+        ("fedproto", PROTO_DIM),
+        ("protonorm", PROTO_DIM),
+        ("fedorgp", PROTO_DIM),
+        ("tinyproto_fp", 3),
+        ("tinyproto_ft", 3),
+        ("tinyproto_sphere", 3),
+        ("feddistill", NUM_CLASSES),
+    ],
 )
 def test_the_meter_equals_rows_sent_times_width_and_from_round_two_the_paper_s_formula(
     quarters: FederatedData, name: str, width: int

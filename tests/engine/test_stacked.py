@@ -143,8 +143,13 @@ def test_a_stack_gives_every_client_s_own_features_logits_and_gradients(network:
         "feddistill",
         "fedproto",
         "fedtgp",
+        "anchors",
+        "fedgh",
+        "protonorm",
+        "fedorgp",
         "tinyproto_fp",
         "tinyproto_ft",
+        "tinyproto_sphere",
     ],
 )
 def test_clients_of_unequal_size_end_where_each_ends_alone(algorithm: str) -> None:
@@ -197,7 +202,7 @@ def test_a_stack_takes_fewer_clients_than_it_was_built_for_and_more_make_it_grow
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("algorithm", ["local", "fml", "fedkd", "feddistill", "fedproto"])
+@pytest.mark.parametrize("algorithm", ["local", "fml", "fedkd", "feddistill", "fedproto", "fedsa", "fedorgp"])
 def test_captured_steps_of_one_client_end_where_the_reference_ends(algorithm: str) -> None:
     side, sizes = side_of(algorithm, "small_cnn_b"), (44, 30, 5, 17)
     expected, reference = trained(side, EagerTrainer(), "small_cnn_b", sizes)
@@ -333,7 +338,7 @@ def test_features_that_prove_not_to_stack_are_computed_alone() -> None:
             assert torch.equal(mine, other)
 
 
-@pytest.mark.parametrize("algorithm", ["fedtgp", "tinyproto_ft"])
+@pytest.mark.parametrize("algorithm", ["fedtgp", "tinyproto_ft", "fedgh", "protonorm", "fedsa", "fedorgp"])
 def test_a_whole_simulation_gives_the_reference_s_numbers_up_to_rounding(algorithm: str) -> None:
     def simulated(trainer: str) -> tp.Result:
         train = {"trainer": trainer, "batch_size": 16}

@@ -159,7 +159,13 @@ def test_where_no_upload_is_to_blame_the_state_of_the_round_before_stays(quarter
         list(federation(quarters, "tinyproto_fp", aggregation="sum", global_scale=1e12).rounds())
 
 
-@pytest.mark.parametrize("name", ["fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft", "feddistill"])
+BY_ROWS = (
+    "fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft", "tinyproto_sphere", "feddistill", "fedgh", "protonorm",
+    "fedsa", "fedorgp",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_ROWS)
 def test_rows_of_more_classes_than_the_hello_counted_are_refused(quarters: FederatedData, name: str) -> None:
     def forge(message: Message) -> Message:
         assert message.rows is not None

@@ -13,7 +13,13 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("algorithm", ["local", "fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        "local", "anchors", "fedgh", "fedproto", "fedtgp", "protonorm", "fedsa", "fedorgp", "tinyproto_fp",
+        "tinyproto_ft", "tinyproto_sphere",
+    ],
+)  # fmt: skip
 def test_a_gpu_gives_the_cpu_s_numbers_up_to_rounding(algorithm: str) -> None:
     def simulated(device: str) -> tp.Result:
         train = {"device": device, "batch_size": 16, "precision": "exact"}

@@ -117,7 +117,13 @@ def test_the_gate_kernel_gives_pytorch_s_values_and_gradients(size: int) -> None
 
 
 @pytest.mark.parametrize("trainer", ["graphed", "stacked"])
-@pytest.mark.parametrize("algorithm", ["local", "fml", "fedkd", "feddistill", "fedproto", "fedtgp", "tinyproto_ft"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        "local", "anchors", "fml", "fedkd", "feddistill", "fedgh", "fedproto", "fedtgp", "protonorm", "fedsa",
+        "fedorgp", "tinyproto_ft", "tinyproto_sphere",
+    ],
+)  # fmt: skip
 def test_captured_steps_give_the_reference_s_numbers_up_to_rounding(algorithm: str, trainer: str) -> None:
     def simulated(trainer: str) -> tp.Result:
         train = {"device": "cuda", "batch_size": 16, "trainer": trainer, "precision": "exact"}

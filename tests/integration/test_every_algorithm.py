@@ -1,4 +1,4 @@
-"""All ten algorithms on a small federation with every awkward client in it: partly there, resumed, in workers."""
+"""All algorithms on a small federation with every awkward client in it: partly there, resumed, in workers."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ from tinyproto.wire.values import VALUE_TYPES, ValueName, WireSettings
 ROUNDS = 3
 SETTINGS = SimulationSettings(LocalTraining(ROUNDS, local_epochs=2, batch_size=8), PROTO_DIM, participation=0.5)
 
+SILENT = ("local", "anchors")  # they send no values
 every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
 
 
@@ -47,8 +48,10 @@ def networks_for(name: str) -> tuple[ModelEntry, ...]:
 
 
 def hyper_for(name: str) -> dict[str, Any]:
+    if name == "protonorm":
+        return {"upscale": 5.0}  # the published 80 is for d=512: in 12 dimensions features die
     sparse = {"cps_dim": 3} if name.startswith("tinyproto") else {}
-    return sparse | ({"server_epochs": 3} if name in ("fedtgp", "tinyproto_ft") else {})
+    return sparse | ({"server_epochs": 3} if name in ("fedtgp", "tinyproto_ft", "fedorgp") else {})
 
 
 def build(name: str) -> Algorithm:
@@ -78,7 +81,7 @@ def test_half_of_the_clients_take_part_and_miss_classes_and_all_goes_on(quarters
         assert record.loss["cross_entropy"] > 0
         assert not record.refused
         sent = record.traffic["training"]["up"].parameters
-        assert (sent > 0) == (name != "local")
+        assert (sent > 0) == (name not in SILENT)
     for tensor in played.snapshot().values():
         assert bool(tensor.isfinite().all())
 
@@ -174,7 +177,7 @@ def test_stochastic_rounding_repeats_and_goes_on_from_a_checkpoint_in_the_same_b
     resumed.host.restore(checkpoint.clients)
     assert [before, *records(resumed, first=2)] == undisturbed
     assert same_tensors(resumed.snapshot(), whole.snapshot())
-    if name != "local":
+    if name not in SILENT:
         nearest = simulation(quarters, name, replace(SETTINGS, wire=WireSettings("int4", "int8")))
         records(nearest)
         assert not same_tensors(nearest.snapshot(), whole.snapshot())
@@ -190,7 +193,7 @@ def flat(proto_dim):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("together", ["the nine that mix networks", "fedavg"])
+@pytest.mark.parametrize("together", ["those that mix networks", "fedavg"])
 def test_two_workers_leave_the_same_bytes_as_one_process(
     together: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

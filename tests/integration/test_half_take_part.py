@@ -1,4 +1,4 @@
-"""All ten algorithms with half of the clients a round, of which a fifth drops out."""
+"""All algorithms with half of the clients a round, of which a fifth drops out."""
 
 from __future__ import annotations
 

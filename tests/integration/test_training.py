@@ -33,6 +33,12 @@ def global_accuracy(result: tp.Result, statistic: str) -> float:
     ("algorithm", "rule", "threshold"),
     [
         ("local", "head", 0.85),
+        ("anchors", "global", 0.85),
+        ("fedgh", "head", 0.85),
+        ("protonorm", "global", 0.85),
+        ("fedsa", "global", 0.85),
+        ("fedorgp", "local", 0.85),
+        ("tinyproto_sphere", "global", 0.85),
         ("fedproto", "global", 0.75),
         ("tinyproto_fp", "global", 0.6),
         ("tinyproto_ft", "global", 0.75),

@@ -85,7 +85,9 @@ def test_a_diverging_client_is_left_out_and_keeps_the_state_it_had_before_the_ro
     assert all(bool(value.isfinite().all()) for value in played.snapshot().values())
 
 
-@pytest.mark.parametrize("name", ["fedproto", "fedtgp", "fedavg", "feddistill"])
+@pytest.mark.parametrize(
+    "name", ["fedproto", "fedtgp", "fedavg", "feddistill", "fedgh", "protonorm", "fedsa", "fedorgp"]
+)
 def test_the_others_train_as_if_the_client_had_not_taken_part(quarters: FederatedData, name: str) -> None:
     ill, well = diverging(quarters, name, {ILL: {1}}), diverging(quarters, name, {})
     first = next(iter(ill.rounds())).record

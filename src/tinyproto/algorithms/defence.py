@@ -50,9 +50,10 @@ def enough_for_krum(clients: int, hostile: int) -> bool:
 class DefendedServer:
     """A server side that receives uploads through a defence."""
 
-    def __init__(self, side: ServerSide, defence: Defence, scaled: bool) -> None:
+    def __init__(self, side: ServerSide, defence: Defence, *, by_rows: bool, scaled: bool) -> None:
         self.side = side
         self.defence = defence
+        self.by_rows = by_rows  # True if clients send rows, whatever else the server may send
         self.scaled = scaled  # True if rows are prototypes times n_ij
         self.distrusted: dict[int, int] = {}  # rows (or networks) of the last round that were not passed on, by client
 
@@ -77,7 +78,11 @@ class DefendedServer:
 
     def defend(self, updates: Sequence[Update]) -> Sequence[Update]:
         """Return the uploads to aggregate: trusted ones as they are, or robust ones instead of them."""
-        sent = [update for update in updates if update.message.rows is not None or update.message.tensors]
+        sent = [
+            update
+            for update in updates
+            if (update.message.rows is not None if self.by_rows else bool(update.message.tensors))
+        ]
         if not sent:
             return updates
         stack = _Stack.of(sent, self.scaled)
@@ -178,7 +183,8 @@ def defended(algorithm: Algorithm, defence: Defence) -> ServerSide:
             f"robust.defence {defence.name} compares uploads value by value, and {algorithm.name} may send tensors of "
             "varying size; use `none`"
         )
-    return DefendedServer(algorithm.server, defence, scaled=algorithm.agreed.get("scaling") == "count")
+    scaled = algorithm.agreed.get("scaling") == "count"
+    return DefendedServer(algorithm.server, defence, by_rows=algorithm.row_width is not None, scaled=scaled)
 
 
 def sizes_capped(infos: Mapping[int, ClientInfo], ratio: float | None) -> Mapping[int, ClientInfo]:

@@ -16,7 +16,7 @@ from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import FitResult, State, Trainer
 from tinyproto.errors import ModelError
-from tinyproto.models.build import ModelEntry, ModelShape, build_model
+from tinyproto.models.build import ModelEntry, ModelShape, build_model, entry_name
 from tinyproto.models.count import count_parameters
 from tinyproto.models.split import SplitModel
 
@@ -67,6 +67,22 @@ def blueprint(entry: ModelEntry, shape: ModelShape) -> SplitModel:
 def smallest(federation: FederationSpec) -> ModelEntry:
     """Return the network of the federation with the fewest parameters, the first of several."""
     return min(federation.networks, key=lambda entry: count_parameters(blueprint(entry, federation.shape)))
+
+
+def equal_heads(federation: FederationSpec, done: str) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the head's parameters; raise a ValueError if they differ, since heads cannot be `done`."""
+    first, *others = federation.networks
+    heads = {
+        entry: shapes_of(exchanged(blueprint(entry, federation.shape).head, buffers=False))
+        for entry in federation.networks
+    }
+    for entry in others:
+        if heads[entry] != heads[first]:
+            raise ValueError(
+                f"the heads of {entry_name(first)} and {entry_name(entry)} have different parameters, so they cannot "
+                f"be {done}; use networks with equal heads"
+            )
+    return heads[first]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ TinyProto paper.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, NamedTuple
@@ -34,6 +34,9 @@ from tinyproto.core.prototypes import REGULARISERS, Distance, Message, Prototype
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import Batch, FitResult, Loss, State, Step, Trainer
 
+Regulariser = Callable[[Tensor, Tensor, Prototypes], Tensor]
+"""R: from features (B, d), labels (B,) and global prototypes (K, d) to one number."""
+
 
 @dataclass(frozen=True)
 class FedProtoHyper:
@@ -52,9 +55,8 @@ class FedProtoHyper:
         not_negative(proto_weight=self.proto_weight)
 
 
-def prototype_loss(proto_weight: float, distance: Distance, observe: bool) -> Loss:
+def prototype_loss(proto_weight: float, regulariser: Regulariser, observe: bool) -> Loss:
     """Return L̃ = L + λ·R, eq. (5): cross-entropy and the pull towards the global prototypes in the context."""
-    regulariser = REGULARISERS[distance]
 
     def step(modules: nn.ModuleDict, batch: Batch, context: Mapping[str, Tensor]) -> Step:
         output = modules["model"](batch.inputs)
@@ -73,7 +75,8 @@ class PrototypeClient(LossClient):
     """The client of FedProto and FedTGP; other methods override what it uploads and how it reads what it receives."""
 
     def __init__(self, hyper: FedProtoHyper, federation: FederationSpec) -> None:
-        loss = prototype_loss(hyper.proto_weight, hyper.distance, observe=hyper.prototype_source == "running")
+        observe = hyper.prototype_source == "running"
+        loss = prototype_loss(hyper.proto_weight, REGULARISERS[hyper.distance], observe)
         key = ("prototype", hyper.proto_weight, hyper.distance, hyper.prototype_source)
         super().__init__(key, loss, ("cross_entropy", "regulariser"), federation.learning_rate)
         self.prototype_source = hyper.prototype_source

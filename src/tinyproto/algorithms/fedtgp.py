@@ -137,7 +137,7 @@ class TrainableServer(AveragingServer):
 
         network = self._network(state).to(trainer.device)
         margin = adaptive_margin(simple_mean(sum_over_holders(uploads)), self.hyper.margin_cap)
-        trainer.fit([self._fit(network, uploads, distance_penalty(margin, offered), trainer.device, round_, streams)])
+        trainer.fit([self._fit(network, uploads, margin, offered, trainer.device, round_, streams)])
         with torch.no_grad():
             learned = network().cpu()
         learned = torch.where(offered.unsqueeze(1), learned, torch.zeros_like(learned))
@@ -152,8 +152,8 @@ class TrainableServer(AveragingServer):
         return learned
 
     def _fit(
-        self, network: TrainablePrototypes, uploads: Sequence[Prototypes], penalty: Tensor, device: torch.device,
-        round_: Round, streams: Streams,
+        self, network: TrainablePrototypes, uploads: Sequence[Prototypes], margin: Tensor, offered: Tensor,
+        device: torch.device, round_: Round, streams: Streams,
     ) -> Task:  # fmt: skip
         values, labels = stack_rows(uploads)
         shuffle = streams.generator("server batches", round_number=round_.number)
@@ -165,7 +165,7 @@ class TrainableServer(AveragingServer):
             key=("fedtgp server", *values.shape[1:]),
             modules=nn.ModuleDict({"prototypes": network}),
             groups=[ParamGroup("prototypes", self.hyper.server_learning_rate)],
-            context={"penalty": penalty.to(device)},
+            context={"penalty": distance_penalty(margin, offered).to(device)},
             loss=contrastive_step,
             part_names=("contrastive",),
             data=TensorData(values, labels).to(device),

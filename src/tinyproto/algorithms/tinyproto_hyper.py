@@ -61,6 +61,28 @@ class CPSHyper(FedProtoHyper):
 
 
 @dataclass(frozen=True)
+class OptionalCPSHyper:
+    """CPS for a method that was published without it: off unless its entry in the config sets `sent_dim`."""
+
+    sent_dim: Annotated[int | None, "s, how many of the d dimensions a class sends by CPS; `null` sends all"] = None
+    masks: Annotated[MaskKind, "how CPS masks are built"] = "balanced"
+    mask_seed: Annotated[int, "of the CPS masks"] = 0
+
+    def __post_init__(self) -> None:
+        if self.sent_dim is not None:
+            positive(sent_dim=self.sent_dim)
+
+    def sent(self, federation: FederationSpec) -> tuple[Tensor | None, int]:
+        """Return the masks m_j, (K, d) bool, or None if all dimensions travel, and how many travel."""
+        dim, sent = federation.proto_dim, self.sent_dim
+        if sent is None:
+            return None, dim
+        if sent > dim:
+            raise ValueError(f"sent_dim ({sent}) is greater than prototypes.dim ({dim})")
+        return build_masks(self.masks, federation.num_classes, dim, sent, self.mask_seed), sent
+
+
+@dataclass(frozen=True)
 class FixedLengthHyper(CPSHyper):
     """The hyper-parameters of CPS, and one length for all global prototypes."""
 

@@ -17,7 +17,7 @@ from tinyproto.errors import ConfigError
 from tinyproto.imports import load_dotted, unknown
 from tinyproto.wire.values import EXACT, WireSettings
 
-_SHOWN_IN_LABEL = ("cps_dim", "byte_budget", "scaling")
+_SHOWN_IN_LABEL = ("cps_dim", "byte_budget", "sent_dim", "scaling")
 """Hyper-parameters that an automatic label always shows, because they change the method."""
 
 FROM_PROTOTYPES = ("cps_dim", "byte_budget", "masks", "mask_seed")
