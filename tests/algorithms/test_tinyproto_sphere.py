@@ -21,7 +21,6 @@ from support import (
     update,
 )
 from tinyproto.algorithms.base import Algorithm, FederationSpec, Round, Update, expected_frames
-from tinyproto.algorithms.streaming import Gathered, merge_tree
 from tinyproto.algorithms.tinyproto_sphere import SPEC, SphereServer
 from tinyproto.core import cps
 from tinyproto.core.prototypes import Prototypes
@@ -102,7 +101,9 @@ def test_gathering_in_parts_gives_what_all_at_once_gives(cps_dim: int | None) ->
         one.add(client, message.rows)
         parts[number % 3].add(client, message.rows)
     assert same_tensors(server.conclude(server.init(STREAMS), one), at_once)
-    merged: Gathered = merge_tree(parts)
+    merged, *others = parts
+    for other in others:
+        merged.merge(other)
     torch.testing.assert_close(server.conclude(server.init(STREAMS), merged)["values"], at_once["values"])
 
 
