@@ -128,7 +128,7 @@ class Data:
 
 DATASETS: Mapping[str, Data] = {
     "digits": Data("digits", 30, 100, 10, 16, 20),
-    "cifar10": Data("cifar10", 30, 100, 10, 32, 20, 6_000, 3),
+    "cifar10": Data("cifar10", 30, 100, 10, 16, 20, 4_000, 3),
     "cifar100": Data("cifar100", 30, 500, 50, 32, 20, 20_000, 3),
 }
 
