@@ -10,7 +10,18 @@ import pytest
 from support_benchmarks import benchmark
 from tinyproto.cli.main import app
 
-VERBS = ("round", "codec", "aggregate", "scale", "device", "soak", "attacks", "networks", "participation")
+VERBS = (
+    "round",
+    "codec",
+    "aggregate",
+    "scale",
+    "device",
+    "soak",
+    "attacks",
+    "networks",
+    "communication",
+    "participation",
+)
 SMALL = (
     "models=[small_cnn_c]", "partition.num_clients=2", "prototypes.dim=20", "prototypes.cps_dim=2",
     "algorithms=[fedproto]", "train.device=cpu", "--samples=100", "--rounds=1",

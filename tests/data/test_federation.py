@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -68,3 +70,13 @@ def test_moving_a_federation_moves_its_pool_once() -> None:
     moved = FEDERATION.to("meta")
     assert moved.train(0).pool is moved.test(1).pool is moved.images.pixels
     assert moved.train(0).labels.device.type == "meta"
+
+
+def test_with_scope_all_each_client_is_tested_on_everybody_s_samples_and_trains_on_its_own() -> None:
+    wide = replace(FEDERATION, scope="all")
+    everything = torch.cat([FEDERATION.test(client).labels for client in range(wide.num_clients)])
+    for client in range(wide.num_clients):
+        assert wide.test(client).labels.equal(everything)
+        assert wide.train(client).labels.equal(FEDERATION.train(client).labels)
+    assert wide.counts.equal(FEDERATION.counts)  # K_i of Table 2 stays what the client holds
+    assert wide.to("cpu").test(0).labels.equal(everything)

@@ -10,6 +10,7 @@ import pytest
 from support_members import TOKEN
 from tinyproto.algorithms import ALGORITHMS
 from tinyproto.config import parse_config
+from tinyproto.errors import ConfigError
 from tinyproto.federation.terms import accepted_terms, agree, offered_terms
 
 MODEL = "resnet8"
@@ -63,3 +64,8 @@ def test_terms_hold_nothing_of_the_coordinators_own() -> None:
         "algorithm", "classes", "clients", "digest", "federation", "input_shape", "num_classes", "preset", "protocol",
         "prototypes", "seed", "train", "wire",
     ]  # fmt: skip
+
+
+def test_a_coordinator_cannot_test_clients_on_samples_of_others() -> None:
+    with pytest.raises(ConfigError, match=r"evaluate\.scope"):
+        offered_terms(parse_config(values("fedproto", evaluate={"scope": "all"})), TOKEN)
