@@ -71,4 +71,9 @@ def anchored(
     )
 
 
-SPEC = AlgorithmSpec("anchors", "Anchors", FixedLengthHyper, partial(anchored, "anchors"))
+def build(hyper: FixedLengthHyper, federation: FederationSpec) -> Algorithm:
+    """Return Anchors, whose clients send nothing."""
+    return anchored("anchors", hyper, federation)
+
+
+SPEC = AlgorithmSpec("anchors", "Anchors", FixedLengthHyper, build)
