@@ -103,9 +103,10 @@ def test_a_defence_ends_streaming() -> None:
     assert not isinstance(defended(algorithm, Defence("guard")), StreamingSide)
 
 
-def test_networks_in_factors_are_refused() -> None:
-    with pytest.raises(ValueError, match="factors of varying size; use `none`"):
-        defended(built("fedkd"), Defence("median"))
+@pytest.mark.parametrize("method", ["fedkd", "input_means"])
+def test_tensors_of_varying_size_are_refused(method: str) -> None:
+    with pytest.raises(ValueError, match="varying size; use `none`"):
+        defended(built(method), Defence("median"))
 
 
 def test_krum_is_refused_where_rounds_are_small() -> None:

@@ -6,7 +6,6 @@ import torch
 from support import FEDERATION, NO_FIT, NUM_CLASSES, STREAMS, make_client, make_images, tensors_update
 from support_rounds import build, simulation
 from tinyproto.algorithms.base import Client, ClientInfo, Round
-from tinyproto.algorithms.defence import Defence, defended
 from tinyproto.algorithms.input_means import KNOWN, InputMeansClient, InputMeansHyper, group_means
 from tinyproto.core.prototypes import Message
 from tinyproto.core.task import State, TensorData, batch_plan
@@ -129,11 +128,6 @@ def test_each_mean_travels_once_and_no_rows_do() -> None:
     assert sent[0]["down"] == 0
     assert sent[1] == {"up": 0, "down": 3 * means}  # each of four clients gets those of the other three
     assert sent[2] == sent[3] == {"up": 0, "down": 0}
-
-
-def test_a_defence_by_comparison_is_refused() -> None:
-    with pytest.raises(ValueError, match="input_means"):
-        defended(ALGORITHM, Defence("guard"))
 
 
 @pytest.mark.parametrize("wrong", [{"group_size": 0}, {"means_per_class": 0}, {"mix": -1.0}, {"noise": -1.0}])

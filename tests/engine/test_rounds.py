@@ -29,7 +29,7 @@ from tinyproto.wire.codec import decode, encode
 from tinyproto.wire.frame import Header, Kind
 
 PROTOTYPE_METHODS = {
-    "anchors", "fedproto", "fedtgp", "protonorm", "fedsa", "fedorgp", "tinyproto_fp", "tinyproto_ft",
+    "anchors", "input_means", "fedproto", "fedtgp", "protonorm", "fedsa", "fedorgp", "tinyproto_fp", "tinyproto_ft",
     "tinyproto_sphere",
 }  # fmt: skip
 

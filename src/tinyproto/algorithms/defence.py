@@ -171,6 +171,11 @@ def _size(message: Message) -> int:
     return int(message.rows.present.sum()) if message.rows is not None else int(bool(message.tensors))
 
 
+def is_comparable(algorithm: Algorithm) -> bool:
+    """Return True if all uploads of an algorithm have the same shapes, so that a defence can compare their values."""
+    return not any(isinstance(size, AtMost) for shape in algorithm.tensor_shapes.values() for size in shape)
+
+
 def defended(algorithm: Algorithm, defence: Defence) -> ServerSide:
     """Return the algorithm's server side behind a defence, or the server side itself if there is none.
 
@@ -178,7 +183,7 @@ def defended(algorithm: Algorithm, defence: Defence) -> ServerSide:
     """
     if defence.name == "none" or (algorithm.row_width is None and not algorithm.tensor_shapes):
         return algorithm.server
-    if any(isinstance(size, AtMost) for shape in algorithm.tensor_shapes.values() for size in shape):
+    if not is_comparable(algorithm):
         raise ValueError(
             f"robust.defence {defence.name} compares uploads value by value, and {algorithm.name} may send tensors of "
             "varying size; use `none`"

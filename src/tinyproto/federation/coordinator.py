@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tinyproto.algorithms.base import Round
-from tinyproto.algorithms.defence import Defence, DefenceName
+from tinyproto.algorithms.defence import Defence, DefenceName, is_comparable
 from tinyproto.builder import Cell, build_defence, resolve_device, summarise_cell
 from tinyproto.config.load import parse_config
 from tinyproto.core.streams import one_thread
@@ -61,7 +61,7 @@ class Coordinator:
         """Return the defence against clients that are not ours; `auto` guards every algorithm that can be guarded."""
         model, algorithm = self.config.model, self.setup.algorithm
         participants = participant_count(self.terms.clients, model.train.participation)
-        otherwise: DefenceName = "none" if algorithm.tensor_parts else "guard"
+        otherwise: DefenceName = "guard" if is_comparable(algorithm) else "none"
         return build_defence(self.cell, algorithm, model.robust, otherwise, participants)
 
     def run(self) -> None:
