@@ -63,13 +63,21 @@ def serve_config(options: ServeOptions, output: Output) -> None:
         )
         largest = agree(offered_terms(config, served.federation), config.model.models).expectation.largest_frame
         opened = stack.enter_context(listening(host, port))  # before anything is replaced
+        stop = stack.enter_context(StopOnInterrupt(signal.SIGTERM, signal.SIGHUP))
         undo = stack.enter_context(ExitStack())
         if not options.resume:
             new = RunFolder.create(folder, overwrite=options.overwrite)
             undo.callback(new.remove)
             new.write_config(config.resolved())
-        superlink = _start(stack, folder, served, keys)
-        stop = stack.enter_context(StopOnInterrupt(signal.SIGTERM, signal.SIGHUP))
+        try:
+            superlink = _start(stack, folder, served, keys)
+        except FederationError:
+            if not stop.wanted:  # Ctrl-C ends Flower's processes, too
+                raise
+        if stop.wanted:
+            raise Interrupted(
+                f"resume with: {how_to_resume(folder)}" if options.resume else "nothing has started", stop.status
+            )
         tell = Journal(folder / "progress.jsonl").tell
         gate = OpenGate(Gate(superlink.address, keys, largest), keys, opened, tell)
         stack.callback(gate.close)
