@@ -52,7 +52,7 @@ def test_the_record_is_of_the_quickstart_config_and_says_where_it_was_made() -> 
     assert len(environment["commit"]) == 40
     assert environment["packages"]["torch"]
     cells = {(line["algorithm"], line["seed"]) for line in map(json.loads, (RECORD / "rounds.jsonl").open())}
-    assert len(cells) == 15
+    assert len(cells) == 21
 
 
 @pytest.mark.parametrize(

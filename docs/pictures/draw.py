@@ -115,10 +115,10 @@ def curves(records: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
 
 def draw_quickstart(found: Mapping[str, Curve]) -> str:
     """Draw a curve for each method that sends something, and a point for those that do not."""
-    axes = Axes((4, 7), 0.5, 1.0)
+    axes = Axes((3, 7), 0.0, 1.0)
     summary = ", ".join(f"{NAMES[name]} ends at {curve[-1][1]:.1%}" for name, curve in found.items())
     parts = axes.grid(
-        0.1, "payload sent so far, up and down, all 20 clients (log scale after 0)",
+        0.2, "payload sent so far, up and down, all 20 clients (log scale after 0)",
         "accuracy by nearest global prototype (Local: by its head), 30 rounds, seed 0",
     )  # fmt: skip
     for row, (name, curve) in enumerate(found.items()):
@@ -126,7 +126,7 @@ def draw_quickstart(found: Mapping[str, Curve]) -> str:
         if end[0]:
             parts.append(line([(axes.x(count), axes.y(accuracy)) for count, accuracy in curve], COLOURS[name]))
         parts.append(dot(axes.x(end[0]), axes.y(end[1]), COLOURS[name]))
-        key = TOP + HEIGHT - 20 * (len(found) - row) + 8
+        key = TOP + 24 + 20 * row
         parts.append(dot(LEFT + SILENT + 18, key - 4, COLOURS[name]))
         parts.append(text(LEFT + SILENT + 30, key, f"{NAMES[name]} {end[1]:.1%}", COLOURS[name], "start"))
     return whole(f"Accuracy against payload sent: {summary}", parts)

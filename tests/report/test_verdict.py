@@ -126,6 +126,11 @@ def test_a_gain_that_silence_reaches_is_not_put_down_to_communication() -> None:
     assert re.search(r"66\.0 % .* \+6\.0 points over Local\. .* \+0\.3 points .*TinyProto-FT", about(found, "Anchors"))
 
 
+def test_where_nothing_beats_silence_the_verdict_says_so() -> None:
+    found = sentences(row("local", 0.5, None, 0.5), row("anchors", 0.6, 0.66, 0.61), row("fedtgp", 0.6, 0.65, 0.5, 9))
+    assert re.search(r"No method that communicates .* 1\.0 points below \(FedTGP", about(found, "Anchors"))
+
+
 def test_anchors_below_local_training_are_said_to_be() -> None:
     found = sentences(row("local", 0.854, None, 0.5), row("anchors", 0.7, 0.749, 0.7))
     assert re.search(r"−10\.5 points over Local: fixed targets do not suit", about(found, "Anchors"))

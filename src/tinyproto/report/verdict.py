@@ -101,10 +101,13 @@ def _against_anchors(comparison: Comparison) -> Iterator[str]:
         yield f"{words}."
         return
     rule, most, row = max(found, key=lambda one: one[1])
-    yield (
-        f"{words}. Communication brought {points(most - accuracy)} points over them at most ({row.title}, by "
-        f"{RULE_NAMES[rule]})."
-    )
+    which = f"{row.title}, by {RULE_NAMES[rule]}"
+    gain = points(most - accuracy)
+    if gain.startswith("−"):
+        below = gain.lstrip("−")
+        yield f"{words}. No method that communicates beats them; the closest is {below} points below ({which})."
+    else:
+        yield f"{words}. Communication brought {gain} points over them ({which})."
 
 
 def _missing_baselines(comparison: Comparison) -> Iterator[str]:
