@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-SYMBOLS = {"cps_dim": "s", "global_scale": "μ"}
+SYMBOLS = {"cps_dim": "s", "global_scale": "μ", "length": "R"}
 """The paper's symbols for derived hyper-parameters; any other goes by its name."""
 
 
