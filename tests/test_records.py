@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from benchmarks import attacks, networks
+from benchmarks import attacks, communication, networks
 from support_docs import modules_of_a_folder
 from tinyproto.config import load_config
 from tinyproto.report.compare import Row, compare, share_cell
@@ -56,10 +56,16 @@ def test_the_record_is_of_the_quickstart_config_and_says_where_it_was_made() -> 
 
 
 @pytest.mark.parametrize(
-    ("page", "study"), [("docs/explain/hostile_clients.md", attacks), ("docs/reference/networks.md", networks)]
+    ("page", "study", "record"),
+    [
+        ("docs/explain/hostile_clients.md", attacks, "attacks"),
+        ("docs/reference/networks.md", networks, "networks"),
+        ("docs/explain/what_communication_buys.md", communication, "communication/digits"),
+        ("docs/explain/what_communication_buys.md", communication, "communication/cifar10"),
+    ],
 )
-def test_a_page_s_table_is_what_the_study_s_record_says(page: str, study: ModuleType) -> None:
-    folder = ROOT / "results" / study.__name__.rpartition(".")[2]
+def test_a_page_s_table_is_what_the_study_s_record_says(page: str, study: ModuleType, record: str) -> None:
+    folder = ROOT / "results" / record
     cells = [json.loads(line) for line in (folder / "cells.jsonl").read_text().splitlines()]
     assert study.table(cells).strip() in (ROOT / page).read_text()
     assert (folder / "table.md").read_text() == study.table(cells)
