@@ -218,7 +218,10 @@ def unpack(archive: Path, folder: str, root: Path, progress: Progress) -> Path:
 
 
 def _unpack_into(archive: Path, waiting: Path, progress: Progress) -> None:
-    """Unpack all files; zipfile keeps every name inside the folder, and so does tarfile with its data filter."""
+    """Unpack all files; zipfile keeps every name inside the folder, and so does tarfile with its data filter.
+
+    Python 3.11.0 to 3.11.3 has no such filter; there only plain files with plain names are unpacked.
+    """
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive) as zipped:
             total, done = sum(info.file_size for info in zipped.infolist()), 0
@@ -231,6 +234,9 @@ def _unpack_into(archive: Path, waiting: Path, progress: Progress) -> None:
         tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 or newer
         total, done = sum(member.size for member in tar), 0
         for member in tar:
+            plain = (member.isfile() or member.isdir()) and ".." not in Path(member.name).parts
+            if not hasattr(tarfile, "data_filter") and (not plain or Path(member.name).is_absolute()):
+                raise tarfile.TarError(f"{member.name!r} is not a plain file inside the folder")
             tar.extract(member, waiting)
             done += member.size
             progress(f"unpacking {archive.name}", done, total)

@@ -1,12 +1,23 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 import torch
+from torch import Tensor
 
-from support import FEDERATION, NO_FIT, NUM_CLASSES, STREAMS, make_client, make_images, tensors_update
+from support import FEDERATION, NO_FIT, NUM_CLASSES, STREAMS, make_client, make_images
 from support_rounds import build, simulation
-from tinyproto.algorithms.base import Client, ClientInfo, Round
-from tinyproto.algorithms.input_means import KNOWN, InputMeansClient, InputMeansHyper, group_means
+from tinyproto.algorithms.base import Client, ClientInfo, Round, Update
+from tinyproto.algorithms.input_means import (
+    BEFORE,
+    HELD,
+    KNOWN,
+    MOST_MEANS,
+    InputMeansClient,
+    InputMeansHyper,
+    group_means,
+)
 from tinyproto.core.prototypes import Message
 from tinyproto.core.task import State, TensorData, batch_plan
 from tinyproto.data.images import FederatedData
@@ -42,12 +53,10 @@ def test_a_mean_is_of_whole_disjoint_groups_and_small_classes_send_none() -> Non
     assert not first & second
 
 
-def test_no_more_means_than_allowed_travel_and_noise_moves_them() -> None:
+def test_no_more_means_than_allowed_travel() -> None:
     data = make_client([8, 0, 0, 0]).train
-    plain = group_means(data, NUM_CLASSES, InputMeansHyper(group_size=2, means_per_class=3), draws())["0"]
-    noisy = group_means(data, NUM_CLASSES, InputMeansHyper(group_size=2, means_per_class=3, noise=100.0), draws())["0"]
-    assert plain.shape == noisy.shape == (3, 36)
-    assert 50 < float((noisy - plain).std()) < 200
+    found = group_means(data, NUM_CLASSES, InputMeansHyper(group_size=2, means_per_class=3), draws())
+    assert {label: values.shape for label, values in found.items()} == {"0": (3, 36)}
 
 
 def test_means_are_sent_until_the_server_has_them() -> None:
@@ -57,30 +66,67 @@ def test_means_are_sent_until_the_server_has_them() -> None:
     side.receive(client, Message(metrics={KNOWN: 0.0}))
     assert side.update(client, NO_FIT, ROUND).tensors.keys() == sent.keys()
     side.receive(client, Message(metrics={KNOWN: 3.0}))
-    assert side.update(client, NO_FIT, ROUND) == Message()
+    assert side.update(client, NO_FIT, ROUND) == Message(metrics={HELD: 0.0})
 
 
-def test_the_server_passes_on_what_is_new_to_a_client_once_and_never_its_own() -> None:
-    server = ALGORITHM.server
+def sent(tensors: Mapping[str, Tensor], id_: int, held: int = 0) -> Update:
+    return Update(ClientInfo(id_, 10, 10, 2), Message(tensors=tensors, metrics={HELD: float(held)}))
+
+
+def aggregated(state: State, *updates: Update) -> State:
+    return ALGORITHM.server.aggregate(state, updates, EagerTrainer(), ROUND, STREAMS)
+
+
+def asked(state: State, id_: int) -> Message:
+    return ALGORITHM.server.broadcast(state, ClientInfo(id_, 10, 10, 2))
+
+
+def test_the_server_passes_on_what_a_client_does_not_have_and_never_its_own() -> None:
     first, second = torch.full((2, 36), 1.0), torch.full((1, 36), 2.0)
+    start = ALGORITHM.server.init(STREAMS)
+    assert asked(start, 0) == Message(metrics={KNOWN: 0.0, BEFORE: 0.0})
+    state = aggregated(start, sent({"0": first}, 0), sent({"3": second}, 1))
+    assert asked(state, 0).metrics == {KNOWN: 2.0, BEFORE: 0.0}
+    assert list(asked(state, 0).tensors) == ["3"]
+    assert list(asked(state, 1).tensors) == ["0"]
+    assert sorted(asked(state, 2).tensors) == ["0", "3"]  # a client that comes later gets all of them
+    later = aggregated(state, sent({}, 0, held=1))
+    assert asked(later, 0) == Message(metrics={KNOWN: 2.0, BEFORE: 1.0})
+    assert list(asked(later, 1).tensors) == ["0"]  # its answer did not come
+    assert len(aggregated(later, sent({"0": first}, 0))["labels"]) == 3  # a second upload of a client is ignored
+    assert list(asked(aggregated(later, sent({}, 0, held=0)), 0).tensors) == ["3"]  # a client that lost its state
 
-    def ask(state: State, id_: int) -> Message:
-        return server.broadcast(state, ClientInfo(id_, 10, 10, 2))
 
-    start = server.init(STREAMS)
-    assert ask(start, 0) == Message(metrics={KNOWN: 0.0})
-    state = server.aggregate(
-        start, [tensors_update({"0": first}, 0), tensors_update({"3": second}, 1)], EagerTrainer(), ROUND, STREAMS
-    )
-    assert ask(state, 0).metrics == {KNOWN: 2.0}
-    assert list(ask(state, 0).tensors) == ["3"]
-    assert list(ask(state, 1).tensors) == ["0"]
-    assert sorted(ask(state, 2).tensors) == ["0", "3"]  # a client that comes later gets all of them
-    later = server.aggregate(state, [tensors_update({}, 0)], EagerTrainer(), ROUND, STREAMS)
-    assert not ask(later, 0).tensors  # it answered, so it has them
-    assert list(ask(later, 1).tensors) == ["0"]  # it did not
-    again = server.aggregate(later, [tensors_update({"0": first}, 0)], EagerTrainer(), ROUND, STREAMS)
-    assert len(again["labels"]) == 3  # a second upload of a client is ignored
+def test_a_frame_that_comes_twice_is_stored_once() -> None:
+    side, client = started([4, 0, 0, 0])
+    frame = Message(tensors={"0": torch.ones(2, 36)}, metrics={BEFORE: 0.0})
+    side.receive(client, frame)
+    side.receive(client, frame)
+    assert len(client.state["labels"]) == 2
+    side.receive(client, Message(tensors={"1": torch.ones(1, 36)}, metrics={BEFORE: 2.0}))
+    assert client.state["labels"].tolist() == [0, 0, 1]
+    assert side.update(client, NO_FIT, ROUND).metrics == {HELD: 3.0}
+    side.receive(client, Message(tensors={"1": torch.ones(1, 36)}, metrics={BEFORE: 9.0}))  # of a state it lost
+    assert len(client.state["labels"]) == 3
+
+
+def test_more_means_than_a_frame_holds_come_in_pages() -> None:
+    state = ALGORITHM.server.init(STREAMS)
+    for id_ in range(MOST_MEANS):
+        state = aggregated(state, sent({"2": torch.full((2, 36), float(id_))}, id_))
+    first = asked(state, 1000).tensors["2"]
+    assert len(first) == MOST_MEANS
+    state = aggregated(state, sent({}, 1000, held=MOST_MEANS))
+    rest = asked(state, 1000).tensors["2"]
+    assert torch.cat([first, rest])[:, 0].tolist() == [float(id_) for id_ in range(MOST_MEANS) for _ in range(2)]
+
+
+def test_a_hostile_upload_neither_fills_the_pool_nor_makes_frames_that_others_refuse() -> None:
+    state = aggregated(ALGORITHM.server.init(STREAMS), sent({"0": torch.ones(40, 36)}, 0, held=10**9))
+    assert len(state["labels"]) == 2  # means_per_class
+    assert state["held"].tolist() == [0]
+    state = aggregated(state, sent({"0": torch.full((2, 36), 1e7)}, 1))
+    assert len(state["labels"]) == 2
 
 
 def test_received_means_are_mixed_in_by_the_client_s_own_classes() -> None:
@@ -130,7 +176,7 @@ def test_each_mean_travels_once_and_no_rows_do() -> None:
     assert sent[2] == sent[3] == {"up": 0, "down": 0}
 
 
-@pytest.mark.parametrize("wrong", [{"group_size": 0}, {"means_per_class": 0}, {"mix": -1.0}, {"noise": -1.0}])
+@pytest.mark.parametrize("wrong", [{"group_size": 0}, {"means_per_class": 0}, {"means_per_class": 51}, {"mix": -1.0}])
 def test_a_hyper_parameter_out_of_range_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         InputMeansHyper(**wrong)  # type: ignore[arg-type]

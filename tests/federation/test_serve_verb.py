@@ -298,7 +298,7 @@ def test_a_folder_of_flower_s_that_cannot_be_made_is_named(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("trial.yaml", "name=new"), "interrupted; nothing has started"),
+        (("trial.yaml", "--overwrite"), "interrupted; nothing has started"),
         (("runs/trial", "--resume"), "interrupted; resume with: tinyproto serve runs/trial --resume"),
     ],
 )
@@ -308,7 +308,7 @@ def test_a_ctrl_c_while_keys_are_registered_ends_it_there(
     serve.interrupted = True
     before = tree(serve.site / "runs" / "trial")
     listen = f"127.0.0.1:{free_port()}"
-    assert in_process(monkeypatch, serve.site, "serve", *arguments, "--listen", listen) == 128 + signal.SIGTERM
+    assert in_process(monkeypatch, serve.site, "serve", *arguments, "--listen", listen) == 130
     shown, said = serve.capsys.readouterr()
     assert words in said
     assert "listening at" not in shown

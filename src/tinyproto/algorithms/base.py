@@ -209,6 +209,7 @@ class Algorithm:
     classifies_by_rows: bool = False  # True if clients are evaluated by global rows; if they travel, by all of them
     agreed: Mapping[str, str] = field(default_factory=dict)  # other meanings that both sides must share
     derived: Callable[[Sequence[ClientInfo]], Derived] = lambda _clients: {}  # in a round with uploads of these clients
+    reported: frozenset[str] = frozenset()  # metrics of an upload that are not losses
     watched: Callable[[State], Mapping[str, float]] = lambda _state: {}  # numbers of the state for each round's record
 
 

@@ -1,9 +1,10 @@
 """InputMeans: clients exchange means of small groups of their samples, once, and train on each other's means.
 
 These are prototypes before the network instead of after it, so networks may differ in everything but their input. A
-client splits the samples of a class into groups of g and sends the mean of each, in its first round only. The server
-passes on what is new to a client, once. From then on each epoch mixes received means into the client's own samples,
-with the label of their class. Features are pulled towards the rows of `anchors`; `proto_weight: 0` leaves that out.
+client splits the samples of a class into groups of g and sends the mean of each until the server has them, as a rule in
+its first round only. The server passes on what a client does not have, in pages. Each epoch mixes received means into
+the client's own samples, with the label of their class; the mixed batches are as large as the client's first one.
+Features are pulled towards the rows of `anchors`; `proto_weight: 0` leaves that out.
 
 A mean of g samples says more about them than a prototype does: docs/explain/what_communication_buys.md measures it.
 """
@@ -17,6 +18,7 @@ from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from tinyproto.algorithms.anchors import AnchorsClient, anchored
 from tinyproto.algorithms.base import (
@@ -35,11 +37,15 @@ from tinyproto.core.prototypes import AtMost, Message, Prototypes
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import BatchPlan, FitResult, State, Task, TensorData, Trainer, batch_sizes
 
-MOST_MEANS = 10_000
-"""The most means of a class in one frame."""
+MOST_MEANS = 50
+"""The most means of a class in one frame; more go with the next rounds."""
 
-KNOWN = "means_known"
-"""The metric by which the server tells a client how many of its means it has."""
+LONGEST_MEAN = 1e6
+"""The largest norm of a mean that the server passes on."""
+
+KNOWN, BEFORE, HELD = "means_known", "means_before", "means_held"
+"""Metrics: how many of a client's means the server has; how many of others the client had before this frame, as far as
+the server knows; how many it has, as the client says. A frame that comes twice is therefore stored once."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +58,13 @@ class InputMeansHyper(FixedLengthHyper):
     classes: Annotated[
         Literal["held", "all"], "received means to train on: of classes the client holds, as often as these; or of all"
     ] = "held"
-    noise: Annotated[float, "standard deviation of Gaussian noise on each value sent, in the data's units"] = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(group_size=self.group_size, means_per_class=self.means_per_class)
-        not_negative(mix=self.mix, noise=self.noise)
+        not_negative(mix=self.mix)
+        if self.means_per_class > MOST_MEANS:
+            raise ValueError(f"means_per_class must be at most {MOST_MEANS}, not {self.means_per_class}")
 
 
 def group_means(
@@ -71,8 +78,7 @@ def group_means(
         if groups:
             places = places[torch.randperm(len(places), generator=draws)[: groups * hyper.group_size]]
             samples = data.subset(places).inputs.flatten(1).float().cpu()
-            means = samples.view(groups, hyper.group_size, -1).mean(1)
-            found[str(label)] = means + hyper.noise * torch.randn(means.shape, generator=draws)
+            found[str(label)] = samples.view(groups, hyper.group_size, -1).mean(1)
     return found
 
 
@@ -83,29 +89,33 @@ class InputMeansClient(AnchorsClient):
 
     def init(self, client: Client, streams: Streams) -> None:
         """Draw the groups once, so that no later message tells more about them."""
-        super().init(client, streams)
         draws = streams.generator("input means", client=client.id)
         means = group_means(client.train, client.num_classes, self.hyper, draws)
         client.state |= {f"mean {label}": values for label, values in means.items()}
         width = math.prod(client.train.pool.shape[1:])
         client.state |= {"others": torch.zeros(0, width), "labels": torch.zeros(0, dtype=torch.int64)}
-        client.state["known"] = torch.zeros(1)
+        super().init(client, streams)
 
     def receive(self, client: Client, message: Message) -> Prototypes:
-        """Keep the means received; return the anchors."""
-        for label, values in sorted(message.tensors.items()):
-            client.state["others"] = torch.cat([client.state["others"], values.to(client.state["others"].device)])
-            labels = torch.full((len(values),), int(label)).to(client.state["labels"].device)
-            client.state["labels"] = torch.cat([client.state["labels"], labels])
+        """Keep the means received, in place of those that the server does not know to be here; return the anchors."""
+        before = int(message.metrics.get(BEFORE, 0))
+        if before <= len(client.state["labels"]):  # else the client has lost its state, and will say so
+            sent = sorted(message.tensors.items())
+            device = client.state["labels"].device
+            labels = [torch.full((len(values),), int(label)).to(device) for label, values in sent]
+            others = [values.to(device) for _, values in sent]
+            client.state["others"] = torch.cat([client.state["others"][:before], *others])
+            client.state["labels"] = torch.cat([client.state["labels"][:before], *labels])
         client.state["known"] = torch.tensor([message.metrics.get(KNOWN, 0.0)])
         return super().receive(client, message)
 
     def update(self, client: Client, result: FitResult, round_: Round) -> Message:  # noqa: ARG002
-        """Return the client's means, or nothing if the server has them."""
-        if float(client.state["known"]):
-            return Message()
-        names = [name for name in client.state if name.startswith("mean ")]
-        return Message(tensors={name.removeprefix("mean "): client.state[name].cpu() for name in names})
+        """Return the client's means unless the server has them, and how many of others the client has."""
+        names = [name for name in client.state if name.startswith("mean ") and not float(client.state["known"])]
+        return Message(
+            tensors={name.removeprefix("mean "): client.state[name].cpu() for name in names},
+            metrics={HELD: float(len(client.state["labels"]))},
+        )
 
     def task(self, client: Client, plan: BatchPlan, seed: int) -> Task:
         """Return the client's epochs with received means among its samples."""
@@ -142,47 +152,46 @@ class InputMeansClient(AnchorsClient):
 
 
 class InputMeansServer:
-    """Keeps all means with their senders, and remembers how many of them each client has received."""
+    """Keeps all means with their senders, and remembers how many of others' means each client has."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, num_classes: int, width: int, means_per_class: int) -> None:
+        self.num_classes = num_classes
         self.width = width
+        self.means_per_class = means_per_class
 
     def init(self, streams: Streams) -> State:  # noqa: ARG002
         """Return a pool without means."""
         none = torch.zeros(0, dtype=torch.int64)
-        return {
-            "means": torch.zeros(0, self.width), "labels": none, "senders": none, "receivers": none, "received": none,
-        }  # fmt: skip
+        return {"means": torch.zeros(0, self.width), "labels": none, "senders": none, "clients": none, "held": none}
 
     def broadcast(self, state: State, client: ClientInfo) -> Message:
-        """Return the means of others that this client has not received, and how many of its own are here."""
-        seen = int(state["received"][state["receivers"] == client.id].sum())
-        new = torch.arange(len(state["labels"])) >= seen
-        new &= state["senders"] != client.id
-        labels, means = state["labels"][new], state["means"][new]
+        """Return the first of others' means that this client does not have, at most `MOST_MEANS` of a class."""
+        own = state["senders"] == client.id
+        held = int(state["held"][state["clients"] == client.id].sum())
+        labels, means = state["labels"][~own][held:], state["means"][~own][held:]
+        of_class = functional.one_hot(labels, self.num_classes).cumsum(0)  # (n, K): means so far
+        page = int((of_class <= MOST_MEANS).all(1).sum())
+        labels, means = labels[:page], means[:page]
         tensors = {str(label): means[labels == label] for label in sorted(set(labels.tolist()))}
-        return Message(tensors=tensors, metrics={KNOWN: float((state["senders"] == client.id).sum())})
+        return Message(tensors=tensors, metrics={KNOWN: float(own.sum()), BEFORE: float(held)})
 
     def aggregate(
         self, state: State, updates: Sequence[Update], trainer: Trainer, round_: Round, streams: Streams  # noqa: ARG002
     ) -> State:  # fmt: skip
-        """Add the means of new senders; a client that answered has received all that was there before."""
-        here = len(state["labels"])
-        answered = torch.tensor([client.id for client, _ in updates], dtype=torch.int64)
-        others = ~torch.isin(state["receivers"], answered)
-        state = {
-            **state,
-            "receivers": torch.cat([state["receivers"][others], answered]),
-            "received": torch.cat([state["received"][others], torch.full_like(answered, here)]),
-        }
+        """Note what clients have, and add the means of new senders."""
+        state = dict(state)
         for client, message in updates:
-            if bool((state["senders"] == client.id).any()):
-                continue
-            for label, values in sorted(message.tensors.items()):
-                known = torch.full((len(values),), 1)
-                state["means"] = torch.cat([state["means"], values])
-                state["labels"] = torch.cat([state["labels"], known * int(label)])
-                state["senders"] = torch.cat([state["senders"], known * client.id])
+            own = state["senders"] == client.id
+            held = min(max(int(message.metrics.get(HELD, 0)), 0), int((~own).sum()))
+            others = state["clients"] != client.id
+            state["clients"] = torch.cat([state["clients"][others], torch.tensor([client.id])])
+            state["held"] = torch.cat([state["held"][others], torch.tensor([held])])
+            for label, values in sorted(message.tensors.items()) if not bool(own.any()) else ():
+                usable = values[: self.means_per_class]
+                usable = usable[torch.linalg.vector_norm(usable.double(), dim=1) <= LONGEST_MEAN]
+                state["means"] = torch.cat([state["means"], usable])
+                state["labels"] = torch.cat([state["labels"], torch.full((len(usable),), int(label))])
+                state["senders"] = torch.cat([state["senders"], torch.full((len(usable),), client.id)])
         return state
 
 
@@ -191,7 +200,13 @@ def build(hyper: InputMeansHyper, federation: FederationSpec) -> Algorithm:
     width = math.prod(federation.input_shape)
     base = anchored("input_means", hyper, federation, InputMeansClient)
     shapes = {str(label): (AtMost(MOST_MEANS), width) for label in range(federation.num_classes)}
-    return replace(base, server=InputMeansServer(width), tensor_shapes=shapes, table2_parameters=lambda _held: None)
+    return replace(
+        base,
+        server=InputMeansServer(federation.num_classes, width, hyper.means_per_class),
+        tensor_shapes=shapes,
+        table2_parameters=lambda _held: None,
+        reported=frozenset((HELD,)),
+    )
 
 
 SPEC = AlgorithmSpec("input_means", "InputMeans", InputMeansHyper, build)

@@ -43,8 +43,9 @@ def train_alone(config: Path, options: JoinOptions, output: Output) -> None:
     loaded = load_config(config, [])
     with prepared(options, output):
         for record in train_offline(options.folder, options.client, loaded):
-            done = counted(record.round - 1, "round")
-            output.say(f"client {options.client}: after {done}: {_accuracies(record)}")
+            if any(one.test_samples is not None for one in record.clients.values()):  # an evaluation was due
+                done = counted(record.round - 1, "round")
+                output.say(f"client {options.client}: after {done}: {_accuracies(record)}")
     rounds = counted(loaded.model.train.rounds, "round")
     output.say(f"client {options.client}: {rounds} are complete; its state is in {options.folder}")
     accuracy = {} if record is None else dict(record.accuracy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -65,9 +66,10 @@ def serve_config(options: ServeOptions, output: Output) -> None:
         opened = stack.enter_context(listening(host, port))  # before anything is replaced
         stop = stack.enter_context(StopOnInterrupt(signal.SIGTERM, signal.SIGHUP))
         undo = stack.enter_context(ExitStack())
+        aside = folder.with_name(f".{folder.name}.replaced")
         if not options.resume:
-            new = RunFolder.create(folder, overwrite=options.overwrite)
-            undo.callback(new.remove)
+            new = RunFolder.create(folder, overwrite=options.overwrite, aside=aside)
+            undo.callback(_restore, new, aside)
             new.write_config(config.resolved())
         try:
             superlink = _start(stack, folder, served, keys)
@@ -75,13 +77,12 @@ def serve_config(options: ServeOptions, output: Output) -> None:
             if not stop.wanted:  # Ctrl-C ends Flower's processes, too
                 raise
         if stop.wanted:
-            raise Interrupted(
-                f"resume with: {how_to_resume(folder)}" if options.resume else "nothing has started", stop.status
-            )
+            raise Interrupted(f"resume with: {how_to_resume(folder)}" if options.resume else "nothing has started")
         tell = Journal(folder / "progress.jsonl").tell
         gate = OpenGate(Gate(superlink.address, keys, largest), keys, opened, tell)
         stack.callback(gate.close)
         undo.pop_all()
+        shutil.rmtree(aside, ignore_errors=True)
         progress = stack.enter_context(FederationProgress(output, config.model.evaluate.rule))
         output.say(
             f"{config.model.name}: listening at {listen} for {counted(len(keys.clients), 'client')}: "
@@ -89,6 +90,13 @@ def serve_config(options: ServeOptions, output: Output) -> None:
         )
         _watch(folder, superlink, progress, stop)
     conclude(output, config, folder)
+
+
+def _restore(new: RunFolder, aside: Path) -> None:
+    """Remove a run that did not start, and put back the one that it was to replace."""
+    new.remove()
+    if aside.exists():
+        aside.rename(new.path)
 
 
 def _start(stack: ExitStack, folder: Path, served: ServeFile, keys: ServerKeys) -> SuperLink:

@@ -152,7 +152,7 @@ class PartitionSection(Section):
             if key not in KEYS_OF_KIND[kind] and key in given:
                 readers = " and ".join(other for other, read in KEYS_OF_KIND.items() if key in read)
                 raise ValueError(f"{key} is read by kind {readers}, not by {kind}; remove it")
-        return {**KEYS_OF_KIND[kind], **values, **given}
+        return {**values, **KEYS_OF_KIND[kind], **given}
 
     def asked(self) -> Partition:
         """Return the partition to draw."""

@@ -214,6 +214,7 @@ def _write_cache(
         facts = {"format": CACHE_FORMAT, "shape": list(shape), "images": digest, "crc32": checksum}
         partial.write_text(json.dumps(facts) + "\n")
         partial.replace(note)
+        note.with_suffix(".npy").unlink(missing_ok=True)  # the cache of an earlier format
     finally:
         partial.unlink(missing_ok=True)
     return pixels

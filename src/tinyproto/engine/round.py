@@ -67,7 +67,7 @@ def play_round(server: ServerRuntime, channel: Channel, plan: RoundPlan, meter: 
         participants=tuple(trained),
         accuracy={rule: _accuracy(rule, replies, server.defence.size_ratio) for rule in RULES},
         client_mean={rule: _client_mean(rule, replies) for rule in RULES},
-        loss=_mean_loss(trained, weights),
+        loss=_mean_loss(trained, weights, SCORES | server.algorithm.reported),
         traffic=_traffic(meter),
         clients={
             client: _client_record(client, replies.get(client, Message()), meter)
@@ -117,8 +117,8 @@ def _client_mean(rule: str, replies: Mapping[int, Message]) -> float | None:
     return sum(correct / samples for correct, samples in scores) / len(scores) if scores else None
 
 
-def _mean_loss(trained: Mapping[int, Message], weights: Mapping[int, int]) -> dict[str, float]:
-    names = [name for message in trained.values() for name in message.metrics if name not in SCORES]
+def _mean_loss(trained: Mapping[int, Message], weights: Mapping[int, int], others: frozenset[str]) -> dict[str, float]:
+    names = [name for message in trained.values() for name in message.metrics if name not in others]
     total = max(sum(weights.values()), 1)
     return {
         name: sum(message.metrics.get(name, 0.0) * weights[client] for client, message in trained.items()) / total

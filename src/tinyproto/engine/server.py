@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -33,6 +33,8 @@ from tinyproto.wire.validate import LONGEST_DOWNLOAD, Expectation, lower
 
 _TRAINING: Purpose = "training"
 NO_DEFENCE = Defence()
+NOBODY = -1
+"""The id of no client."""
 
 
 @dataclass(frozen=True)
@@ -209,8 +211,8 @@ class ServerRuntime:
         return sorted(uploads, key=lambda client: (-length(uploads[client]), client))
 
     def _problem_of(self, state: State) -> str | None:
-        """Return why clients may refuse the next broadcast, which is the same for all of them, or None."""
-        anyone = next(iter(self.infos.values()))
+        """Return why clients may refuse the next broadcast, or None; a client that never sent is sent most."""
+        anyone = replace(next(iter(self.infos.values())), id=NOBODY)
         message = self.side.broadcast(state, anyone)
         return not_finite(state) or unsendable(message, self.expectation.down, LONGEST_DOWNLOAD)
 

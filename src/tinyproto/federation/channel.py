@@ -1,7 +1,7 @@
 """The engine's channel to a real federation: hello, deadline, quorum, and the rules for replies, over any transport.
 
 A transport implements the three methods of `Transport`; `federation/flower/server_app.py` has the one for Flower.
-Replies are told apart by the message they answer. A late, double or unasked reply is counted and ignored.
+Replies are told apart by the message they answer. A late or double reply is counted and ignored.
 """
 
 from __future__ import annotations

@@ -56,9 +56,11 @@ class InvalidFileError(FederationError):
     """A file does not hold the kind of key or certificate that its name says."""
 
     def __init__(self, file: Path, kind: str) -> None:
-        super().__init__(
-            f"{file} is not a valid {kind}; restore it from a copy, or remove it and run `tinyproto serve --init`"
-        )
+        again = {
+            "client.key": "ask the coordinator for a new key",
+            "ca.key": "start again with a new folder of keys",
+        }.get(file.name, "remove it and run `tinyproto serve --init`")
+        super().__init__(f"{file} is not a valid {kind}; restore it from a copy, or {again}")
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ def make_keys(folder: Path, clients: int, hosts: Sequence[str]) -> MadeKeys:
         for number in new:
             _make_client(folder, number)
         content = (folder / "server" / "ca.crt").read_text(encoding="ascii")
-        for place in sorted(folder.glob("client-[0-9]*")):
+        for place in sorted(folder.glob("client-[0-9]*/")):
             _write(place / "ca.crt", content)
     return MadeKeys(names, authority, certificate, new)
 
@@ -320,7 +322,9 @@ def read_certificate(file: Path) -> x509.Certificate:
 def _read_private(file: Path) -> PrivateKeyTypes:
     try:
         return serialization.load_pem_private_key(file.read_bytes(), password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except TypeError as error:
+        raise FederationError(f"{file} is locked with a password; replace it by an unlocked one") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
         raise InvalidFileError(file, "private key") from error
 
 

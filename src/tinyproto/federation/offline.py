@@ -65,8 +65,12 @@ def train_offline(folder: Path, client: int, config: Config) -> Iterator[RoundRe
         raise FederationError(str(refusal)) from refusal
     server = setup.server(make_trainer("eager", torch.device("cpu")), Stopwatch(lambda: 0.0))
     channel, total = Alone(member, token), terms.train.rounds
-    server.greet(channel, [client], Meter())
+    for error in server.greet(channel, [client], Meter()).values():
+        raise error
     for number in range(first, total + 2):
         plan = plan_round([client], Round(number, total), 1.0, model.evaluate.every, "all", server.streams)
         with one_thread():
-            yield play_round(server, channel, plan, Meter())
+            record = play_round(server, channel, plan, Meter())
+        for reason in record.refused.values():
+            raise FederationError(reason)
+        yield record

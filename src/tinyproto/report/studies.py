@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -240,7 +241,8 @@ def _names(cells: Mapping[tuple[str, str], Sequence[Cell]]) -> dict[tuple[str, s
         name = ALGORITHMS[algorithm].title if label == algorithm and algorithm in ALGORITHMS else label
         shared = sum(other == label for other, _ in cells) > 1
         names[key] = f"{name}, {first.run.name}" if shared else name
-    return names
+    taken = Counter(names.values())
+    return {key: f"{name} ({key[0]})" if taken[name] > 1 else name for key, name in names.items()}
 
 
 def _joined(runs: Sequence[Run]) -> str:

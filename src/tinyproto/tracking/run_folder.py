@@ -53,13 +53,18 @@ class RunFolder:
         self.path = path
 
     @classmethod
-    def create(cls, path: Path, *, overwrite: bool) -> RunFolder:
-        """Create an empty folder; with `overwrite`, replace an existing run. Never delete anything else."""
+    def create(cls, path: Path, *, overwrite: bool, aside: Path | None = None) -> RunFolder:
+        """Create an empty folder; with `overwrite`, replace an existing run, or move it `aside`.
+
+        Never delete anything else.
+        """
         folder = cls(path)
         with folder.writing():
             if path.exists():
                 _check_replaceable(path, overwrite)
-                shutil.rmtree(path)
+                shutil.rmtree(aside or path, ignore_errors=aside is not None)
+                if aside is not None:
+                    path.rename(aside)
             path.mkdir(parents=True)
         return folder
 
