@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -29,13 +28,15 @@ def test_the_flow_is_drawn_by_its_script() -> None:
     assert (PICTURES / "flow.svg").read_text(encoding="utf-8") == script("flow").draw(), "run `make docs`"
 
 
-def test_the_quickstart_s_curves_are_those_of_the_record() -> None:
-    draw, folder = script("draw"), ROOT / "results" / "quickstart"
-    results = json.loads((folder / "summary.json").read_text())["results"]
-    (local,) = [result for result in results if result["algorithm"] == "local" and result["seed"] == 0]
-    records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    drawn = draw.draw(draw.curves(records), local["accuracy"]["last"]["head"])
-    assert (PICTURES / "quickstart.svg").read_text(encoding="utf-8") == drawn, "run `make docs`"
+def test_accuracy_over_bytes_is_drawn_from_the_records() -> None:
+    draw = script("draw")
+    curves = draw.curves(draw.lines_of(ROOT / "results" / "quickstart"))
+    drawn = {
+        "quickstart.svg": draw.draw_quickstart(curves),
+        "what_communication_buys.svg": draw.draw_cifar100(draw.cifar100_points()),
+    }
+    for name, picture in drawn.items():
+        assert (PICTURES / name).read_text(encoding="utf-8") == picture, "run `make docs`"
 
 
 @pytest.mark.parametrize("picture", sorted(PICTURES.glob("*.svg")), ids=lambda path: path.name)
