@@ -312,7 +312,7 @@ def membership(data: Data, root: Path | None, group_size: int, seed: int) -> flo
     shares = Partition("dirichlet", CLIENTS, 10.0, seed=seed + 1, min_samples=data.min_samples).shares(
         images.labels.numpy()
     )
-    federation, hyper = FederatedData(images, shares), InputMeansHyper(group_size=group_size, means_per_class=1000)
+    federation, hyper = FederatedData(images, shares), InputMeansHyper(group_size=group_size, means_per_class=50)
     found = []
     for client in range(CLIENTS):
         draws = Streams(seed).generator("input means", client=client)

@@ -55,7 +55,10 @@ class ScaleSettings:
             raise ConfigError(
                 f"--participants: {self.same} is more than the {min(self.clients)} clients of the smallest size"
             )
-        client_budget(self.memory, torch.device("cpu"))  # raises ConfigError if invalid
+        try:
+            client_budget(self.memory, torch.device("cpu"))
+        except ValueError as error:
+            raise ConfigError(f"--memory: {error}") from error
 
     @property
     def same(self) -> int:

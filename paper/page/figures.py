@@ -22,7 +22,12 @@ from tinyproto.report.words import counted, size
 
 BYTES = "payload bytes a round, up and down"
 NEURON_STEMS = {100: "neurons_100", DIM: "table1_cifar100", 1000: "neurons_1000"}
-INKS = {name: f"c{index}" for index, name in enumerate(ALGORITHMS)}
+METHODS = (
+    "local", "fedavg", "lg_fedavg", "fml", "fedkd", "feddistill", "fedproto", "fedtgp", "tinyproto_fp", "tinyproto_ft",
+)  # fmt: skip
+"""The paper's methods."""
+
+INKS = {name: f"c{index}" for index, name in enumerate(METHODS)}
 PRINTED = {row.address: row.accuracy for table in printed_tables() for row in table.rows}
 FIGURE1_CLASSES = (10, 20, 50, 100, 200, 500, 1000)
 FIGURE1_DIMS = (50, 100, 500, 1000)

@@ -83,7 +83,6 @@ def test_a_study_gets_options_with_several_values(
     ("arguments", "facts"),
     [
         (("round", "--trainers=eagre"), ("--trainers", "'eagre'", "'eager'")),
-        (("round", "--rounds=0"), ("--rounds", "'0'")),
         (("round", "no_such.yaml"), ("no_such.yaml",)),
         (("round", "--naive=no_such"), ("--naive", "no_such:NaiveFederation")),
         (("round", "trian.rounds=1"), ("'trian'", "'train'")),
