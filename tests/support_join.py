@@ -22,6 +22,9 @@ class NoRelay:
     proxy = ""
     unanswered_since: float | None = None
 
+    def add(self, counts: object) -> None:
+        pass
+
 
 def make_session(folder: Path, quiet: bool = True) -> ClientSession:
     """Client 0 of a federation at h:1, with its keys and all it keeps in one folder."""

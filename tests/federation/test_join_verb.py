@@ -155,7 +155,7 @@ def test_a_machine_without_a_free_port_is_not_told_of_its_disk(
     def too_many(*_: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(join_verb, "reach", lambda *_: None)
+    monkeypatch.setattr(join_verb, "reach", lambda *_: {"up": 0, "down": 0})
     monkeypatch.setattr(processes, "socket", SimpleNamespace(socket=too_many))
     assert in_process(monkeypatch, site, *JOIN, *GOOD) == 2
     said = capsys.readouterr().err
@@ -175,7 +175,7 @@ def test_a_folder_that_cannot_be_made_is_named(
 ) -> None:
     (site / name).parent.mkdir(parents=True, exist_ok=True)
     (site / name).write_text("a file")
-    monkeypatch.setattr(join_verb, "reach", lambda *_: None)
+    monkeypatch.setattr(join_verb, "reach", lambda *_: {"up": 0, "down": 0})
     assert in_process(monkeypatch, site, *JOIN, *GOOD) == 2
     said = capsys.readouterr().err
     assert words in said

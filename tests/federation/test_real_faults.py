@@ -332,7 +332,7 @@ def test_why_a_supernode_ended_is_known_from_its_status_and_its_log(
 def test_a_damaged_client_key_is_named_before_anything_is_started(content: bytes, tmp_path: Path) -> None:
     make_keys(tmp_path, 1, [])
     (tmp_path / "client-0" / "client.key").write_bytes(content)
-    with pytest.raises(FederationError, match=r"client\.key is not a valid private key; .*serve --init"):
+    with pytest.raises(FederationError, match=r"client\.key is not a valid private key; .*ask the coordinator"):
         ClientKeys.open(tmp_path / "client-0")
 
 

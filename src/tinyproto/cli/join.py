@@ -104,8 +104,8 @@ class ClientSession:
         return self._rounds
 
     def _reach(self) -> None:
-        """Raise AwayError unless the coordinator answers."""
-        reach(self.address, self.keys.authority)
+        """Raise AwayError unless the coordinator answers; count the bytes of the attempt."""
+        self.relay.add(reach(self.address, self.keys.authority))
 
     def _run_node(self) -> None:
         """Run one SuperNode to its end; raise the reason, unless the client has nothing left to do."""

@@ -14,7 +14,7 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tinyproto.engine.measure import WAYS
@@ -38,8 +38,8 @@ class TurnedAwayError(Exception):
     """The coordinator answers, but does not admit this client, for now."""
 
 
-def reach(server: tuple[str, int], authority: Path) -> None:
-    """Complete a TLS handshake with the coordinator.
+def reach(server: tuple[str, int], authority: Path) -> dict[str, int]:
+    """Complete a TLS handshake with the coordinator; return the bytes sent ("up") and received ("down").
 
     Raise FederationError for what waiting does not change, AwayError for what may change.
     """
@@ -52,7 +52,7 @@ def reach(server: tuple[str, int], authority: Path) -> None:
         ) from error
     try:
         with socket.create_connection(server, REACH_SECONDS) as opened:
-            context.wrap_socket(opened, server_hostname=host).close()
+            return _shake_hands(opened, context, host)
     except ssl.SSLCertVerificationError as error:
         if error.verify_code in (62, 64):  # another host name, another IP address
             raise FederationError(
@@ -81,13 +81,40 @@ def reach(server: tuple[str, int], authority: Path) -> None:
         raise AwayError(error.strerror or str(error)) from error
 
 
+def _shake_hands(opened: socket.socket, context: ssl.SSLContext, host: str) -> dict[str, int]:
+    received, to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
+    shaking = context.wrap_bio(received, to_send, server_hostname=host)
+    counts: dict[str, int] = dict.fromkeys(WAYS, 0)
+    while True:
+        try:
+            shaking.do_handshake()
+            complete = True
+        except ssl.SSLWantReadError:
+            complete = False
+        data = to_send.read()
+        opened.sendall(data)
+        counts["up"] += len(data)
+        if complete:
+            opened.shutdown(socket.SHUT_WR)
+            while data := opened.recv(65536):  # session tickets count, too
+                counts["down"] += len(data)
+            return counts
+        data = opened.recv(65536)
+        counts["down"] += len(data)
+        if data:
+            received.write(data)
+        else:
+            received.write_eof()
+
+
 class Relay:
     """Passes bytes between a SuperNode and the server, and counts both ways from the counts in a file."""
 
     def __init__(self, server: tuple[str, int], file: Path) -> None:
         self.server = server
         self.file = file
-        self.counts = Counter(dict.fromkeys(WAYS, 0) | read_counts(file))
+        self._relayed = Counter(read_counts(file))
+        self._checks: Counter[str] = Counter()  # apart, since another thread counts them
         self.unanswered_since: float | None = None  # time of the first byte or attempt after the server's last byte
         self._written: dict[str, int] = {}
         self._closing = threading.Event()
@@ -99,6 +126,15 @@ class Relay:
         self._write()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="relay", daemon=True)
         self._thread.start()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Return the bytes to and from the server, by the relay and outside it."""
+        return {way: self._relayed[way] + self._checks[way] for way in WAYS}
+
+    def add(self, counts: Mapping[str, int]) -> None:
+        """Count bytes that went to the server outside the relay."""
+        self._checks.update(counts)
 
     @property
     def proxy(self) -> str:
@@ -154,13 +190,13 @@ class Relay:
             else:
                 self.unanswered_since = None
             sink.write(data)
-            self.counts[way] += len(data)
+            self._relayed[way] += len(data)
             await sink.drain()
         if sink.can_write_eof():
             sink.write_eof()
 
     def _write(self) -> None:
-        counts = dict(self.counts)
+        counts = self.counts
         if counts != self._written:
             with contextlib.suppress(OSError):  # a full disk is reported where more than counts is written
                 write_atomic(self.file, json.dumps(counts))
