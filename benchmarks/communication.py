@@ -22,11 +22,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from benchmarks.studies import Parser, run_study
+from benchmarks.studies import Parser, play, run_study
 from tinyproto.algorithms.input_means import InputMeansHyper, group_means
 from tinyproto.config.load import parse_config
 from tinyproto.core.streams import Streams
-from tinyproto.data.images import FederatedData, Images
+from tinyproto.data.images import FederatedData, Images, TestScope
 from tinyproto.data.partition import Partition, PartitionKind, Share
 from tinyproto.data.sources import load
 from tinyproto.errors import TinyProtoError
@@ -91,7 +91,7 @@ class Setting:
 
     alpha: float | None = 0.1  # of the Dirichlet partition; None: iid
     samples: int | None = None  # per class and client
-    scope: str = "own"
+    scope: TestScope = "own"
     late: bool = False
     weak: bool = False
     noise: float = 0.0
@@ -134,7 +134,7 @@ DATASETS: Mapping[str, Data] = {
 
 
 def few_samples(labels: NDArray[np.int64], samples: int, seed: int) -> list[Share]:
-    """Give each client so many training samples of each class; what is left is tested on, in equal parts."""
+    """Give each client `samples` training samples of each class; split the rest equally as test samples."""
     draws = np.random.default_rng(seed)
     by_class = [draws.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
     fewest = min(map(len, by_class))
@@ -185,14 +185,10 @@ def train(case: Case, root: Path | None = None) -> dict[str, Any]:
         folder = Path(place)
         config = config_of(case, data, setting, shares, folder)
         experiment = Experiment(parse_config(config), images)
-        (cell,) = experiment.cells
-        simulation = experiment.simulation(cell, experiment.loopback(cell))
-        played: list[RoundResult] = []
         try:
-            played.extend(simulation.rounds())
+            played, summary = play(experiment)
         except TinyProtoError as error:
             return {**asdict(case), "ended": str(error)}
-        summary = experiment.summarise(cell, simulation, played)
     return {
         **asdict(case),
         "accuracy": summary["accuracy"]["last10"],
@@ -203,13 +199,18 @@ def train(case: Case, root: Path | None = None) -> dict[str, Any]:
     }
 
 
+def _means(data: FederatedData, client: int, hyper: InputMeansHyper, seed: int) -> dict[str, Tensor]:
+    """Return the means that a client of InputMeans sends with this seed."""
+    draws = Streams(seed).generator("input means", client=client)
+    return group_means(data.train(client), data.images.num_classes, hyper, draws)
+
+
 def nearest_input_mean(images: Images, shares: Sequence[Share], setting: Setting, seed: int) -> dict[str, Any]:
     """Classify each client's test samples by the nearest mean of any client; of its own classes, or of all."""
-    data = FederatedData(images, shares, "all" if setting.scope == "all" else "own")
+    data = FederatedData(images, shares, setting.scope)
     means: list[tuple[Tensor, Tensor]] = []
     for client in range(len(shares)):
-        draws = Streams(seed).generator("input means", client=client)
-        for label, values in group_means(data.train(client), images.num_classes, InputMeansHyper(), draws).items():
+        for label, values in _means(data, client, InputMeansHyper(), seed).items():
             means.append((values, torch.full((len(values),), int(label))))
     values, labels = (torch.cat(parts) for parts in zip(*means, strict=True))
     correct, samples = [], []
@@ -321,8 +322,7 @@ def membership(data: Data, root: Path | None, group_size: int, seed: int) -> flo
     federation, hyper = FederatedData(images, shares), InputMeansHyper(group_size=group_size, means_per_class=50)
     found = []
     for client in range(CLIENTS):
-        draws = Streams(seed).generator("input means", client=client)
-        means = group_means(federation.train(client), images.num_classes, hyper, draws)
+        means = _means(federation, client, hyper, seed)
         scores: list[Tensor] = []
         for samples in (federation.train(client), federation.test(client)):
             distances = [

@@ -20,12 +20,11 @@ from typing import Any
 import torch
 
 from benchmarks.ordinary import NETWORKS, write_patterns
-from benchmarks.studies import Parser, run_study
+from benchmarks.studies import Parser, play, run_study
 from tinyproto.config.load import parse_config
 from tinyproto.core.cps import longest_prototype
 from tinyproto.errors import TinyProtoError
 from tinyproto.experiment import Experiment
-from tinyproto.tracking.summary import RoundResult
 
 ROOT = Path(__file__).parents[1]
 FACTORS = {"anchors, R/2": 0.5, "anchors": 1.0, "anchors, 2R": 2.0}
@@ -77,14 +76,10 @@ def train(case: Case) -> dict[str, Any]:
         if case.dataset == "patterns":
             write_patterns(folder)
         experiment = Experiment(parse_config(config_of(case, folder)))
-        (cell,) = experiment.cells
-        simulation = experiment.simulation(cell, experiment.loopback(cell))
-        played: list[RoundResult] = []
         try:
-            played.extend(simulation.rounds())
+            played, summary = play(experiment)
         except TinyProtoError as error:
             return {**asdict(case), "ended": str(error)}
-        summary = experiment.summarise(cell, simulation, played)
     return {
         **asdict(case),
         "accuracy": summary["accuracy"]["last10"],

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tinyproto.errors import ConfigError
+from tinyproto.experiment import Experiment
 from tinyproto.tracking.environment import environment
+from tinyproto.tracking.summary import RoundResult
 
 Result = Mapping[str, Any]
 
@@ -25,6 +27,14 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise the error."""
         raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+def play(experiment: Experiment) -> tuple[list[RoundResult], dict[str, Any]]:
+    """Run the one cell of an experiment in this process; return its rounds and its entry of summary.json."""
+    (cell,) = experiment.cells
+    simulation = experiment.simulation(cell, experiment.loopback(cell))
+    played = list(simulation.rounds())
+    return played, experiment.summarise(cell, simulation, played)
 
 
 def run_study(

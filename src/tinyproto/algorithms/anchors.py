@@ -56,8 +56,7 @@ def anchored(
     name: str, hyper: FixedLengthHyper, federation: FederationSpec, side: type[AnchorsClient] = AnchorsClient
 ) -> Algorithm:
     """Return an algorithm whose clients know the anchors; the digest of the federation covers their rows and so R."""
-    masks = hyper.cps_masks(federation)
-    width = federation.proto_dim if masks is None else int(masks[0].sum())
+    masks, width = hyper.sent(federation)
     length = hyper.row_length(federation, width)
     everyone = torch.ones(federation.num_classes, dtype=torch.bool)
     rows = cps.with_length(Prototypes(directions(hyper, federation, masks), everyone), length)

@@ -23,10 +23,10 @@ from tinyproto.core.prototypes import TINY, Prototypes
 from tinyproto.core.task import State
 
 DECAY, DECAY_EVERY = 0.95, 10
-"""The alignment's learning rate is multiplied by the first after so many steps."""
+"""Factor of the alignment's learning rate, and the number of steps between its uses."""
 
 CALM, CALM_STEPS = 1e-4, 10
-"""The alignment stops once the mean force has changed by less than the first in so many steps in a row."""
+"""The alignment stops once the mean force changes by less than `CALM` in `CALM_STEPS` consecutive steps."""
 
 
 @dataclass(frozen=True)

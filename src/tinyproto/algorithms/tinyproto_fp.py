@@ -130,8 +130,7 @@ class WeighedServer(StreamingServer):
 
 def build(hyper: TinyProtoFPHyper, federation: FederationSpec) -> Algorithm:
     """Return TinyProto-FP; without scaling its server is FedProto's."""
-    masks = hyper.cps_masks(federation)
-    width = federation.proto_dim if masks is None else int(masks[0].sum())
+    masks, width = hyper.sent(federation)
     server, scale = StreamingServer(federation.num_classes, width), None
     if hyper.scaling == "count" and hyper.aggregation == "weighed":
         server = WeighedServer(federation.num_classes, width)

@@ -81,8 +81,7 @@ def longest(hyper: TinyProtoFTHyper, federation: FederationSpec, width: int) -> 
 
 def build(hyper: TinyProtoFTHyper, federation: FederationSpec) -> Algorithm:
     """Return TinyProto-FT."""
-    masks = hyper.cps_masks(federation)
-    width = federation.proto_dim if masks is None else int(masks[0].sum())
+    masks, width = hyper.sent(federation)
     client = TinyProtoClient(hyper, federation, masks, hyper.scaling)
     server = TinyProtoFTServer(hyper, federation, masks, width)
     algorithm = prototype_algorithm("tinyproto_ft", client, server, width=width, masks=masks, scaling=hyper.scaling)

@@ -45,15 +45,15 @@ class CPSHyper(FedProtoHyper):
             if self.cps_dim is not None:
                 raise ValueError("cps_dim and byte_budget both say how much a class sends; give one of them")
 
-    def cps_masks(self, federation: FederationSpec) -> Tensor | None:
-        """Return the masks m_j, (K, d) bool, or None if all dimensions travel."""
+    def sent(self, federation: FederationSpec) -> tuple[Tensor | None, int]:
+        """Return the masks m_j, (K, d) bool, or None if all dimensions travel, and how many travel."""
         dim, cps_dim = federation.proto_dim, self.cps_dim
         if self.byte_budget is not None:
             fitting = largest_cps_dim(federation, self.byte_budget)
             cps_dim = None if fitting == dim else fitting
         if cps_dim is None:
-            return None
-        return build_masks(self.masks, federation.num_classes, dim, cps_dim, self.mask_seed)
+            return None, dim
+        return build_masks(self.masks, federation.num_classes, dim, cps_dim, self.mask_seed), cps_dim
 
     def derived_dim(self, width: int) -> dict[str, int | float]:
         """Return s if it follows from a byte budget."""

@@ -34,8 +34,7 @@ class SphereServer(StreamingServer):
 
 def build(hyper: FixedLengthHyper, federation: FederationSpec) -> Algorithm:
     """Return TinyProto-Sphere."""
-    masks = hyper.cps_masks(federation)
-    width = federation.proto_dim if masks is None else int(masks[0].sum())
+    masks, width = hyper.sent(federation)
     length = hyper.row_length(federation, width)
     client = TinyProtoClient(hyper, federation, masks)
     server = SphereServer(federation.num_classes, width, length)

@@ -1,4 +1,4 @@
-"""A client's command line, whatever carries its messages, and `tinyproto join --offline`, which needs nothing to."""
+"""A client's command line, whatever carries its messages, and `tinyproto join --offline`: training alone."""
 
 from __future__ import annotations
 

@@ -62,8 +62,10 @@ class RunFolder:
         with folder.writing():
             if path.exists():
                 _check_replaceable(path, overwrite)
-                shutil.rmtree(aside or path, ignore_errors=aside is not None)
-                if aside is not None:
+                if aside is None:
+                    shutil.rmtree(path)
+                else:
+                    shutil.rmtree(aside, ignore_errors=True)  # left by a start that was killed
                     path.rename(aside)
             path.mkdir(parents=True)
         return folder

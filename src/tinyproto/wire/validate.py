@@ -93,7 +93,7 @@ class Expectation:
     def check_all_there(self, tensors: Collection[str]) -> None:
         """Raise WireError unless each tensor is there once, whole or in parts.
 
-        A tensor of at most so many rows is missing if it has none.
+        A tensor whose number of rows varies may be missing: it then has none.
         """
         parts = {part for several in self.tensor_parts.values() for part in several}
         for name, shape in self.tensor_shapes.items():

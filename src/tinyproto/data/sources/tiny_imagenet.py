@@ -25,7 +25,7 @@ PER_CLASS = 550
 
 
 def load(request: Request) -> Images:
-    """Load the images of all classes, or of the first so many."""
+    """Load the images of all classes, or of the first ones if their number is asked for."""
     return listing(request).load(request.cache, request.progress)
 
 
