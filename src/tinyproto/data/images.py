@@ -102,6 +102,7 @@ class Images:
     scale: float  # a network sees pixel · scale + shift
     shift: float
     shared: SharedPixels | None = field(default=None, repr=False)  # holds `pixels`, for workers to map
+    class_names: tuple[str, ...] | None = field(default=None, repr=False)  # by label; None if classes have no names
 
     @property
     def input_shape(self) -> tuple[int, ...]:
