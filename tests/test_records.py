@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from benchmarks import attacks, communication, networks
+from benchmarks import attacks, communication, networks, papers_networks
 from support_docs import modules_of_a_folder
 from tinyproto.config import load_config
 from tinyproto.report.compare import Row, compare, share_cell
@@ -70,6 +70,10 @@ def test_a_page_s_table_is_what_the_study_s_record_says(page: str, study: Module
     assert study.table(cells).strip() in (ROOT / page).read_text()
     assert (folder / "table.md").read_text() == study.table(cells)
     assert len(json.loads((folder / "environment.json").read_text())["commit"]) == 40
+
+
+def test_the_page_s_table_of_the_paper_s_networks_is_what_their_cells_say() -> None:
+    assert papers_networks.table() in (ROOT / "docs/explain/what_communication_buys.md").read_text()
 
 
 COMMANDS = re.findall(r"^\| `(\w+)` \| `tinyproto run ([^`]+)`", (ROOT / "results/README.md").read_text(), re.MULTILINE)
