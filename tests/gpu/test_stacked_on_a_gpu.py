@@ -130,7 +130,7 @@ def test_captured_steps_give_the_reference_s_numbers_up_to_rounding(algorithm: s
         networks = ["small_cnn_a", "small_cnn_c"]
         return tp.simulate(algorithm=algorithm, models=networks, num_clients=6, rounds=3, settings={"train": train})
 
-    # The |cos| of FedORGP's fit has a gradient that jumps at 0: on a CPU, weights changed by 1e-6 move its accuracy by 0.04.
+    # The gradient of |cos| in FedORGP's fit jumps at 0: weights changed by 1e-6 move its accuracy by 0.04 on a CPU.
     tolerance = 0.05 if algorithm == "fedorgp" else 0.02
     eager, captured = simulated("eager"), simulated(trainer)
     for mine, other in zip(captured.rounds, eager.rounds, strict=True):
