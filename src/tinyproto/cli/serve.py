@@ -14,6 +14,7 @@ from tinyproto.cli.interrupt import StopOnInterrupt
 from tinyproto.cli.run import conclude
 from tinyproto.cli.terminal import Output
 from tinyproto.config import Config, load_config
+from tinyproto.config.load import stated
 from tinyproto.errors import ConfigError, FederationError, Interrupted
 from tinyproto.federation.flower.gate import Gate, OpenGate, listening
 from tinyproto.federation.flower.processes import SuperLink, split_address
@@ -70,7 +71,7 @@ def serve_config(options: ServeOptions, output: Output) -> None:
         if not options.resume:
             new = RunFolder.create(folder, overwrite=options.overwrite, aside=aside)
             undo.callback(_restore, new, aside)
-            new.write_config(config.resolved())
+            new.write_config(stated(config.resolved()))
         try:
             superlink = _start(stack, folder, served, keys)
         except FederationError:

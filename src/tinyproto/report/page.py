@@ -12,8 +12,10 @@ from typing import Any
 import yaml
 
 import tinyproto
+from tinyproto.config.load import stated
 from tinyproto.report import html
 from tinyproto.report.compare import RULE_NAMES, SPREAD_WORDS, share_cell, spread, table_cells
+from tinyproto.report.federation import how_to_repeat, known_facts, unknown_facts
 from tinyproto.report.figures import Figure
 from tinyproto.report.figures.clients import accuracy_per_client, who_holds_what
 from tinyproto.report.figures.curves import accuracy_over_bytes, accuracy_over_rounds
@@ -30,6 +32,9 @@ FEW_SETTINGS = 4
 
 FEW_RUNS = 6
 """Runs that are named one by one."""
+
+
+SIMULATE = "Save the config below as config.yaml and run: tinyproto run config.yaml"
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,10 @@ def make_report(
         body += _prototypes(study, heading, prefix, shown, figures)
     if body == without:
         body += html.element("h2", "Prototypes") + html.paragraph(
-            "These runs have no prototypes.safetensors, so no prototypes are drawn.", "quiet"
+            "A coordinator stores no prototypes to draw."
+            if all(run.real for run in runs)
+            else "These runs have no prototypes.safetensors, so no prototypes are drawn.",
+            "quiet",
         )
     body += "".join(_how_to_reproduce(runs))
     return Report(_page(f"tinyproto report: {_named(runs)}", body), studies, figures)
@@ -173,21 +181,26 @@ def _study(study: Study, figures: Sequence[Figure], *, titled: bool) -> Iterator
         yield _table(setting) + _notes(setting) + _by_network(setting)
     yield html.element("h2", "Figures")
     yield html.element("div", "".join(map(html.figure, figures)), class_="figures")
-    if not any(run.federation for run in study.runs):
+    if all(run.real for run in study.runs):
+        yield html.paragraph("Who holds what is not drawn: a coordinator does not see the clients' samples.", "quiet")
+    elif not any(run.federation for run in study.runs):
         yield html.paragraph("Who holds what is not drawn: there is no federation.json beside these runs.", "quiet")
 
 
 def _verdict(setting: Setting, *, titled: bool) -> Iterator[str]:
     run, result = setting.runs[0], setting.runs[0].results[0]
     seeds = sorted({seed for series in setting.series for seed in series.seeds})
+    about = known_facts(result) if run.real else f"{result['dataset']}, {counted(result['num_clients'], 'client')}"
     facts = (
-        f"{result['dataset']}, {counted(result['num_clients'], 'client')}, {counted(result['rounds'], 'round')}, "
-        f"{counted(len(seeds), 'seed')} ({', '.join(map(str, seeds))}), preset {result['preset']}, "
-        f"networks {', '.join(map(str, run.config['models']))}"
+        f"{about}, {counted(result['rounds'], 'round')}, "
+        f"{counted(len(seeds), 'seed')} ({', '.join(map(str, seeds))}), preset {result['preset']}"
+        f"{'' if run.real else ', networks ' + ', '.join(map(str, run.config['models']))}"
     )
     yield html.element("h2" if titled else "p", escape(setting.name if titled else facts), class_="facts")
     if titled:
         yield html.paragraph(facts)
+    if run.real:
+        yield html.paragraph(unknown_facts(result), "quiet")
     yield html.element("section", html.bullets(setting.verdict()), class_="verdict", aria_label="Verdict")
 
 
@@ -301,9 +314,10 @@ def _how_to_reproduce(runs: Sequence[Run]) -> Iterator[str]:
         rest = f" and {len(alike) - 1} more that differ only in algorithm and seed" if len(alike) > 1 else ""
         yield html.paragraph(
             f"{run.name}{rest}: tinyproto {version}, commit {commit}, Python {environment.get('python', '?')}; "
-            f"{where}. Save the config below as config.yaml and run: tinyproto run config.yaml"
+            f"{where}. {how_to_repeat(run.results[0], run.config) if run.real else SIMULATE}"
         )
-        config = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True)
+        values = stated(run.config) if run.real else dict(run.config)
+        config = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
         yield html.folded("Config", html.element("pre", escape(config)))
         yield html.folded("Environment", html.element("pre", escape(json.dumps(environment, indent=1))))
     yield html.paragraph(f"Made by tinyproto {tinyproto.__version__}.", "quiet")

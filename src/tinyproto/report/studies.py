@@ -251,7 +251,11 @@ def _joined(runs: Sequence[Run]) -> str:
 
 def _federation(run: Run) -> Any:
     """Return the part of a config that must be equal for accuracies to be comparable."""
-    return {"data": run.results[0]["dataset"], "partition": run.config["partition"]}
+    first = run.results[0]
+    known = first.get("federation") or {}
+    if known.get("own_data"):  # equal as far as the coordinator can tell
+        return {**{key: value for key, value in known.items() if key != "joined"}, "clients": first["num_clients"]}
+    return {"data": first["dataset"], "partition": run.config["partition"]}
 
 
 def _setting(run: Run) -> dict[str, Any]:
