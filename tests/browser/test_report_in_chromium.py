@@ -50,6 +50,7 @@ PAGES: dict[str, Sequence[Made | PaperRecord]] = {
     ],
     "many classes": [Made(algorithms=FIVE, clients=20, classes=200, dim=500, rounds=5)],
 }
+UNFOLD = "document.querySelectorAll('details.asked').forEach(one => { one.open = true; })"
 VIEWS = [(width, scheme) for width in (390, 1280) for scheme in ("light", "dark")]
 
 
@@ -117,6 +118,7 @@ def test_a_page_is_whole_fetches_nothing_and_fits(
     file, made = written[name]
     with Seen(browser, file, width, scheme) as seen:
         page = seen.page
+        page.evaluate(UNFOLD)
         assert page.locator("figure").count() == len(made.figures)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert page.locator("section.verdict").first.bounding_box()["y"] < 600  # type: ignore[index]
@@ -168,6 +170,7 @@ def test_words_stay_inside_their_figure_and_off_each_other(
 ) -> None:
     file, _ = written[name]
     with Seen(browser, file, width, scheme) as seen:
+        seen.page.evaluate(UNFOLD)
         found = seen.page.evaluate(
             """() => [...document.querySelectorAll("svg.figure")].flatMap(svg => {
               const frame = svg.viewBox.baseVal;
@@ -234,9 +237,10 @@ def test_data_are_downloaded_as_they_are(
 def test_a_picture_is_downloaded_with_its_colours(browser: Browser, written: dict[str, tuple[Path, Report]]) -> None:
     file, _ = written["one run"]
     with Seen(browser, file) as seen:
+        seen.page.evaluate(UNFOLD)
         for slug in ("rounds-global", "holdings", "prototypes-1-class"):
             with seen.page.expect_download() as waiting:
-                seen.page.locator(f"#{slug} button").click()
+                seen.page.locator(f"#{slug} button.link").click()
             assert waiting.value.suggested_filename == f"{slug}.svg"
             picture = ElementTree.parse(waiting.value.path()).getroot()
             assert picture.tag == "{http://www.w3.org/2000/svg}svg"
@@ -280,6 +284,54 @@ def test_without_scripts_only_the_svg_buttons_are_missing(
     page = context.new_page()
     page.goto(file.as_uri())
     assert page.locator("figure svg").count() == len(made.figures)
-    assert page.locator("button:visible").count() == 0
-    assert page.locator("a[download]:visible").count() == len(made.figures)
+    assert page.locator("button.link:visible").count() == 0
+    page.locator("button.term", has_text="formula").first.click()
+    assert page.locator("[popover]:visible").count() == 1
     context.close()
+
+
+def test_a_term_is_explained_by_keyboard_and_by_touch(
+    browser: Browser, written: dict[str, tuple[Path, Report]]
+) -> None:
+    file, _ = written["one run"]
+    with Seen(browser, file) as seen:
+        term = seen.page.locator("button.term", has_text="formula").first
+        term.focus()
+        seen.page.keyboard.press("Enter")
+        shown = seen.page.locator("[popover]:visible")
+        assert "Table 2" in (shown.text_content() or "")
+        seen.page.keyboard.press("Escape")
+        assert shown.count() == 0
+        assert term.evaluate("one => one === document.activeElement")
+    context = browser.new_context(has_touch=True, viewport={"width": 390, "height": 844})
+    page = context.new_page()
+    page.goto(file.as_uri())
+    page.locator("button.term", has_text="preset sound").first.tap()
+    box = page.locator("[popover]:visible").bounding_box()
+    assert box is not None
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 390
+    context.close()
+
+
+@pytest.mark.parametrize(("width", "hinted"), [(390, True), (1280, False)])
+def test_a_table_that_scrolls_says_so(
+    browser: Browser, written: dict[str, tuple[Path, Report]], width: int, hinted: bool
+) -> None:
+    file, _ = written["one run"]
+    with Seen(browser, file, width) as seen:
+        table = seen.page.locator(".wide").first
+        hint = table.evaluate("one => getComputedStyle(one, '::before').content")
+        assert ("scrolls sideways" in hint) == hinted
+
+
+def test_the_verdict_fills_its_box(browser: Browser, written: dict[str, tuple[Path, Report]]) -> None:
+    file, _ = written["one run"]
+    with Seen(browser, file) as seen:
+        widest = (
+            "section => Math.max(...[...section.querySelectorAll('li')].map(one => one.getBoundingClientRect().right))"
+        )
+        box = seen.page.locator(".verdict").first
+        end = box.bounding_box()
+        assert end is not None
+        assert box.evaluate(widest) > end["x"] + end["width"] - 60

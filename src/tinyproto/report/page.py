@@ -23,6 +23,7 @@ from tinyproto.report.figures.prototypes import ANY, DeadUnits, Shown, dead_unit
 from tinyproto.report.networks import network_rows
 from tinyproto.report.runs import Run
 from tinyproto.report.studies import Series, Setting, Study, arrange, grouped
+from tinyproto.report.terms import explanations
 from tinyproto.report.verdict import derived_sentence, left_out_lines
 from tinyproto.report.words import counted
 from tinyproto.tracking.run_folder import how_to_resume
@@ -99,7 +100,9 @@ def _page(title: str, body: str) -> str:
         f'<style id="figure-style">{figure_style()}</style>'
     )
     script = f"<script>{_asset('page.js')}</script>"
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{body}{script}</body></html>\n'
+    return (
+        f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{body}{explanations(body)}{script}</body></html>\n'
+    )
 
 
 def _asset(name: str) -> str:
@@ -196,9 +199,9 @@ def _verdict(setting: Setting, *, titled: bool) -> Iterator[str]:
         f"{counted(len(seeds), 'seed')} ({', '.join(map(str, seeds))}), preset {result['preset']}"
         f"{'' if run.real else ', networks ' + ', '.join(map(str, run.config['models']))}"
     )
-    yield html.element("h2" if titled else "p", escape(setting.name if titled else facts), class_="facts")
     if titled:
-        yield html.paragraph(facts)
+        yield html.element("h2", escape(setting.name))
+    yield html.paragraph(facts, "facts")
     if run.real:
         yield html.paragraph(unknown_facts(result), "quiet")
     yield html.element("section", html.bullets(setting.verdict()), class_="verdict", aria_label="Verdict")
@@ -272,8 +275,8 @@ def _prototypes(study: Study, heading: str, prefix: str, shown: Shown, figures: 
         drawn = list(prototype_figures(series, found[0], shown, f"{prefix}prototypes-{number}"))
         figures += drawn
         pictures = "".join(html.figure(figure, with_data=False) for figure in drawn)
-        content += html.element("h3", escape(f"{series.title}, seed {series.seeds[0]}"))
-        content += html.element("div", pictures, class_="figures")
+        shown_as = f"Show the prototypes of {series.title}, seed {series.seeds[0]}"
+        content += html.folded(shown_as, html.element("div", pictures, class_="figures"), "asked")
     return html.element("h2", escape(heading)) + _dead_units(dead) + content if dead else ""
 
 

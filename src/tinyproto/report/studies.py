@@ -15,6 +15,7 @@ from tinyproto.config.schema import neutral_keys
 from tinyproto.engine.measure import WAYS
 from tinyproto.report.compare import Comparison, Row, compare
 from tinyproto.report.runs import Run
+from tinyproto.report.svg import SHAPES, marker
 from tinyproto.report.verdict import verdict
 
 INKS = 10
@@ -92,6 +93,11 @@ class Series:
     def ink(self) -> str:
         """Return the CSS class that colours it in every figure."""
         return f"c{self.colour % INKS}{DASHES[self.colour // INKS % len(DASHES)]}"
+
+    def marker(self, x: float, y: float, tip: str) -> str:
+        """Return its marker: one of five shapes, filled or hollow."""
+        kind = "hollow" if self.colour // len(SHAPES) % 2 else "dot"
+        return marker(x, y, f"{kind} {self.ink}", tip, shape=self.colour % len(SHAPES))
 
     def evaluations(self, rule: str) -> Iterator[tuple[int, Point, float]]:
         """Yield seed, point and accuracy of every evaluation that the rule applies to."""
