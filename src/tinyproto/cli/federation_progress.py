@@ -24,6 +24,14 @@ class FederationProgress(Bars):
         self._rounds = 0
         self._bar: bars.TaskID | None = None
 
+    def here(self, clients: int) -> list[str]:
+        """Say which clients are connected, which are missing, and what happens now."""
+        present = sorted(self._present)
+        missing = ", ".join(str(client) for client in range(clients) if client not in present)
+        said = [f"{counted(len(present), 'client')} connected: {', '.join(map(str, present))}" if present else ""]
+        said += [f"not connected: {missing}" if missing else "", self._doing]
+        return [words for words in said if words]
+
     def tell(self, event: dict[str, Any]) -> None:
         """Show one event; other kinds are shown with --verbose only."""
         getattr(self, f"_{event['event']}", self._other)(event)

@@ -82,7 +82,7 @@ def make_report(
             "quiet",
         )
     body += "".join(_how_to_reproduce(runs))
-    return Report(_page(f"tinyproto report: {_named(runs)}", body), studies, figures)
+    return Report(document(f"tinyproto report: {_named(runs)}", body), studies, figures)
 
 
 def figure_style() -> str:
@@ -90,19 +90,20 @@ def figure_style() -> str:
     return _asset("figure.css")
 
 
-def _page(title: str, body: str) -> str:
-    """Return the document; its policy tells the browser to fetch nothing."""
+def document(title: str, body: str, live: str = "") -> str:
+    """Return a page; its policy tells the browser to fetch nothing or, for a `live` script, only from its server."""
     policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+    policy += "; connect-src 'self'" if live else ""
+    icon = '<link rel="icon" href="data:,">' if live else ""  # a browser would ask the server for one
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         f"<title>{escape(title)}</title><style>{_asset('page.css')}</style>"
         f'<style id="figure-style">{figure_style()}</style>'
     )
-    script = f"<script>{_asset('page.js')}</script>"
-    return (
-        f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{body}{explanations(body)}{script}</body></html>\n'
-    )
+    scripts = "".join(f"<script>{text}</script>" for text in (_asset("page.js"), live) if text)
+    content = f"{body}{explanations(body)}{scripts}"
+    return f'<!doctype html>\n<html lang="en"><head>{head}{icon}</head><body>{content}</body></html>\n'
 
 
 def _asset(name: str) -> str:

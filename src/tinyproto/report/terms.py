@@ -17,7 +17,7 @@ COLUMNS = {
     "params": "Numbers sent per round, up and down, by all clients together: measured.",
     "formula": "Numbers per round by the formula in the paper's Table 2, to compare with the measured ones; – if the "
     "paper has none or the counts it needs are unknown.",
-    "wire": "Bytes of whole messages per round: payload, header and metrics.",
+    "wire": "Bytes of whole messages: payload, header and metrics.",
     "evaluation": "Bytes per round of messages sent only to evaluate. Payload and wire do not include them.",
     "socket": "Bytes on the network per round, with encryption and polling.",
     "s/round": "Seconds per round, mean over rounds and seeds.",
