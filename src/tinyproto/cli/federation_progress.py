@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from rich import progress as bars
@@ -24,10 +25,10 @@ class FederationProgress(Bars):
         self._rounds = 0
         self._bar: bars.TaskID | None = None
 
-    def here(self, clients: int) -> list[str]:
+    def here(self, members: Iterable[int]) -> list[str]:
         """Say which clients are connected, which are missing, and what happens now."""
         present = sorted(self._present)
-        missing = ", ".join(str(client) for client in range(clients) if client not in present)
+        missing = ", ".join(str(client) for client in members if client not in present)
         said = [f"{counted(len(present), 'client')} connected: {', '.join(map(str, present))}" if present else ""]
         said += [f"not connected: {missing}" if missing else "", self._doing]
         return [words for words in said if words]

@@ -100,7 +100,7 @@ def _serve(
             f"tinyproto join --server HOST:{port} --client-id N --keys client-N ..."
         )
         if live is not None:
-            live.tell_who_is_here(lambda: progress.here(config.model.federation.clients or len(keys.clients)))
+            live.tell_who_is_here(lambda: progress.here(sorted(keys.clients)))
         _watch(folder, superlink, progress, stop)
 
 
