@@ -150,6 +150,15 @@ def test_it_follows_cells_in_progress_and_then_the_run(tmp_path: Path) -> None:
     assert latest["rows"][1][1:6] == ["3 of 3", "100.0", "100.0", "100.0", "1.5 kB"]
 
 
+def test_clients_that_dropped_out_or_were_late_are_counted(tmp_path: Path) -> None:
+    made = Made(algorithms=("local",), rounds=3)
+    folder = made.write(tmp_path / "run")
+    record = json.loads((folder / "rounds.jsonl").read_text().splitlines()[0])
+    (folder / "rounds.jsonl").write_text(json.dumps({**record, "dropped": [1, 2], "late": [0]}) + "\n")
+    state = LiveState(config_of(made), folder, new=False).read()
+    assert state["here"] == ["Local, seed 0: round 1 of 3 with 3 clients, 2 dropped, 1 late"]
+
+
 def test_the_time_left_comes_from_the_rounds_seen(tmp_path: Path) -> None:
     made = Made(algorithms=("local",), rounds=11)
     folder = made.write(tmp_path / "run")

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from tinyproto.cli.federation_progress import FederationProgress
 from tinyproto.cli.interrupt import StopOnInterrupt
-from tinyproto.cli.live import Live, live_page
+from tinyproto.cli.live import live_page
+from tinyproto.cli.live.state import LiveState
 from tinyproto.cli.run import conclude
 from tinyproto.cli.terminal import Output
 from tinyproto.config import Config, load_config
@@ -54,7 +55,12 @@ def serve_config(options: ServeOptions, output: Output) -> None:
 
 
 def _serve(
-    options: ServeOptions, output: Output, folder: Path, config: Config, before: ServeFile | None, live: Live | None
+    options: ServeOptions,
+    output: Output,
+    folder: Path,
+    config: Config,
+    before: ServeFile | None,
+    live: LiveState | None,
 ) -> None:
     """Start Flower's processes and follow the federation to its end."""
     listen = options.listen or (before and before.listen) or LISTEN
@@ -100,7 +106,7 @@ def _serve(
             f"tinyproto join --server HOST:{port} --client-id N --keys client-N ..."
         )
         if live is not None:
-            live.tell_who_is_here(lambda: progress.here(sorted(keys.clients)))
+            live.here = lambda: progress.here(sorted(keys.clients))
         _watch(folder, superlink, progress, stop)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from html import escape
 from importlib import resources
@@ -21,22 +21,9 @@ from tinyproto.report.words import counted
 FAREWELL_SECONDS = 5.0
 """Seconds that the command waits at its end for an open page to load the report."""
 
-Here = Callable[[], Sequence[str]]
-
-
-class Live:
-    """The live page of a run; with `here`, a coordinator says who is connected."""
-
-    def __init__(self, state: LiveState) -> None:
-        self._state = state
-
-    def tell_who_is_here(self, here: Here) -> None:
-        """Show these sentences instead of the participants of the last rounds."""
-        self._state.here = here
-
 
 @contextmanager
-def live_page(wanted: bool, config: Config, folder: Path, output: Output, *, new: bool) -> Iterator[Live | None]:
+def live_page(wanted: bool, config: Config, folder: Path, output: Output, *, new: bool) -> Iterator[LiveState | None]:
     """Serve the page while this is open, if it is wanted; `new` means that the folder is about to be created.
 
     At the end an open page loads the report, so that it stays usable when the command has ended.
@@ -53,7 +40,7 @@ def live_page(wanted: bool, config: Config, folder: Path, output: Output, *, new
         raise RunFolderError(f"--live: cannot serve a page: {error.strerror or error}; leave out --live") from error
     output.say(f"live page, for this machine only: {server.address}")
     try:
-        yield Live(state)
+        yield state
         server.end("The run is complete.", folder / "report.html")
     except (Interrupted, KeyboardInterrupt) as stopped:
         server.end("; ".join(filter(None, ("The run was interrupted", str(stopped)))), None)

@@ -19,7 +19,8 @@ function show(state) {
     const cells = at("numbers").querySelectorAll("tbody tr")[index].children;
     row.forEach((words, column) => { if (cells[column].textContent !== words) cells[column].textContent = words; });
   });
-  at("here").replaceChildren(...state.here.map((words) => Object.assign(document.createElement("li"), {textContent: words})));
+  const listed = (words) => Object.assign(document.createElement("li"), {textContent: words});
+  at("here").replaceChildren(...state.here.map(listed));
   if (at("figure").dataset.drawn !== state.figure) {
     at("figure").dataset.drawn = state.figure;
     at("figure").innerHTML = state.figure;
@@ -27,8 +28,8 @@ function show(state) {
 }
 
 async function become(address) {
-  clearInterval(clock);
   const page = await (await fetch(address, {cache: "no-store"})).text();
+  clearInterval(clock);
   document.open();
   document.write(page);
   document.close();
@@ -45,7 +46,7 @@ async function follow() {
       shown = state.version;
       if (state.ended) {
         at("pause").hidden = true;
-        return state.report ? become("report") : undefined;
+        return state.report ? await become("report") : undefined;
       }
     } catch (error) {
       failures += 1;

@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-KEPT = ("round", "closing", "participants", "accuracy", "traffic")
-"""Keys of a round that a live page reads; the clients' columns would fill the memory."""
+KEPT = ("round", "closing", "accuracy", "traffic")
+"""Keys of a round that are kept as they are; the clients' columns would fill the memory."""
 
 Rounds = dict[int, dict[str, Any]]
 
@@ -54,8 +54,9 @@ class RunRecords:
         return False
 
     def _add(self, record: dict[str, Any]) -> None:
-        kept = {key: record[key] for key in KEPT} | {key: record[key] for key in ("dropped", "late") if key in record}
-        self.cells.setdefault((record["label"], record["seed"]), {})[record["round"]] = kept
+        kept = {key: record[key] for key in KEPT} | {"participants": len(record["participants"])}
+        absent = {key: record[key] for key in ("dropped", "late") if key in record}
+        self.cells.setdefault((record["label"], record["seed"]), {})[record["round"]] = kept | absent
 
 
 def _length(file: Path) -> int:

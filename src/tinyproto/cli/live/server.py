@@ -10,6 +10,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import TCPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -54,6 +55,11 @@ class LiveServer(ThreadingHTTPServer):
         self._state: dict[str, Any] = {}
         self._words = ""
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
+
+    def server_bind(self) -> None:
+        """Bind without asking a name server for this machine's name, as HTTPServer does."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = HOST, self.socket.getsockname()[1]
 
     @property
     def address(self) -> str:

@@ -27,15 +27,12 @@ MOST_CELLS = 12
 
 
 class LiveState:
-    """Reads a run folder again and again; `here` says who is connected, which the records of a federation do not."""
+    """Reads a run folder again and again."""
 
-    def __init__(
-        self, config: Config, folder: Path, *, new: bool, here: Callable[[], Sequence[str]] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    def __init__(self, config: Config, folder: Path, *, new: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self.config = config
         self.folder = folder
-        self.here = here
+        self.here: Callable[[], Sequence[str]] | None = None  # a coordinator's words on who is connected
         self._records = RunRecords(folder, new=new)
         self._clock = clock
         self._before: int | None = None  # rounds that were completed when this began
@@ -85,8 +82,8 @@ class LiveState:
         running = [(cell, rounds[max(rounds)]) for cell, rounds in self.cells if rounds and not _is_over(rounds)]
         said = []
         for cell, last in running[:MOST_CELLS]:
-            absent = [f"{word} {', '.join(map(str, last[word]))}" for word in ("dropped", "late") if last.get(word)]
-            who = ", ".join([counted(len(last["participants"]), "client"), *absent])
+            absent = [f"{len(last[word])} {word}" for word in ("dropped", "late") if last.get(word)]
+            who = ", ".join([counted(last["participants"], "client"), *absent])
             said.append(f"{cell.title}: round {last['round']} of {self.config.model.train.rounds} with {who}")
         if len(running) > MOST_CELLS:
             said.append(f"{counted(len(running) - MOST_CELLS, 'cell')} more")
