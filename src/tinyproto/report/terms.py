@@ -25,10 +25,11 @@ COLUMNS = {
 """Columns of tables; as words of a sentence they would mean too much."""
 
 TERMS = {
-    "preset sound": "How open points of the paper are read: sound is the tested default, reference follows the "
-    "authors' code, paper follows the text.",
-    "preset reference": "How open points of the paper are read: reference follows the authors' code behind its tables.",
-    "preset paper": "How open points of the paper are read: paper follows its text.",
+    **{
+        f"preset {name}": "How points that the paper leaves open are read: sound is the default, reference repeats the "
+        "runs behind the paper's tables, paper follows its text."
+        for name in ("sound", "reference", "paper")
+    },
     "own head": COLUMNS["head"],
     "nearest global prototype": COLUMNS["global"],
     "nearest local prototype": COLUMNS["local"],
@@ -36,10 +37,12 @@ TERMS = {
     "Pareto front": "The methods that no other method beats: none reaches more accuracy with as few bytes.",
     "CPS": "Class-wise Prototype Sparsification: each class owns s of the d dimensions of a prototype, and only those "
     "are sent.",
-    "μ": "The constant by which the server undoes scaling: clients send prototypes multiplied by their numbers of "
-    "samples, so that the server sees neither.",
-    "dead units": "A unit (dimension) that is zero in the prototype of a class: no sample of the class activates it.",
-    "Dead units": "A unit (dimension) that is zero in the prototype of a class: no sample of the class activates it.",
+    "μ": "The constant by which the server undoes scaling: clients send each prototype multiplied by the number of its "
+    "samples.",
+    **dict.fromkeys(
+        ("dead units", "Dead units"),
+        "Units (dimensions) that are zero in the prototype of a class: no sample of the class activates them.",
+    ),
     "Anchors": "The method anchors: clients train towards fixed global prototypes that follow from a seed and are "
     "never sent.",
     "Local": "The method local: each client trains alone. It is the baseline that federating has to beat.",
