@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from support import make_patterns
+from tinyproto.config import parse_config
+from tinyproto.federation.channel import Incoming, Outgoing, Pace
+from tinyproto.federation.coordinator import Coordinator
+from tinyproto.federation.member import respond
 
 TOKEN = "0123456789abcdef" * 2
 
@@ -44,3 +48,38 @@ def write_arrays(file: Path, client: int, classes: int = CLASSES, shape: tuple[i
     file.parent.mkdir(parents=True, exist_ok=True)
     np.savez(file, x_train=pixels[:16], y_train=labels[:16], x_test=pixels[16:], y_test=labels[16:])
     return file
+
+
+class InMemory:
+    """Hands each message to a client's folder at once, and keeps the reply until it is asked for."""
+
+    def __init__(self, folders: Mapping[int, Path]) -> None:
+        self.folders = folders
+        self.waiting: dict[str, list[Incoming]] = {}
+
+    def nodes(self) -> dict[int, bytes]:
+        return dict.fromkeys(self.folders, b"")
+
+    def send(self, messages: Sequence[Outgoing], lifetime: float) -> list[str | None]:
+        identities: list[str | None] = []
+        for node, values in messages:
+            identities.append(f"message {len(self.waiting)}")
+            self.waiting[f"message {len(self.waiting)}"] = [Incoming(respond(self.folders[node], node, values))]
+        return identities
+
+    def replies(self, identity: str) -> list[Incoming]:
+        found, self.waiting[identity] = self.waiting[identity], []
+        return found
+
+
+def play_in_memory(folder: Path, values: Mapping[str, Any]) -> tuple[Path, list[Path]]:
+    """Play a federation of three clients with arrays of their own; return its run folder and the clients'."""
+    run_folder, folders = folder / "run", {}
+    run_folder.mkdir()
+    config = parse_config(values).resolved()
+    (run_folder / "serve.json").write_text(json.dumps({"config": config, "federation": TOKEN}))
+    for client, model in enumerate(("small_cnn_a", "small_cnn_b", "small_cnn_a")):
+        place = folder / f"client-{client}"
+        folders[client] = write_join(place, model, {"path": str(write_arrays(place / "data.npz", client))})
+    Coordinator(run_folder, InMemory(folders), Pace(poll=0.01)).run()
+    return run_folder, list(folders.values())

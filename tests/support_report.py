@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -157,3 +158,8 @@ class Made:
             found[f"{label}/{seed}/global/values"] = noise.standard_normal(shape[1:]).astype(np.float32)
             found[f"{label}/{seed}/global/present"] = np.ones(shape[1], np.uint8)
         return found
+
+
+def without_terms(page: str) -> str:
+    """Return a page without the buttons that explain terms."""
+    return re.sub(r'<button[^>]* class="term"[^>]*>([^<]*)</button>', r"\1", page)

@@ -24,9 +24,10 @@ SILENT = 70
 """Width of the part of the axis that stands for no bytes."""
 
 COLOURS = {
-    "local": "#6b7280", "anchors": "#be123c", "fedproto": "#b45309", "fedtgp": "#6d28d9", "tinyproto_fp": "#0e7490",
-    "tinyproto_ft": "#15803d", "tinyproto_sphere": "#1d4ed8",
+    "local": "#57606a", "anchors": "#4e1632", "fedproto": "#a3650c", "fedtgp": "#80309f", "tinyproto_fp": "#376edd",
+    "tinyproto_ft": "#0f530d", "tinyproto_sphere": "#240584",
 }  # fmt: skip
+"""Dark enough for words on white, and apart with any colour vision; `tests/report/test_colours.py` measures it."""
 NAMES = {
     "local": "Local", "anchors": "Anchors", "fedproto": "FedProto", "fedtgp": "FedTGP", "tinyproto_fp": "TinyProto-FP",
     "tinyproto_ft": "TinyProto-FT", "tinyproto_sphere": "TinyProto-Sphere",

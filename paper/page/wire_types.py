@@ -241,7 +241,7 @@ def _figure(records: Records, rows: Sequence[WireRow], rounds: int) -> Figure:
         f"Best round by global prototypes; methods without them by their head. TinyProto-FT type by type over s="
         f"{', '.join(map(str, BYTES_DIMS))} (auto μ: {', '.join(map(str, sorted(AUTO_DIMS)))}), baselines over "
         "their types, as far as they were run; “all”: every class is downloaded. Local, which sends nothing, is the "
-        "dashed line. No dot is above or left of the dotted front. Frames sent only to evaluate are not counted; the "
+        "dashed line. No dot is above or left of the shaded front. Frames sent only to evaluate are not counted; the "
         "table has them.",
         curves, sizes(curves, "training bytes on the wire a round, up and down"), accuracies(curves), with_front=True,
     )  # fmt: skip

@@ -45,6 +45,8 @@ class Experiment:
     def __init__(self, config: Config, images: Images | None = None, progress: Progress = silent) -> None:
         self.config = config
         model = config.model
+        if not model.models:
+            raise ConfigError("the key 'models' is missing: a simulation needs networks, such as models: [small_cnn_a]")
         self.device = resolve_device(model.train.device)
         self._has_objects = images is not None
         self.images = SOURCES[model.data.name].load(model.data.request(progress)) if images is None else images

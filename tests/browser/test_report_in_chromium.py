@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import gzip
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 import pytest
 
+from support_browser import Seen, chromium
 from support_paper import PaperRecord, report_with_paper
 from support_report import FIVE, Made
 from tinyproto.report.page import Report
 from tinyproto.report.runs import read_runs
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser
 
 pytestmark = pytest.mark.browser
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = (
-    "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-quic",
-)  # fmt: skip
 LONG = "a label as sweeps write them, <b>s=50</b>, λ=10, and much longer than any column is wide"
 PAGES: dict[str, Sequence[Made | PaperRecord]] = {
     "one run": [Made(algorithms=FIVE, seeds=(0, 1), rounds=30, clients=20, classes=10, dim=100)],
@@ -50,18 +45,14 @@ PAGES: dict[str, Sequence[Made | PaperRecord]] = {
     ],
     "many classes": [Made(algorithms=FIVE, clients=20, classes=200, dim=500, rounds=5)],
 }
+UNFOLD = "document.querySelectorAll('details.asked').forEach(one => { one.open = true; })"
 VIEWS = [(width, scheme) for width in (390, 1280) for scheme in ("light", "dark")]
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium on this machine")
-    with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+    with chromium() as found:
         yield found
-        found.close()
 
 
 @pytest.fixture(scope="module")
@@ -73,28 +64,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, R
         (folder / "report.html").write_text(made.html, encoding="utf-8")
         found[name] = (folder / "report.html", made)
     return found
-
-
-class Seen:
-    """A page with its requests and console messages."""
-
-    def __init__(self, browser: Browser, file: Path, width: int = 1280, scheme: Any = "light") -> None:
-        context = browser.new_context(
-            viewport={"width": width, "height": 844}, color_scheme=scheme, accept_downloads=True
-        )
-        self.page: Page = context.new_page()
-        self.complaints: list[str] = []
-        self.asked: list[str] = []
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.goto(file.as_uri())
-
-    def __enter__(self) -> Seen:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.page.context.close()
 
 
 def luminance(colour: str) -> float:
@@ -115,8 +84,9 @@ def test_a_page_is_whole_fetches_nothing_and_fits(
     browser: Browser, written: dict[str, tuple[Path, Report]], name: str, width: int, scheme: str
 ) -> None:
     file, made = written[name]
-    with Seen(browser, file, width, scheme) as seen:
+    with Seen(browser, file.as_uri(), width, scheme) as seen:
         page = seen.page
+        page.evaluate(UNFOLD)
         assert page.locator("figure").count() == len(made.figures)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert page.locator("section.verdict").first.bounding_box()["y"] < 600  # type: ignore[index]
@@ -142,7 +112,7 @@ def test_a_table_of_the_paper_needs_no_scrolling_on_a_desk(browser: Browser, tmp
     ]  # fmt: skip
     made = report_with_paper(read_runs([record.write(tmp_path / str(record.seed)) for record in widest]))
     (tmp_path / "report.html").write_text(made.html, encoding="utf-8")
-    with Seen(browser, tmp_path / "report.html") as seen:
+    with Seen(browser, (tmp_path / "report.html").as_uri()) as seen:
         table = seen.page.locator("h4", has_text="preset sound").locator("xpath=following-sibling::div[1]")
         assert "30.25 ± 0.35 (100 rounds)" in (table.text_content() or "")
         assert table.evaluate("one => one.scrollWidth - one.clientWidth") == 0
@@ -153,7 +123,7 @@ def test_there_is_a_row_for_every_method_of_every_setting(
     browser: Browser, written: dict[str, tuple[Path, Report]], name: str
 ) -> None:
     file, _ = written[name]
-    with Seen(browser, file) as seen:
+    with Seen(browser, file.as_uri()) as seen:
         tables = seen.page.locator("table").filter(has=seen.page.locator("th", has_text="payload"))
         rows = sorted(tables.nth(index).locator("tbody tr").count() for index in range(tables.count()))
         runs = [len(run.algorithms) for run in PAGES[name] if isinstance(run, Made)]
@@ -167,7 +137,8 @@ def test_words_stay_inside_their_figure_and_off_each_other(
     browser: Browser, written: dict[str, tuple[Path, Report]], name: str, width: int, scheme: str
 ) -> None:
     file, _ = written[name]
-    with Seen(browser, file, width, scheme) as seen:
+    with Seen(browser, file.as_uri(), width, scheme) as seen:
+        seen.page.evaluate(UNFOLD)
         found = seen.page.evaluate(
             """() => [...document.querySelectorAll("svg.figure")].flatMap(svg => {
               const frame = svg.viewBox.baseVal;
@@ -193,7 +164,7 @@ def test_words_can_be_read_by_day_and_by_night(
     browser: Browser, written: dict[str, tuple[Path, Report]], scheme: str
 ) -> None:
     file, _ = written["one run"]
-    with Seen(browser, file, scheme=scheme) as seen:
+    with Seen(browser, file.as_uri(), scheme=scheme) as seen:
         style = "(selector, key) => getComputedStyle(document.querySelector(selector))[key]"
 
         def computed(selector: str, key: str) -> str:
@@ -221,7 +192,7 @@ def test_data_are_downloaded_as_they_are(
 ) -> None:
     file, made = written[name]
     data = {figure.slug: figure.csv() for figure in made.figures}
-    with Seen(browser, file) as seen:
+    with Seen(browser, file.as_uri()) as seen:
         for slug in slugs:
             with seen.page.expect_download() as waiting:
                 seen.page.locator(f"#{slug} a[download]").click()
@@ -233,10 +204,11 @@ def test_data_are_downloaded_as_they_are(
 
 def test_a_picture_is_downloaded_with_its_colours(browser: Browser, written: dict[str, tuple[Path, Report]]) -> None:
     file, _ = written["one run"]
-    with Seen(browser, file) as seen:
+    with Seen(browser, file.as_uri()) as seen:
+        seen.page.evaluate(UNFOLD)
         for slug in ("rounds-global", "holdings", "prototypes-1-class"):
             with seen.page.expect_download() as waiting:
-                seen.page.locator(f"#{slug} button").click()
+                seen.page.locator(f"#{slug} button.link").click()
             assert waiting.value.suggested_filename == f"{slug}.svg"
             picture = ElementTree.parse(waiting.value.path()).getroot()
             assert picture.tag == "{http://www.w3.org/2000/svg}svg"
@@ -251,7 +223,7 @@ def test_a_picture_alone_is_shown_with_its_colours(
     from tinyproto.cli.report import write_figures
 
     write_figures(written["one run"][1], tmp_path)
-    with Seen(browser, tmp_path / "rounds-global.svg", scheme="dark") as seen:
+    with Seen(browser, (tmp_path / "rounds-global.svg").as_uri(), scheme="dark") as seen:
         colour = seen.page.evaluate("getComputedStyle(document.querySelector('.curve')).color")
         assert colour not in ("rgb(0, 0, 0)", "rgb(255, 255, 255)")
         assert seen.complaints == []
@@ -259,7 +231,7 @@ def test_a_picture_alone_is_shown_with_its_colours(
 
 def test_on_paper_it_is_light_and_whole(browser: Browser, written: dict[str, tuple[Path, Report]]) -> None:
     file, _ = written["one run"]
-    with Seen(browser, file, width=700, scheme="dark") as seen:  # about what A4 leaves between its margins
+    with Seen(browser, file.as_uri(), width=700, scheme="dark") as seen:  # about what A4 leaves between its margins
         seen.page.emulate_media(media="print", color_scheme="dark")
         assert seen.page.evaluate("document.documentElement.scrollWidth") <= 700
         ink, paper = seen.page.evaluate(
@@ -280,6 +252,54 @@ def test_without_scripts_only_the_svg_buttons_are_missing(
     page = context.new_page()
     page.goto(file.as_uri())
     assert page.locator("figure svg").count() == len(made.figures)
-    assert page.locator("button:visible").count() == 0
-    assert page.locator("a[download]:visible").count() == len(made.figures)
+    assert page.locator("button.link:visible").count() == 0
+    page.locator("button.term", has_text="formula").first.click()
+    assert page.locator("[popover]:visible").count() == 1
     context.close()
+
+
+def test_a_term_is_explained_by_keyboard_and_by_touch(
+    browser: Browser, written: dict[str, tuple[Path, Report]]
+) -> None:
+    file, _ = written["one run"]
+    with Seen(browser, file.as_uri()) as seen:
+        term = seen.page.locator("button.term", has_text="formula").first
+        term.focus()
+        seen.page.keyboard.press("Enter")
+        shown = seen.page.locator("[popover]:visible")
+        assert "Table 2" in (shown.text_content() or "")
+        seen.page.keyboard.press("Escape")
+        assert shown.count() == 0
+        assert term.evaluate("one => one === document.activeElement")
+    context = browser.new_context(has_touch=True, viewport={"width": 390, "height": 844})
+    page = context.new_page()
+    page.goto(file.as_uri())
+    page.locator("button.term", has_text="preset sound").first.tap()
+    box = page.locator("[popover]:visible").bounding_box()
+    assert box is not None
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 390
+    context.close()
+
+
+@pytest.mark.parametrize(("width", "hinted"), [(390, True), (1280, False)])
+def test_a_table_that_scrolls_says_so(
+    browser: Browser, written: dict[str, tuple[Path, Report]], width: int, hinted: bool
+) -> None:
+    file, _ = written["one run"]
+    with Seen(browser, file.as_uri(), width) as seen:
+        table = seen.page.locator(".wide").first
+        hint = table.evaluate("one => getComputedStyle(one, '::before').content")
+        assert ("scrolls sideways" in hint) == hinted
+
+
+def test_the_verdict_fills_its_box(browser: Browser, written: dict[str, tuple[Path, Report]]) -> None:
+    file, _ = written["one run"]
+    with Seen(browser, file.as_uri()) as seen:
+        widest = (
+            "section => Math.max(...[...section.querySelectorAll('li')].map(one => one.getBoundingClientRect().right))"
+        )
+        box = seen.page.locator(".verdict").first
+        end = box.bounding_box()
+        assert end is not None
+        assert box.evaluate(widest) > end["x"] + end["width"] - 60

@@ -43,6 +43,14 @@ def shown(events: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], **ou
     return capsys.readouterr().out.splitlines()
 
 
+def test_a_live_page_is_told_who_is_here() -> None:
+    with FederationProgress(Output(quiet=True), "global") as progress:
+        assert progress.here([0, 1]) == ["not connected: 0, 1"]
+        for event in EVENTS[:5]:
+            progress.tell(event)
+        assert progress.here(range(3)) == ["2 clients connected: 0, 1", "not connected: 2", "round 3: 2 asked"]
+
+
 def test_each_event_that_matters_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(EVENTS, capsys) == [
         "resuming after round 2 of 5",

@@ -14,6 +14,7 @@ from tinyproto.config import Config, load_config, parse_config
 from tinyproto.config.load import BUILT_IN
 from tinyproto.data import from_arrays
 from tinyproto.errors import ConfigError, DataError
+from tinyproto.experiment import Experiment
 
 BASE = """\
 name: trial
@@ -248,7 +249,6 @@ def test_a_name_that_looks_like_a_date_is_a_name(base: Path, date: str) -> None:
         ("seeds", "[]"),
         ("seeds", "[-1]"),
         ("seeds", "[0, 0]"),  # two cells that no record could tell apart
-        ("models", "[]"),
         ("algorithms", "[]"),
         ("name", "''"),
         ("name", "a/b"),
@@ -264,9 +264,13 @@ def test_a_cps_dimension_above_the_prototype_dimension_is_refused_with_both(base
     assert "prototypes.cps_dim (21) is greater than prototypes.dim (20)" in refusal(base, "prototypes.cps_dim=21")
 
 
-def test_a_file_has_to_name_networks_and_algorithms(base: Path) -> None:
+def test_a_simulation_needs_networks_and_a_coordinator_does_not(base: Path) -> None:
     base.write_text("algorithms: [local]\n")
-    assert "the key 'models' is missing" in refusal(base)
+    with pytest.raises(ConfigError, match="the key 'models' is missing"):
+        Experiment(load_config(base))
+
+
+def test_a_file_has_to_name_algorithms(base: Path) -> None:
     base.write_text("models: [small_cnn_a]\n")
     assert "the key 'algorithms' is missing" in refusal(base)
 

@@ -65,7 +65,7 @@ def test_types_bounds_defaults_and_presets_are_told() -> None:
     assert rows("## `train:`")["train.shuffle"]["set by presets"] == "`true` (sound), `false` (reference, paper)"
     assert rows("## `prototypes:`")["prototypes.cps_dim"]["type"] == "integer ≥ 1 or `null`"
     assert rows("## Top level")["seeds"]["type"] == "list of integer ≥ 0, 1 or more"
-    assert rows("## Top level")["models"]["default"] == "required"
+    assert rows("## Top level")["algorithms"]["default"] == "required"
 
 
 def test_result_neutral_keys_are_marked() -> None:

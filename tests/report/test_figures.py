@@ -75,7 +75,7 @@ def test_only_rounds_that_were_evaluated_are_points(tmp_path: Path) -> None:
 def test_a_single_evaluation_is_a_dot(tmp_path: Path) -> None:
     figure = accuracy_over_rounds(study_of(Made(rounds=1, clients=1), tmp_path), "global", "rounds")
     assert figure is not None
-    assert figure.svg.count("<circle") == 1
+    assert figure.svg.count("hollow") + figure.svg.count('"dot ') == 2  # and in the legend
 
 
 # Bytes

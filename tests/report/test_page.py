@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support_paper import PaperRecord
-from support_report import FIVE, Made
+from support_report import FIVE, Made, without_terms
 from tinyproto.report.figures.prototypes import Shown
 from tinyproto.report.page import Report, make_report
 from tinyproto.report.runs import find_runs, read_runs
@@ -54,7 +54,7 @@ def test_the_verdict_comes_first_then_the_table_then_the_figures_then_the_protot
     page = report(tmp_path, Made()).html
     marks = [page.index(mark) for mark in ('aria-label="Verdict"', "<table>", "<figure", ">Prototypes<", ">Reproduce<")]
     assert marks == sorted(marks)
-    assert re.search("nearest global prototype, last round: FedProto 83.3 %", page)
+    assert re.search("nearest global prototype, last round: FedProto 83.3 %", without_terms(page))
 
 
 def test_the_table_has_a_row_per_method_and_stresses_the_number_it_is_read_by(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_the_table_has_a_row_per_method_and_stresses_the_number_it_is_read_by(tm
 
 
 def test_several_seeds_show_their_spread(tmp_path: Path) -> None:
-    page = report(tmp_path, Made(seeds=(0, 1))).html
+    page = without_terms(report(tmp_path, Made(seeds=(0, 1))).html)
     assert "85.0 ± 2.4" in page  # 25/30 and 26/30, with n − 1
     captions = re.findall(r"<p[^>]*>([^<]*± sample standard deviation \(n − 1\)[^<]*)</p>", page)
     assert len(captions) == 2  # numbers and dead units
@@ -102,7 +102,27 @@ def test_every_figure_has_a_name_words_data_and_a_place_of_its_own(tmp_path: Pat
     assert all(picture["role"] == "img" and picture["aria-label"] for picture in pictures)
     with_data = [f"{slug}.csv" for slug in slugs if not str(slug).startswith("prototypes")]
     assert [link["download"] for link in parsed.named("a")] == with_data  # a heatmap's data is in the run folder
-    assert all(figure.alternative in made.html.replace("&#x27;", "'") for figure in made.figures)
+    assert all(figure.alternative in without_terms(made.html).replace("&#x27;", "'") for figure in made.figures)
+
+
+def test_each_term_is_explained_where_it_stands_and_once(tmp_path: Path) -> None:
+    parsed = Parsed(report(tmp_path, Made(algorithms=FIVE, derived=derived_of_two)).html)
+    asked = {button["popovertarget"] for button in parsed.named("button") if button.get("class") == "term"}
+    explained = [one["id"] for one in parsed.named("p") if "popover" in one]
+    assert len(explained) == len(asked)
+    assert set(explained) == asked
+    assert {"preset sound", "formula", "μ", "CPS", "payload", "Pareto front"} <= set(parsed.words["button"])
+
+
+def test_prototypes_are_folded_until_asked_for(tmp_path: Path) -> None:
+    page = report(tmp_path, Made()).html
+    folded = re.findall(
+        r'<details class="asked"><summary>([^<]*)</summary><div class="figures"><figure id="([^"]*)"', page
+    )
+    assert folded == [
+        ("Show the prototypes of Local, seed 0", "prototypes-0-class"),
+        ("Show the prototypes of FedProto, seed 0", "prototypes-1-class"),
+    ]
 
 
 def test_names_that_look_like_html_stay_words(tmp_path: Path) -> None:
@@ -128,7 +148,7 @@ def test_the_same_runs_give_the_same_bytes_at_any_time(tmp_path: Path, monkeypat
 
 def test_what_methods_derived_stands_below_the_table(tmp_path: Path) -> None:
     made = Made(algorithms=FIVE, seeds=(0, 1), derived=derived_of_two)
-    page = report(tmp_path, made).html
+    page = without_terms(report(tmp_path, made).html)
     sentence = "<p>Derived: TinyProto-FP μ = 0.01 to 0.015; TinyProto-FT s = 42, μ = 0.02.</p>"
     assert page.index("</table>") < page.index(sentence) < page.index(">Figures<")
 
@@ -145,7 +165,8 @@ def test_a_record_that_does_not_say_what_was_derived_is_shown_without_it(tmp_pat
     both = Made(
         algorithms=FIVE, seeds=(0, 1), derived=lambda label, seed: derived_of_two(label, seed) if seed else None
     )
-    assert "<p>Derived: TinyProto-FP μ = 0.015; TinyProto-FT s = 42, μ = 0.02.</p>" in report(tmp_path / "b", both).html
+    page = without_terms(report(tmp_path / "b", both).html)
+    assert "<p>Derived: TinyProto-FP μ = 0.015; TinyProto-FT s = 42, μ = 0.02.</p>" in page
 
 
 def test_old_runs_are_shown_with_a_word_on_what_they_lack(tmp_path: Path) -> None:

@@ -49,6 +49,13 @@ class FederationSpec:
         """Return the shape that a network of this federation has to fit."""
         return ModelShape(self.input_shape, self.proto_dim, self.num_classes, self.head_dropout)
 
+    @property
+    def known_networks(self) -> tuple[ModelEntry, ...]:
+        """Return the clients' networks; raise ValueError if they are unknown, as a coordinator's may be."""
+        if not self.networks:
+            raise ValueError("parts of networks are exchanged, so the networks must be known; list them in `models`")
+        return self.networks
+
 
 class Round(NamedTuple):
     """A round of a run; rounds count from 1."""

@@ -66,15 +66,15 @@ def blueprint(entry: ModelEntry, shape: ModelShape) -> SplitModel:
 
 def smallest(federation: FederationSpec) -> ModelEntry:
     """Return the network of the federation with the fewest parameters, the first of several."""
-    return min(federation.networks, key=lambda entry: count_parameters(blueprint(entry, federation.shape)))
+    return min(federation.known_networks, key=lambda entry: count_parameters(blueprint(entry, federation.shape)))
 
 
 def equal_heads(federation: FederationSpec, done: str) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the head's parameters; raise a ValueError if they differ, since heads cannot be `done`."""
-    first, *others = federation.networks
+    first, *others = federation.known_networks
     heads = {
         entry: shapes_of(exchanged(blueprint(entry, federation.shape).head, buffers=False))
-        for entry in federation.networks
+        for entry in federation.known_networks
     }
     for entry in others:
         if heads[entry] != heads[first]:

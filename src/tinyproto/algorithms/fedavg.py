@@ -26,7 +26,7 @@ class NetworkClient(PartClient):
 
 def build(hyper: NoHyper, federation: FederationSpec) -> Algorithm:  # noqa: ARG001
     """Return FedAvg, weighted by n_i; raise a ValueError if clients have different networks."""
-    network, *others = dict.fromkeys(federation.networks)
+    network, *others = dict.fromkeys(federation.known_networks)
     if others:
         names = [entry_name(entry) for entry in (network, *others)]
         raise ValueError(

@@ -113,7 +113,7 @@ class HeadServer:
         return host(exchanged(head, buffers=False))
 
     def _head(self, streams: Streams) -> nn.Module:
-        return drawn(self.federation.networks[0], self.federation.shape, streams).head
+        return drawn(self.federation.known_networks[0], self.federation.shape, streams).head
 
 
 def build(hyper: FedGHHyper, federation: FederationSpec) -> Algorithm:

@@ -14,7 +14,7 @@ from tinyproto.algorithms.exchange import MeanServer, PartClient, drawn, equal_h
 def build(hyper: NoHyper, federation: FederationSpec) -> Algorithm:  # noqa: ARG001
     """Return LG-FedAvg, weighted by n_i; raise a ValueError if heads differ. Table 2 counts them as K·d."""
     shapes = equal_heads(federation, "averaged")
-    first = federation.networks[0]
+    first = federation.known_networks[0]
     weights = sum(math.prod(shape) for shape in shapes.values() if len(shape) > 1)
     return Algorithm(
         name="lg_fedavg",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from rich import progress as bars
@@ -23,6 +24,14 @@ class FederationProgress(Bars):
         self._doing = self._reached = ""
         self._rounds = 0
         self._bar: bars.TaskID | None = None
+
+    def here(self, members: Iterable[int]) -> list[str]:
+        """Say which clients are connected, which are missing, and what happens now."""
+        present = sorted(self._present)
+        missing = ", ".join(str(client) for client in members if client not in present)
+        said = [f"{counted(len(present), 'client')} connected: {', '.join(map(str, present))}" if present else ""]
+        said += [f"not connected: {missing}" if missing else "", self._doing]
+        return [words for words in said if words]
 
     def tell(self, event: dict[str, Any]) -> None:
         """Show one event; other kinds are shown with --verbose only."""

@@ -14,7 +14,7 @@ import typer
 
 import tinyproto
 from tinyproto.cli.data import data
-from tinyproto.cli.options import ConfigFile, Json, Overrides, Quiet, Verbose
+from tinyproto.cli.options import ConfigFile, Json, Live, Overrides, Quiet, Verbose
 from tinyproto.cli.terminal import Output
 from tinyproto.errors import ConfigError, Interrupted, TinyProtoError
 
@@ -56,6 +56,7 @@ def run(
     overrides: Overrides = None,
     runs: Annotated[Path, typer.Option(help="The folder to create run folders in.")] = Path("runs"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run folder if it exists.")] = False,
+    live: Live = False,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -73,15 +74,17 @@ def run(
     - tinyproto run quickstart name=short train.rounds=10 'algorithms=[local,fedproto]'
     - tinyproto run quickstart name=three 'seeds=[0,1,2]'
     - tinyproto run quickstart name=kept keep_models=true
+    - tinyproto run quickstart name=watched --live
     """
     from tinyproto.cli.run import run_config
 
-    run_config(config, overrides or [], runs, overwrite, Output(json=json, quiet=quiet, verbose=verbose))
+    run_config(config, overrides or [], runs, overwrite, Output(json=json, quiet=quiet, verbose=verbose), live=live)
 
 
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as runs/quickstart.")],
+    live: Live = False,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -94,7 +97,7 @@ def resume(
     """
     from tinyproto.cli.run import resume_run
 
-    resume_run(folder, Output(json=json, quiet=quiet, verbose=verbose))
+    resume_run(folder, Output(json=json, quiet=quiet, verbose=verbose), live=live)
 
 
 @app.command()
@@ -198,6 +201,7 @@ def serve(
             show_default="localhost and 127.0.0.1 are always included",
         ),
     ] = None,
+    live: Live = False,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -223,9 +227,10 @@ def serve(
             "--clients and --host need --init; without it, federation.clients in the config is the number of clients"
         )
     if init is not None:
-        if config is not None or keys is not None or listen is not None or overwrite or resume:
+        if config is not None or keys is not None or listen is not None or overwrite or resume or live:
             raise ConfigError(
-                "--init only makes certificates and keys; leave out CONFIG, --keys, --listen, --overwrite and --resume"
+                "--init only makes certificates and keys; leave out CONFIG, --keys, --listen, --overwrite, --resume "
+                "and --live"
             )
         if clients is None:
             raise ConfigError("--init needs --clients, the number of clients to make keys for")
@@ -240,7 +245,7 @@ def serve(
     from tinyproto.cli.serve import ServeOptions, serve_config
 
     try:
-        serve_config(ServeOptions(config, tuple(overrides or ()), runs, keys, listen, overwrite, resume), output)
+        serve_config(ServeOptions(config, tuple(overrides or ()), runs, keys, listen, overwrite, resume, live), output)
     except KeyboardInterrupt:
         raise Interrupted("--resume continues after the last completed round") from None
 

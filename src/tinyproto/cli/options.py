@@ -17,4 +17,7 @@ Overrides = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON; other output goes to standard error.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Live = Annotated[
+    bool, typer.Option("--live", help="Follow the run on a page for this machine's browser; prints its address.")
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print a line per round.")]

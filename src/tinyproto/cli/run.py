@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tinyproto import grid
 from tinyproto.cli.interrupt import ENDING, StopOnInterrupt
+from tinyproto.cli.live import live_page
 from tinyproto.cli.progress import Expected, LoadingBar, Progress
 from tinyproto.cli.report import print_comparison, write_report
 from tinyproto.cli.terminal import Output
@@ -20,16 +21,20 @@ from tinyproto.report.words import counted
 from tinyproto.tracking.run_folder import RunFolder, how_to_resume, is_federation
 
 
-def run_config(path: Path, overrides: Sequence[str], runs: Path, overwrite: bool, output: Output) -> None:
+def run_config(
+    path: Path, overrides: Sequence[str], runs: Path, overwrite: bool, output: Output, *, live: bool = False
+) -> None:
     """Run a config into a new run folder."""
     experiment = _experiment(load_config(path, overrides), output)
     folder = runs / experiment.config.model.name
-    _watch(
-        experiment, folder, output, lambda progress: grid.run(experiment, runs, overwrite=overwrite, observer=progress)
-    )
+    with live_page(live, experiment.config, folder, output, new=True):
+        _watch(
+            experiment, folder, output,
+            lambda progress: grid.run(experiment, runs, overwrite=overwrite, observer=progress),
+        )  # fmt: skip
 
 
-def resume_run(folder: Path, output: Output) -> None:
+def resume_run(folder: Path, output: Output, *, live: bool = False) -> None:
     """Resume the run in a run folder."""
     RunFolder.open(folder)
     if is_federation(folder):
@@ -37,7 +42,8 @@ def resume_run(folder: Path, output: Output) -> None:
             f"{folder} holds a real federation, which `tinyproto resume` cannot continue; use: {how_to_resume(folder)}"
         )
     experiment = _experiment(load_config(folder / "config.yaml"), output)
-    _watch(experiment, folder, output, lambda progress: grid.resume(experiment, folder, observer=progress))
+    with live_page(live, experiment.config, folder, output, new=False):
+        _watch(experiment, folder, output, lambda progress: grid.resume(experiment, folder, observer=progress))
 
 
 def _experiment(config: Config, output: Output) -> Experiment:

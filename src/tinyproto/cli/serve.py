@@ -11,9 +11,12 @@ from pathlib import Path
 
 from tinyproto.cli.federation_progress import FederationProgress
 from tinyproto.cli.interrupt import StopOnInterrupt
+from tinyproto.cli.live import live_page
+from tinyproto.cli.live.state import LiveState
 from tinyproto.cli.run import conclude
 from tinyproto.cli.terminal import Output
 from tinyproto.config import Config, load_config
+from tinyproto.config.load import stated
 from tinyproto.errors import ConfigError, FederationError, Interrupted
 from tinyproto.federation.flower.gate import Gate, OpenGate, listening
 from tinyproto.federation.flower.processes import SuperLink, split_address
@@ -40,17 +43,31 @@ class ServeOptions:
     listen: str | None
     overwrite: bool
     resume: bool
+    live: bool = False
 
 
 def serve_config(options: ServeOptions, output: Output) -> None:
     """Run a federation from a config and keys into a run folder, until clients have completed all rounds."""
     folder, config, before = _source(options)
+    with live_page(options.live, config, folder, output, new=not options.resume) as live:
+        _serve(options, output, folder, config, before, live)
+        conclude(output, config, folder)
+
+
+def _serve(
+    options: ServeOptions,
+    output: Output,
+    folder: Path,
+    config: Config,
+    before: ServeFile | None,
+    live: LiveState | None,
+) -> None:
+    """Start Flower's processes and follow the federation to its end."""
     listen = options.listen or (before and before.listen) or LISTEN
     host, port = split_address(listen, "--listen")
     with ExitStack() as stack:
         stack.enter_context(alone_in(folder))
         if options.resume and RunFolder(folder).read_results():  # it has already ended
-            conclude(output, config, folder)
             return
         keys = _members_keys(_keys(options, folder, before), members(config), output, resume=options.resume)
         keys.check()
@@ -70,7 +87,7 @@ def serve_config(options: ServeOptions, output: Output) -> None:
         if not options.resume:
             new = RunFolder.create(folder, overwrite=options.overwrite, aside=aside)
             undo.callback(_restore, new, aside)
-            new.write_config(config.resolved())
+            new.write_config(stated(config.resolved()))
         try:
             superlink = _start(stack, folder, served, keys)
         except FederationError:
@@ -88,8 +105,9 @@ def serve_config(options: ServeOptions, output: Output) -> None:
             f"{config.model.name}: listening at {listen} for {counted(len(keys.clients), 'client')}: "
             f"tinyproto join --server HOST:{port} --client-id N --keys client-N ..."
         )
+        if live is not None:
+            live.here = lambda: progress.here(sorted(keys.clients))
         _watch(folder, superlink, progress, stop)
-    conclude(output, config, folder)
 
 
 def _restore(new: RunFolder, aside: Path) -> None:

@@ -61,6 +61,20 @@ def completed_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {**later, **entry}
 
 
+def has_own_data(resolved: Mapping[str, Any]) -> bool:
+    """Return True if `federation` alone says what the samples of a real federation look like, and `data` nothing."""
+    section = resolved["federation"]
+    return bool(section["input_shape"] and (section["num_classes"] or section["classes"]))
+
+
+def stated(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of a real federation without the sections that say nothing about its clients."""
+    unsaid = {"models"} if not resolved["models"] else set()
+    if has_own_data(resolved):
+        unsaid |= {"data", "partition"} if resolved["federation"]["clients"] else {"data"}
+    return {key: value for key, value in resolved.items() if key not in unsaid}
+
+
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Load a config file, or the built-in config of that name, and apply `dotted.key=value` overrides."""
     try:

@@ -382,7 +382,11 @@ class ConfigModel(Section):
     preset: PresetName = Field("sound", description="choice for each open point of the paper")
     data: DataSection = DataSection()
     partition: PartitionSection = PartitionSection()
-    models: list[Any] = Field(min_length=1, description="networks; client i gets entry i modulo the number of entries")
+    models: list[Any] = Field(
+        [],
+        description="networks, required in a simulation; client i gets entry i modulo the number of entries; a "
+        "coordinator needs them only if parts of networks are exchanged",
+    )
     prototypes: PrototypesSection = PrototypesSection()
     train: TrainSection = TrainSection()
     evaluate: EvaluateSection = EvaluateSection()

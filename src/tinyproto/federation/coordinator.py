@@ -14,7 +14,7 @@ import torch
 from tinyproto.algorithms.base import Round
 from tinyproto.algorithms.defence import Defence, DefenceName, is_comparable
 from tinyproto.builder import Cell, build_defence, resolve_device, summarise_cell
-from tinyproto.config.load import parse_config
+from tinyproto.config.load import has_own_data, parse_config, stated
 from tinyproto.core.streams import one_thread
 from tinyproto.engine.measure import Meter, Stopwatch
 from tinyproto.engine.participation import participant_count, plan_round
@@ -30,6 +30,9 @@ from tinyproto.tracking.environment import environment
 from tinyproto.tracking.recorder import CellRecorder
 from tinyproto.tracking.run_folder import SERVE_FILE, RunFolder
 from tinyproto.tracking.summary import RoundResult
+
+OWN_DATA = "the clients' own data"
+"""The name of a dataset that the coordinator knows nothing about."""
 
 
 class Coordinator:
@@ -97,7 +100,7 @@ class Coordinator:
         recorder = CellRecorder(folder, self._begun_with, self.cell.identity, self.server)
         recorder.resume(checkpoint, lambda words: self.journal.tell("damaged", reason=words, round=next_round))
         if not folder.size("config.yaml"):
-            folder.write_config(self.config.resolved())
+            folder.write_config(stated(self.config.resolved()))
         if not folder.size("environment.json"):
             folder.write_json("environment.json", {**environment(self.device, workers=0), "trainer": "eager"})
         return recorder
@@ -177,10 +180,19 @@ class Coordinator:
 
     def _summary(self, rounds: list[RoundResult]) -> dict[str, Any]:
         """Return the entry of summary.json; K_i is known if every client counts training and test samples."""
-        infos = self.server.infos.values()
-        known = self.terms.prototypes.counted_samples == "all" and len(infos) >= self.terms.clients
-        return summarise_cell(
-            self.cell, self.config.model, self.server, rounds, dataset=self.config.model.data.dataset,
-            num_clients=self.terms.clients, peak_memory=self.peak_memory.read(),
+        terms, infos = self.terms, self.server.infos.values()
+        known = terms.prototypes.counted_samples == "all" and len(infos) >= terms.clients
+        own = has_own_data(self.config.resolved())
+        result = summarise_cell(
+            self.cell, self.config.model, self.server, rounds,
+            dataset=OWN_DATA if own else self.config.model.data.dataset,
+            num_clients=terms.clients, peak_memory=self.peak_memory.read(),
             classes_held=[info.counted_classes for info in infos] if known else None,
         )  # fmt: skip
+        return {
+            **result,
+            "federation": {
+                "joined": len(infos), "num_classes": terms.num_classes, "classes": terms.classes,
+                "input_shape": terms.input_shape, "own_data": own,
+            },
+        }  # fmt: skip

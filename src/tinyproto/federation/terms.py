@@ -109,7 +109,10 @@ def offered_terms(config: Config, token: str) -> Terms:
             num_classes, model.prototypes.dim, model.train.learning_rate, input_shape, model.train.head_dropout,
             tuple(model.models),
         )  # fmt: skip
-        hyper["auxiliary"] = smallest(shape)
+        try:
+            hyper["auxiliary"] = smallest(shape)
+        except ValueError as error:
+            raise ConfigError(f"algorithm {entry.label}: {error}") from error
     algorithm = {"name": entry.reference, **hyper}
     dotted = _dotted(algorithm)
     if dotted is not None:

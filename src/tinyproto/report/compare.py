@@ -43,6 +43,7 @@ class Row:
     derived: Mapping[str, Sequence[int | float]] = field(default_factory=dict)  # hyper-parameters it chose, by seed
     absences: Mapping[str, float] = field(default_factory=dict)  # dropped, late, empty_rounds: means over seeds
     left_out: int = 0  # client-rounds left out, over all seeds
+    real: bool = False  # of a federation whose clients are elsewhere
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,7 @@ def _row(results: Sequence[Mapping[str, Any]], titles: Mapping[str, str], statis
         derived={name: [one[name] for one in derived if name in one] for name in _keys(derived)},
         absences={name: statistics.fmean(one.get(name, 0) for one in absences) for name in _keys(absences)},
         left_out=sum(result.get("left_out", 0) for result in results),
+        real=any(map(is_real, results)),
     )
 
 
@@ -153,6 +155,11 @@ def _keys(mappings: Sequence[Mapping[str, Any]]) -> list[str]:
 def on_a_network(result: Mapping[str, Any]) -> bool:
     """Return True for a result of a real federation, which counts the bytes on its sockets."""
     return result.get("socket_bytes_per_round") is not None
+
+
+def is_real(result: Mapping[str, Any]) -> bool:
+    """Return True for a result of a real federation, whose clients choose their own data and networks."""
+    return result.get("federation") is not None or on_a_network(result)
 
 
 def spread(values: Sequence[float | None]) -> Spread | None:

@@ -9,6 +9,7 @@ from html import escape
 from tinyproto.report.figures import Figure
 from tinyproto.report.heatmap import data_address
 from tinyproto.report.svg import written_attributes
+from tinyproto.report.terms import column, explained
 
 WORTH_PACKING = 20_000
 """Characters from which a CSV is compressed."""
@@ -20,13 +21,14 @@ def element(name: str, content: str = "", **attributes: str) -> str:
 
 
 def paragraph(words: str, class_: str = "") -> str:
-    """Return a paragraph of plain words."""
-    return element("p", escape(words), **({"class_": class_} if class_ else {}))
+    """Return a paragraph of plain words, its terms explained."""
+    return element("p", explained(words), **({"class_": class_} if class_ else {}))
 
 
 def bullets(sentences: Iterable[str]) -> str:
-    """Return a list of plain sentences."""
-    return element("ul", "".join(element("li", escape(sentence)) for sentence in sentences))
+    """Return a list of plain sentences, their terms explained."""
+    seen: set[str] = set()
+    return element("ul", "".join(element("li", explained(sentence, seen)) for sentence in sentences))
 
 
 def folded(summary: str, content: str, class_: str = "") -> str:
@@ -36,7 +38,7 @@ def folded(summary: str, content: str, class_: str = "") -> str:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], strong: Sequence[int | None] = ()) -> str:
     """Return a table of plain words; the first cell names its row, `strong` gives one column per row to stress."""
-    head = "".join(element("th", escape(name), scope="col") for name in header)
+    head = "".join(element("th", column(name), scope="col") for name in header)
     body = ""
     for index, (name, *cells) in enumerate(rows):
         stressed = strong[index] if index < len(strong) else None
@@ -54,7 +56,7 @@ def figure(drawn: Figure, *, with_data: bool = True) -> str:
     links = [element("button", "SVG", type="button", class_="link", data_svg=drawn.slug, hidden="")]
     if with_data:
         links.insert(0, _data_link(drawn))
-    words = element("span", escape(drawn.title), class_="title") + escape(drawn.caption)
+    words = element("span", escape(drawn.title), class_="title") + explained(drawn.caption)
     described = folded("In words", paragraph(drawn.alternative), "quiet")
     caption = element("figcaption", words + described + element("p", " · ".join(links), class_="quiet downloads"))
     return element("figure", drawn.svg + caption, id=drawn.slug)

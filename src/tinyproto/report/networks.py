@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tinyproto.report.compare import Spread, on_a_network, share_cell, spread
+from tinyproto.report.compare import Spread, is_real, share_cell, spread
 from tinyproto.report.studies import Cell, Series, Setting
 from tinyproto.report.words import points
 from tinyproto.tracking.summary import read_at
@@ -29,7 +29,7 @@ class NetworkRow:
 def network_rows(setting: Setting) -> list[NetworkRow]:
     """Return a row per algorithm; none if all clients have one network or the federation is a real one."""
     models = list(map(str, setting.runs[0].config["models"]))
-    if len(set(models)) < 2 or any(on_a_network(cell.result) for series in setting.series for cell in series.cells):
+    if len(set(models)) < 2 or any(is_real(cell.result) for series in setting.series for cell in series.cells):
         return []
     statistic, baseline = setting.comparison.statistic, setting.comparison.baseline
     local: Mapping[str, Spread | None] = {}

@@ -12,8 +12,10 @@ from typing import Any
 import yaml
 
 import tinyproto
+from tinyproto.config.load import stated
 from tinyproto.report import html
 from tinyproto.report.compare import RULE_NAMES, SPREAD_WORDS, share_cell, spread, table_cells
+from tinyproto.report.federation import how_to_repeat, known_facts, unknown_facts
 from tinyproto.report.figures import Figure
 from tinyproto.report.figures.clients import accuracy_per_client, who_holds_what
 from tinyproto.report.figures.curves import accuracy_over_bytes, accuracy_over_rounds
@@ -21,6 +23,7 @@ from tinyproto.report.figures.prototypes import ANY, DeadUnits, Shown, dead_unit
 from tinyproto.report.networks import network_rows
 from tinyproto.report.runs import Run
 from tinyproto.report.studies import Series, Setting, Study, arrange, grouped
+from tinyproto.report.terms import explanations
 from tinyproto.report.verdict import derived_sentence, left_out_lines
 from tinyproto.report.words import counted
 from tinyproto.tracking.run_folder import how_to_resume
@@ -30,6 +33,9 @@ FEW_SETTINGS = 4
 
 FEW_RUNS = 6
 """Runs that are named one by one."""
+
+
+SIMULATE = "Save the config below as config.yaml and run: tinyproto run config.yaml"
 
 
 @dataclass(frozen=True)
@@ -70,10 +76,13 @@ def make_report(
         body += _prototypes(study, heading, prefix, shown, figures)
     if body == without:
         body += html.element("h2", "Prototypes") + html.paragraph(
-            "These runs have no prototypes.safetensors, so no prototypes are drawn.", "quiet"
+            "A coordinator stores no prototypes to draw."
+            if all(run.real for run in runs)
+            else "These runs have no prototypes.safetensors, so no prototypes are drawn.",
+            "quiet",
         )
     body += "".join(_how_to_reproduce(runs))
-    return Report(_page(f"tinyproto report: {_named(runs)}", body), studies, figures)
+    return Report(document(f"tinyproto report: {_named(runs)}", body), studies, figures)
 
 
 def figure_style() -> str:
@@ -81,17 +90,20 @@ def figure_style() -> str:
     return _asset("figure.css")
 
 
-def _page(title: str, body: str) -> str:
-    """Return the document; its policy tells the browser to fetch nothing."""
+def document(title: str, body: str, live: str = "") -> str:
+    """Return a page; its policy tells the browser to fetch nothing or, for a `live` script, only from its server."""
     policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+    policy += "; connect-src 'self'" if live else ""
+    icon = '<link rel="icon" href="data:,">' if live else ""  # a browser would ask the server for one
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         f"<title>{escape(title)}</title><style>{_asset('page.css')}</style>"
         f'<style id="figure-style">{figure_style()}</style>'
     )
-    script = f"<script>{_asset('page.js')}</script>"
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{body}{script}</body></html>\n'
+    scripts = "".join(f"<script>{text}</script>" for text in (_asset("page.js"), live) if text)
+    content = f"{body}{explanations(body)}{scripts}"
+    return f'<!doctype html>\n<html lang="en"><head>{head}{icon}</head><body>{content}</body></html>\n'
 
 
 def _asset(name: str) -> str:
@@ -173,21 +185,26 @@ def _study(study: Study, figures: Sequence[Figure], *, titled: bool) -> Iterator
         yield _table(setting) + _notes(setting) + _by_network(setting)
     yield html.element("h2", "Figures")
     yield html.element("div", "".join(map(html.figure, figures)), class_="figures")
-    if not any(run.federation for run in study.runs):
+    if all(run.real for run in study.runs):
+        yield html.paragraph("Who holds what is not drawn: a coordinator does not see the clients' samples.", "quiet")
+    elif not any(run.federation for run in study.runs):
         yield html.paragraph("Who holds what is not drawn: there is no federation.json beside these runs.", "quiet")
 
 
 def _verdict(setting: Setting, *, titled: bool) -> Iterator[str]:
     run, result = setting.runs[0], setting.runs[0].results[0]
     seeds = sorted({seed for series in setting.series for seed in series.seeds})
+    about = known_facts(result) if run.real else f"{result['dataset']}, {counted(result['num_clients'], 'client')}"
     facts = (
-        f"{result['dataset']}, {counted(result['num_clients'], 'client')}, {counted(result['rounds'], 'round')}, "
-        f"{counted(len(seeds), 'seed')} ({', '.join(map(str, seeds))}), preset {result['preset']}, "
-        f"networks {', '.join(map(str, run.config['models']))}"
+        f"{about}, {counted(result['rounds'], 'round')}, "
+        f"{counted(len(seeds), 'seed')} ({', '.join(map(str, seeds))}), preset {result['preset']}"
+        f"{'' if run.real else ', networks ' + ', '.join(map(str, run.config['models']))}"
     )
-    yield html.element("h2" if titled else "p", escape(setting.name if titled else facts), class_="facts")
     if titled:
-        yield html.paragraph(facts)
+        yield html.element("h2", escape(setting.name))
+    yield html.paragraph(facts, "facts")
+    if run.real:
+        yield html.paragraph(unknown_facts(result), "quiet")
     yield html.element("section", html.bullets(setting.verdict()), class_="verdict", aria_label="Verdict")
 
 
@@ -259,8 +276,8 @@ def _prototypes(study: Study, heading: str, prefix: str, shown: Shown, figures: 
         drawn = list(prototype_figures(series, found[0], shown, f"{prefix}prototypes-{number}"))
         figures += drawn
         pictures = "".join(html.figure(figure, with_data=False) for figure in drawn)
-        content += html.element("h3", escape(f"{series.title}, seed {series.seeds[0]}"))
-        content += html.element("div", pictures, class_="figures")
+        shown_as = f"Show the prototypes of {series.title}, seed {series.seeds[0]}"
+        content += html.folded(shown_as, html.element("div", pictures, class_="figures"), "asked")
     return html.element("h2", escape(heading)) + _dead_units(dead) + content if dead else ""
 
 
@@ -301,9 +318,10 @@ def _how_to_reproduce(runs: Sequence[Run]) -> Iterator[str]:
         rest = f" and {len(alike) - 1} more that differ only in algorithm and seed" if len(alike) > 1 else ""
         yield html.paragraph(
             f"{run.name}{rest}: tinyproto {version}, commit {commit}, Python {environment.get('python', '?')}; "
-            f"{where}. Save the config below as config.yaml and run: tinyproto run config.yaml"
+            f"{where}. {how_to_repeat(run.results[0], run.config) if run.real else SIMULATE}"
         )
-        config = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True)
+        values = stated(run.config) if run.real else dict(run.config)
+        config = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
         yield html.folded("Config", html.element("pre", escape(config)))
         yield html.folded("Environment", html.element("pre", escape(json.dumps(environment, indent=1))))
     yield html.paragraph(f"Made by tinyproto {tinyproto.__version__}.", "quiet")

@@ -15,9 +15,10 @@ from safetensors import safe_open
 
 from tinyproto.config.load import completed
 from tinyproto.errors import RunFolderError
+from tinyproto.report.compare import is_real
 from tinyproto.tracking.run_folder import how_to_resume, lines_kept, reading, run_folders
 
-CONFIG_KEYS = ("name", "models", "partition", "train", "evaluate", "algorithms", "seeds")
+CONFIG_KEYS = ("name", "train", "evaluate", "algorithms", "seeds")
 RESULT_KEYS = (
     "algorithm", "label", "seed", "dataset", "rounds", "num_clients", "preset", "accuracy", "params_per_round",
     "payload_bytes_per_round", "wire_bytes_per_round", "evaluation_bytes_per_round", "seconds_per_round",
@@ -52,6 +53,11 @@ class Run:
         """Return the experiment whose folder holds this record of one cell; otherwise the run's name."""
         inside = self.folder.resolve().parent.name
         return inside if inside.partition("@")[0] == self.config["name"] else self.name
+
+    @property
+    def real(self) -> bool:
+        """Return True for a real federation, whose clients choose their own data and networks."""
+        return is_real(self.results[0])
 
     @property
     def unfinished(self) -> int:

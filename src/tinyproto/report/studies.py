@@ -15,6 +15,7 @@ from tinyproto.config.schema import neutral_keys
 from tinyproto.engine.measure import WAYS
 from tinyproto.report.compare import Comparison, Row, compare
 from tinyproto.report.runs import Run
+from tinyproto.report.svg import SHAPES, marker
 from tinyproto.report.verdict import verdict
 
 INKS = 10
@@ -92,6 +93,11 @@ class Series:
     def ink(self) -> str:
         """Return the CSS class that colours it in every figure."""
         return f"c{self.colour % INKS}{DASHES[self.colour // INKS % len(DASHES)]}"
+
+    def marker(self, x: float, y: float, tip: str) -> str:
+        """Return its marker: one of five shapes, filled or hollow."""
+        kind = "hollow" if self.colour // len(SHAPES) % 2 else "dot"
+        return marker(x, y, f"{kind} {self.ink}", tip, shape=self.colour % len(SHAPES))
 
     def evaluations(self, rule: str) -> Iterator[tuple[int, Point, float]]:
         """Yield seed, point and accuracy of every evaluation that the rule applies to."""
@@ -251,7 +257,11 @@ def _joined(runs: Sequence[Run]) -> str:
 
 def _federation(run: Run) -> Any:
     """Return the part of a config that must be equal for accuracies to be comparable."""
-    return {"data": run.results[0]["dataset"], "partition": run.config["partition"]}
+    first = run.results[0]
+    known = first.get("federation") or {}
+    if known.get("own_data"):  # equal as far as the coordinator can tell
+        return {**{key: value for key, value in known.items() if key != "joined"}, "clients": first["num_clients"]}
+    return {"data": first["dataset"], "partition": run.config["partition"]}
 
 
 def _setting(run: Run) -> dict[str, Any]:

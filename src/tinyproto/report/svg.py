@@ -26,6 +26,15 @@ MOST_POINTS = 160
 DOT = 4.0
 """Radius of a marker."""
 
+SHAPES: tuple[tuple[Point, ...], ...] = (
+    (),
+    ((-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)),
+    ((0, -1.2), (1.15, 0.9), (-1.15, 0.9)),
+    ((0, -1.35), (1.35, 0), (0, 1.35), (-1.35, 0)),
+    ((0, 1.2), (1.15, -0.9), (-1.15, -0.9)),
+)
+"""Markers as corners around their middle, in radii: a circle, square, triangle, diamond, triangle upside down."""
+
 LEFT, RIGHT, TOP, HEIGHT = 42.0, 424.0, 22.0, 210.0
 BOTTOM = TOP + HEIGHT
 LEGEND_LINE = 17.0
@@ -89,9 +98,13 @@ def thinned(points: Sequence[Point]) -> list[Point]:
     return [*points[:-1:step], *points[-1:]] if step > 1 else list(points)
 
 
-def marker(x: float, y: float, class_: str, tip: str, radius: float = DOT) -> str:
-    """Return a dot with a tooltip."""
-    return element("circle", element("title", _safe(tip)), cx=x, cy=y, r=radius, class_=class_)
+def marker(x: float, y: float, class_: str, tip: str, radius: float = DOT, shape: int = 0) -> str:
+    """Return a dot with a tooltip, or another shape, so that colour is not all that tells methods apart."""
+    title, corners = element("title", _safe(tip)), SHAPES[shape]
+    if not corners:
+        return element("circle", title, cx=x, cy=y, r=radius, class_=class_)
+    steps = "L".join(f"{number(x + radius * right)},{number(y + radius * down)}" for right, down in corners)
+    return element("path", title, d=f"M{steps}Z", class_=class_)
 
 
 def with_style(picture: str, style: str) -> str:
@@ -215,6 +228,11 @@ class LegendEntry:
 def stroke(class_: str) -> Callable[[float, float], str]:
     """Return a legend's mark for a line."""
     return lambda x, y: line(x, y, x + 20, y, class_)
+
+
+def marked_stroke(class_: str, mark: Callable[[float, float], str]) -> Callable[[float, float], str]:
+    """Return a legend's mark for a line with markers on it."""
+    return lambda x, y: line(x, y, x + 20, y, class_) + mark(x + 10, y)
 
 
 def legend(entries: Sequence[LegendEntry]) -> tuple[list[str], float]:

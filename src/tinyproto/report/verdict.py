@@ -112,9 +112,14 @@ def _against_anchors(comparison: Comparison) -> Iterator[str]:
 
 def _missing_baselines(comparison: Comparison) -> Iterator[str]:
     missing = [f"`{name}`" for name in SILENT if comparison.row(name) is None]
-    if any(row.socket_bytes is not None for row in comparison.rows):  # a real federation runs one method
+    if not missing or not any(better_rule(row) for row in _sending(comparison)):
         return
-    if missing and any(better_rule(row) for row in _sending(comparison)):
+    if any(row.real for row in comparison.rows):
+        yield (
+            "What communication brings is unknown, since a federation runs one method. A client can train alone on "
+            "its own data to compare: `tinyproto join --offline`."
+        )
+    else:
         names = _listed(missing)
         yield f"Without {names} it is unknown what communication brings; add {names} to algorithms."
 

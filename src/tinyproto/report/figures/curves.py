@@ -11,12 +11,15 @@ from typing import TypeVar
 from tinyproto.report import svg
 from tinyproto.report.compare import RULE_NAMES, better_rule
 from tinyproto.report.figures import Figure
-from tinyproto.report.studies import Series, Setting, Study
+from tinyproto.report.studies import INKS, Series, Setting, Study
 from tinyproto.report.svg import BOTTOM, LEFT, RIGHT, TOP, LegendEntry, Linear, Logarithmic, Scale, stroke
 from tinyproto.report.words import counted, percent, size
 
 Points = dict[int, list[float]]  # rounds trained → accuracy of each seed
 T = TypeVar("T")
+
+MARKERS = 5
+"""Markers on a curve, about."""
 
 # Rounds
 
@@ -33,7 +36,7 @@ def accuracy_over_rounds(study: Study, rule: str, slug: str) -> Figure | None:
     parts = svg.frame(x, y, "rounds trained", f"Accuracy in %, {RULE_NAMES[rule]}", lambda value: f"{value:g}")
     for series, points in curves:
         parts += _draw_curve(series, points, x, y)
-    explained, bottom = svg.legend([LegendEntry(series.title, stroke(f"curve {series.ink}")) for series, _ in curves])
+    explained, bottom = svg.legend([LegendEntry(series.title, _marked(series)) for series, _ in curves])
     seeds = max(len(series.cells) for series, _ in curves)
     band = f" Line: mean over seeds; band: lowest to highest of up to {seeds} seeds." if seeds > 1 else ""
     return Figure(
@@ -64,8 +67,18 @@ def _draw_curve(series: Series, points: Points, x: Linear, y: Linear) -> list[st
     bottom = svg.thinned([(place, y(min(values))) for place, values in places])
     band = [svg.path([*top, *reversed(bottom)], f"band {series.ink}", closed=True)] if len(series.cells) > 1 else []
     means = [(place, y(statistics.fmean(values))) for place, values in places]
-    dot = [svg.marker(*means[0], f"dot {series.ink}", series.title)] if len(means) == 1 else []
-    return [*band, svg.path(svg.thinned(means), f"curve {series.ink}"), *dot]
+    dots = [series.marker(*means[index], series.title) for index in _marked_at(len(means), series.colour)]
+    return [*band, svg.path(svg.thinned(means), f"curve {series.ink}"), *dots]
+
+
+def _marked_at(points: int, colour: int) -> list[int]:
+    """Return the points of a curve that get a marker: the last and a few others, not the same for every curve."""
+    step = max(1, points // MARKERS)
+    return [*range(colour * step // INKS, points - 1, step), points - 1]
+
+
+def _marked(series: Series, more: str = "") -> Callable[[float, float], str]:
+    return svg.marked_stroke(f"curve{more} {series.ink}", lambda x, y: series.marker(x, y, series.title))
 
 
 def _describe_curves(curves: Sequence[tuple[Series, Points]], rule: str) -> str:
@@ -118,7 +131,8 @@ def accuracy_over_bytes(study: Study, slug: str) -> Figure | None:
     shown = [accuracy for method in methods for _, accuracy in method.path] + [method.accuracy for method in methods]
     y = Linear(*svg.span(shown, 0.1, 0.0, 1.0), BOTTOM, TOP)
     front = pareto_front(methods, _place)
-    parts = svg.frame(x, y, "payload bytes sent so far, up and down, all clients", "Accuracy in %", size)
+    by = RULE_NAMES[sending[0].rule] if len({method.rule for method in sending}) == 1 else "rules as in the caption"
+    parts = svg.frame(x, y, "payload bytes sent so far, up and down, all clients", f"Accuracy in %, {by}", size)
     parts += [svg.path(stairs([_place(method) for method in front], x, y), "front")]
     for method in methods:
         parts += _draw_method(method, x, y)
@@ -128,9 +142,9 @@ def accuracy_over_bytes(study: Study, slug: str) -> Figure | None:
         slug=slug,
         title="Accuracy over bytes sent",
         caption=(
-            "Lines: during training. Dots: the number in the table, at the bytes of the whole run. No dot lies above "
-            "or left of the dotted front. A method that sends nothing is a dashed line. Bytes are payload, without "
-            f"frame headers.{_excluded(methods)}"
+            f"Accuracy is {_rules(methods)}. Lines: during training. Markers: the number in the table, at the bytes of "
+            "the whole run. None lies above or left of the shaded Pareto front. A method that sends nothing is a "
+            f"dashed line. Bytes are payload, without frame headers.{_excluded(methods)}"
         ),
         alternative=_describe_methods(methods, front),
         svg=svg.figure(bottom, parts + explained, "Accuracy over payload bytes sent"),
@@ -179,7 +193,7 @@ def _draw_method(method: Bought, x: Logarithmic, y: Linear) -> list[str]:
     tip = f"{method.series.title}: {percent(method.accuracy)} for {size(method.payload_bytes)}"
     return [
         svg.path(svg.thinned(path), f"curve thin {colour}"),
-        svg.marker(x(method.payload_bytes), y(method.accuracy), f"dot {colour}", tip),
+        method.series.marker(x(method.payload_bytes), y(method.accuracy), tip),
     ]
 
 
@@ -189,9 +203,19 @@ def _excluded(methods: Sequence[Bought]) -> str:
 
 
 def _entry(method: Bought) -> LegendEntry:
-    dashed = "" if method.payload_bytes else " dashed"
-    words = method.series.title if method.payload_bytes else f"{method.series.title} ({RULE_NAMES[method.rule]})"
-    return LegendEntry(words, stroke(f"curve{dashed} {method.series.ink}"))
+    if method.payload_bytes:
+        return LegendEntry(method.series.title, _marked(method.series, " thin"))
+    words = f"{method.series.title} ({RULE_NAMES[method.rule]})"
+    return LegendEntry(words, stroke(f"curve dashed {method.series.ink}"))
+
+
+def _rules(methods: Sequence[Bought]) -> str:
+    """Return the rules that methods are read by, each with its methods if there are several."""
+    found = {rule: [one.series.title for one in methods if one.rule == rule] for rule in RULE_NAMES}
+    used = {rule: titles for rule, titles in found.items() if titles}
+    if len(used) == 1:
+        return f"by {RULE_NAMES[next(iter(used))]}"
+    return " and ".join(f"by {RULE_NAMES[rule]} ({', '.join(titles)})" for rule, titles in used.items())
 
 
 def _describe_methods(methods: Sequence[Bought], front: Sequence[Bought]) -> str:
