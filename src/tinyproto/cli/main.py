@@ -15,6 +15,7 @@ import typer
 import tinyproto
 from tinyproto.cli.data import data
 from tinyproto.cli.options import ConfigFile, Json, Overrides, Quiet, Verbose
+from tinyproto.cli.predict import predict
 from tinyproto.cli.terminal import Output
 from tinyproto.errors import ConfigError, Interrupted, TinyProtoError
 
@@ -338,6 +339,9 @@ def doctor(json: Json = False) -> None:
     from tinyproto.cli.info import examine
 
     examine(Output(json=json))
+
+
+app.command()(predict)
 
 
 def main() -> None:

@@ -1,0 +1,136 @@
+"""`tinyproto predict` and `tinyproto export`: use a network that a run kept, or that a device trained."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from tinyproto.cli.options import Json
+from tinyproto.cli.terminal import Output, plain_table
+from tinyproto.errors import DataError
+
+if TYPE_CHECKING:
+    from tinyproto.trained import Prediction, TrainedClient
+    from tinyproto.trained.client import Rule
+
+Trained = Annotated[
+    Path,
+    typer.Argument(
+        metavar="PATH",
+        help="A run folder with kept networks, the folder of `tinyproto join`, or a file client-N.safetensors.",
+        show_default=False,
+    ),
+]
+ClientNumber = Annotated[
+    int | None, typer.Option("--client", min=0, metavar="N", help="The client of a run.", show_default=False)
+]
+Label = Annotated[
+    str | None,
+    typer.Option(
+        "--algorithm", "--label", metavar="LABEL", help="The algorithm, if the run has several.", show_default=False
+    ),
+]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="The seed, if the run has several.", show_default=False)]
+
+
+def predict(
+    path: Trained,
+    images: Annotated[
+        list[str],
+        typer.Argument(metavar="IMAGES", help="Image files, folders of them, or patterns such as '*.png'."),
+    ],
+    client: ClientNumber = None,
+    label: Label = None,
+    seed: Seed = None,
+    json: Json = False,
+) -> None:
+    """Classify images with a trained client: by its head, by global and by its own prototypes.
+
+    The run needs **keep_models=true**; a device needs nothing. Images are converted and resized to the network's
+    input. The score of the head is its softmax. The score of a prototype rule is minus the distance to the nearest
+    prototype. The highest score wins; compare scores of one rule only.
+
+    Examples:
+
+    - tinyproto predict runs/kept --client 3 photo.png
+    - tinyproto predict runs/kept --client 3 --algorithm tinyproto_ft --seed 0 photos --json
+    - tinyproto predict clients/client-0 'photos/*.png'
+    """
+    from tinyproto.trained import load_client
+
+    output = Output(json=json)
+    files = list(_image_files(images))
+    trained = load_client(path, client, label=label, seed=seed)
+    features = trained.features(files)
+    by_rule = {rule: trained.decide(features, rule) for rule in trained.rules}
+    output.say(_title(trained))
+    output.result(_values(trained, files, by_rule))
+    if not output.wants_json:
+        table = plain_table()
+        for name in ("image", *(part for rule in by_rule for part in (rule, "score"))):
+            table.add_column(name, justify="right" if name == "score" else "left")
+        for row, file in enumerate(files):
+            found = [(one.classes[row], f"{_best(one, row):.3g}") for one in by_rule.values()]
+            table.add_row(escape(file), *(escape(word) for words in found for word in words))
+        output.console.print(table)
+    for reason in _missing(trained).values():
+        output.say(reason)
+
+
+def _title(trained: TrainedClient) -> str:
+    facts = trained.facts
+    where = f"seed {facts['seed']}"
+    if "federation" in facts:
+        where = f"federation {facts['federation'][:8]}, after {facts['rounds']} rounds"
+    return f"client {facts['client']}, {facts['network']}, {facts['label']}, {where}: {trained.path}"
+
+
+def _missing(trained: TrainedClient) -> dict[str, str]:
+    """Return why the client lacks rules."""
+    from tinyproto.trained.client import RULES
+
+    return {rule: trained.why_not(rule) for rule in RULES if rule not in trained.rules}
+
+
+def _best(found: Prediction, row: int) -> float:
+    return float(found.scores[row, found.labels[row]])
+
+
+def _values(trained: TrainedClient, files: Sequence[str], by_rule: dict[Rule, Prediction]) -> dict[str, Any]:
+    def one(row: int) -> dict[str, Any]:
+        return {
+            rule: {"class": found.classes[row], "label": int(found.labels[row]), "score": _best(found, row)}
+            for rule, found in by_rule.items()
+        }
+
+    names = ("client", "label", "seed", "network", "dataset")
+    return {
+        **{name: trained.facts.get(name) for name in names},
+        "file": str(trained.path),
+        "missing": _missing(trained),
+        "predictions": [{"image": file, **one(row)} for row, file in enumerate(files)],
+    }
+
+
+def _image_files(given: Sequence[str]) -> Iterator[str]:
+    """Yield the files that paths, folders and patterns name; raise DataError if one of them names none."""
+    from tinyproto.data.sources.image_folder import SUFFIXES, images_below
+
+    for words in given:
+        path = Path(words).expanduser()
+        if path.is_dir():
+            found = [str(path / name) for name in images_below(path)]
+            if not found:
+                raise DataError(f"{path} has no images ({', '.join(SUFFIXES)})")
+        elif path.exists() or not glob.has_magic(words):
+            found = [str(path)]
+        else:
+            found = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207
+            if not found:
+                raise DataError(f"no file matches {words}")
+        yield from found
