@@ -15,7 +15,7 @@ import typer
 import tinyproto
 from tinyproto.cli.data import data
 from tinyproto.cli.options import ConfigFile, Json, Overrides, Quiet, Verbose
-from tinyproto.cli.predict import predict
+from tinyproto.cli.predict import export, predict
 from tinyproto.cli.terminal import Output
 from tinyproto.errors import ConfigError, Interrupted, TinyProtoError
 
@@ -342,6 +342,7 @@ def doctor(json: Json = False) -> None:
 
 
 app.command()(predict)
+app.command()(export)
 
 
 def main() -> None:

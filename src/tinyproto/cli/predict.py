@@ -16,7 +16,6 @@ from tinyproto.errors import DataError
 
 if TYPE_CHECKING:
     from tinyproto.trained import Prediction, TrainedClient
-    from tinyproto.trained.client import Rule
 
 Trained = Annotated[
     Path,
@@ -82,6 +81,45 @@ def predict(
         output.say(reason)
 
 
+def export(
+    path: Trained,
+    client: ClientNumber = None,
+    label: Label = None,
+    seed: Seed = None,
+    format_: Annotated[str, typer.Option("--format", metavar="NAME", help="onnx, or torch for torch.export.")] = "onnx",
+    rule: Annotated[str, typer.Option(metavar="NAME", help="head, global or local.")] = "global",
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="The file to write.", show_default="client-N.onnx or .pt2"),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write a trained client as one file that takes raw images and answers with a score for each class.
+
+    Normalisation, network and prototypes are inside. The input is a batch of any size, uint8 as in training. The
+    highest score wins; the scores are those of **tinyproto predict**. The file is checked against our own answers
+    before it gets its name. ONNX needs the extra **export**; to run such a file a device needs onnxruntime only.
+
+    Examples:
+
+    - tinyproto export runs/kept --client 3 -o client.onnx
+    - tinyproto export clients/client-0 --format torch --rule head
+    """
+    from tinyproto.trained import load_client
+    from tinyproto.trained.export import FORMATS, export_client
+
+    output = Output(json=json)
+    trained = load_client(path, client, label=label, seed=seed)
+    output.say(_title(trained))
+    file = out or Path(f"client-{trained.facts['client']}{FORMATS.get(format_, '')}")
+    done = export_client(trained, file, format_, rule)
+    output.say(
+        f"{file}: {done.bytes / 1000:,.0f} kB, rule {rule}, {len(trained.classes)} classes, "
+        f"{done.milliseconds:.2g} ms per image here; its scores differ from ours by {done.difference:.1g} at most"
+    )
+    output.result({**done._asdict(), "file": str(file), "rule": rule, "classes": trained.classes})
+
+
 def _title(trained: TrainedClient) -> str:
     facts = trained.facts
     where = f"seed {facts['seed']}"
@@ -92,7 +130,7 @@ def _title(trained: TrainedClient) -> str:
 
 def _missing(trained: TrainedClient) -> dict[str, str]:
     """Return why the client lacks rules."""
-    from tinyproto.trained.client import RULES
+    from tinyproto.engine.measure import RULES
 
     return {rule: trained.why_not(rule) for rule in RULES if rule not in trained.rules}
 
@@ -101,7 +139,7 @@ def _best(found: Prediction, row: int) -> float:
     return float(found.scores[row, found.labels[row]])
 
 
-def _values(trained: TrainedClient, files: Sequence[str], by_rule: dict[Rule, Prediction]) -> dict[str, Any]:
+def _values(trained: TrainedClient, files: Sequence[str], by_rule: dict[str, Prediction]) -> dict[str, Any]:
     def one(row: int) -> dict[str, Any]:
         return {
             rule: {"class": found.classes[row], "label": int(found.labels[row]), "score": _best(found, row)}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.task import TensorData
 from tinyproto.engine.eager import EagerTrainer
+from tinyproto.engine.measure import RULES
 from tinyproto.engine.rules import HeadRule, PrototypeRule
 from tinyproto.errors import ConfigError, ModelError, one_line
 from tinyproto.imports import unknown
@@ -22,11 +23,7 @@ from tinyproto.models.split import SplitModel
 from tinyproto.storage.network_files import read_network
 from tinyproto.trained.inputs import InputFormat
 
-Rule = Literal["head", "global", "local"]
-"""A client's head, the nearest global prototype, or the nearest prototype of its own."""
-
-RULES: tuple[Rule, ...] = get_args(Rule)
-_PARTS: Mapping[Rule, str] = {"global": "received", "local": "local"}
+_PARTS: Mapping[str, str] = {"global": "received", "local": "local"}
 _AT_ONCE = 4096
 
 
@@ -43,7 +40,7 @@ class TrainedClient:
     """A client as its training left it, on the CPU and in eval mode."""
 
     model: SplitModel = field(repr=False)
-    prototypes: Mapping[Rule, Prototypes] = field(repr=False)
+    prototypes: Mapping[str, Prototypes] = field(repr=False)
     facts: Mapping[str, Any] = field(repr=False)  # whose network it is, and what its classes and inputs are
     path: Path  # of its file
 
@@ -54,7 +51,7 @@ class TrainedClient:
         return tuple(map(str, range(self.facts["num_classes"]) if names is None else names))
 
     @property
-    def rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[str, ...]:
         """Return the rules that this client can classify by."""
         return tuple(rule for rule in RULES if rule == "head" or rule in self.prototypes)
 
@@ -63,7 +60,7 @@ class TrainedClient:
         """Return the format of its raw inputs."""
         return InputFormat.of(dict(self.facts))
 
-    def predict(self, x: Any, rule: Rule = "global") -> Prediction:
+    def predict(self, x: Any, rule: str = "global") -> Prediction:
         """Classify raw inputs; what training did to them is done here.
 
         Args:
@@ -86,13 +83,13 @@ class TrainedClient:
         return torch.cat(whole)
 
     @torch.no_grad()
-    def decide(self, features: Tensor, rule: Rule) -> Prediction:
+    def decide(self, features: Tensor, rule: str) -> Prediction:
         """Classify features by a rule."""
         scores: Tensor = self.rule(rule)(features)
         labels = scores.argmax(1)
         return Prediction([self.classes[label] for label in labels.tolist()], labels, scores)
 
-    def rule(self, rule: Rule) -> nn.Module:
+    def rule(self, rule: str) -> nn.Module:
         """Return a rule as a module from features (N, d) to scores (N, K); raise ConfigError if the client lacks it."""
         self.check(rule)
         return HeadRule(self.model.head).eval() if rule == "head" else PrototypeRule(self.prototypes[rule])
