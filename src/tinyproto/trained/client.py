@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tinyproto.core.prototypes import Prototypes
+from tinyproto.core.streams import one_thread
 from tinyproto.core.task import TensorData
 from tinyproto.engine.eager import EagerTrainer
 from tinyproto.engine.measure import RULES
@@ -74,12 +75,13 @@ class TrainedClient:
 
     @torch.no_grad()
     def features(self, x: Any) -> Tensor:
-        """Return the features (N, d) of raw inputs."""
+        """Return the features (N, d) of raw inputs, to the bits that evaluation on a CPU has."""
         scale, shift = self.inputs.factors()
         whole = []
-        for part in torch.split(self.inputs.batch(x), _AT_ONCE):
-            data = TensorData(prepared(part, scale, shift), torch.zeros(len(part), dtype=torch.int64))
-            whole += EagerTrainer().features([self.model], [data])
+        with one_thread():
+            for part in torch.split(self.inputs.batch(x), _AT_ONCE):
+                data = TensorData(prepared(part, scale, shift), torch.zeros(len(part), dtype=torch.int64))
+                whole += EagerTrainer().features([self.model], [data])
         return torch.cat(whole)
 
     @torch.no_grad()

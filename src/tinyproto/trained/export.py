@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import logging
 import time
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tinyproto.core.streams import one_thread
 from tinyproto.errors import ConfigError, ModelError, one_line
 from tinyproto.imports import unknown
 from tinyproto.trained.client import TrainedClient, prepared
@@ -36,7 +38,7 @@ class Exported(NamedTuple):
 
     file: Path
     bytes: int
-    milliseconds: float  # per input, one at a time, on this machine
+    milliseconds: float  # per input, one at a time, on one core of this machine
     difference: float  # the largest between its scores and ours
 
 
@@ -74,11 +76,13 @@ def export_client(client: TrainedClient, file: Path, format_: str = "onnx", rule
     write, read = (_write_onnx, _read_onnx) if format_ == "onnx" else (_write_torch, _read_torch)
     partial = file.with_name(f".{file.stem}.partial{FORMATS[format_]}")
     try:
+        partial.touch()  # a folder that is missing shows before the work
         with _quiet():
             write(module, _samples(client, 2), facts_of(client, rule), partial)
             answers = read(partial)
             difference = _compare(client, rule, answers)
-        milliseconds = _time(answers, _samples(client, 1))
+        with one_thread():
+            milliseconds = _time(answers, _samples(client, 1))
         partial.replace(file)
     except OSError as error:
         raise ConfigError(f"cannot write {file}: {error.strerror or error}") from error
@@ -110,7 +114,9 @@ def _samples(client: TrainedClient, count: int) -> Tensor:
 
 
 def _write_torch(module: Classifier, example: Tensor, facts: Mapping[str, str], file: Path) -> None:
-    torch.export.save(_program(module, example), file, extra_files={FACTS_FILE: json.dumps(facts)})
+    content = io.BytesIO()  # torch itself would hide the system's words for a full disk
+    torch.export.save(_program(module, example), content, extra_files={FACTS_FILE: json.dumps(facts)})
+    file.write_bytes(content.getvalue())
 
 
 def _read_torch(file: Path) -> Answers:
@@ -139,7 +145,9 @@ def _write_onnx(module: Classifier, example: Tensor, facts: Mapping[str, str], f
 def _read_onnx(file: Path) -> Answers:
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     return lambda inputs: torch.from_numpy(session.run(None, {INPUT: inputs.numpy()})[0])
 
 

@@ -51,8 +51,10 @@ class InputFormat:
         if _is_picture(given):
             given = [given]
         if isinstance(given, Sequence) and given and all(map(_is_picture, given)):
-            return torch.from_numpy(np.stack([self._picture(one) for one in given]))
-        return self._array(given)
+            inputs = torch.from_numpy(np.stack([self._picture(one) for one in given]))
+        else:
+            inputs = self._array(given)
+        return inputs.contiguous()  # the layout decides how a convolution rounds
 
     def _picture(self, given: Any) -> NDArray[np.uint8]:
         import PIL.Image
