@@ -108,8 +108,9 @@ class TrainedClient:
         who = f"client {self.facts['client']}"
         if self.facts.get("schema_version") == 1:
             return f"{who} has no {rule} prototypes, because its network was kept by an earlier release"
-        received = "received no global prototypes, since its method is" if rule == "global" else "has no prototypes in"
-        return f"{who} {received} {self.facts['algorithm']}"
+        if rule == "local":
+            return f"{who} has no local prototypes, since it never trained"
+        return f"{who} received no global prototypes, since its method is {self.facts['algorithm']}"
 
 
 def prepared(raw: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
@@ -121,7 +122,8 @@ def read_client(file: Path) -> TrainedClient:
     """Read a client from its file; raise ModelError if the network it names has changed since."""
     facts, parts = read_network(file)
     shape = ModelShape(tuple(facts["input_shape"]), facts["proto_dim"], facts["num_classes"], facts["head_dropout"])
-    model = build_model(facts["network"], shape, seed=0)
+    with one_thread():
+        model = build_model(facts["network"], shape, seed=0)
     try:
         model.load_state_dict(parts["model"])
     except RuntimeError as error:
