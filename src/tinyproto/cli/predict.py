@@ -13,6 +13,7 @@ from rich.markup import escape
 from tinyproto.cli.options import Json
 from tinyproto.cli.terminal import Output, plain_table
 from tinyproto.errors import DataError
+from tinyproto.report.words import counted
 
 if TYPE_CHECKING:
     from tinyproto.trained import Prediction, TrainedClient
@@ -122,10 +123,8 @@ def export(
 
 def _title(trained: TrainedClient) -> str:
     facts = trained.facts
-    where = f"seed {facts['seed']}"
-    if "federation" in facts:
-        where = f"federation {facts['federation'][:8]}, after {facts['rounds']} rounds"
-    return f"client {facts['client']}, {facts['network']}, {facts['label']}, {where}: {trained.path}"
+    when = f"after {counted(facts['rounds'], 'round')}" if "rounds" in facts else f"seed {facts['seed']}"
+    return f"client {facts['client']}, {facts['network']}, {facts['label']}, {when}: {trained.path}"
 
 
 def _missing(trained: TrainedClient) -> dict[str, str]:
@@ -136,7 +135,7 @@ def _missing(trained: TrainedClient) -> dict[str, str]:
 
 
 def _best(found: Prediction, row: int) -> float:
-    return float(found.scores[row, found.labels[row]])
+    return float(found.scores[row, found.labels[row]]) + 0.0  # not −0
 
 
 def _values(trained: TrainedClient, files: Sequence[str], by_rule: dict[str, Prediction]) -> dict[str, Any]:
