@@ -76,7 +76,7 @@ def test_the_table_has_a_row_for_each_image_and_tells_which_client_and_what_it_l
     assert title == "client 0, small_cnn_c, local, seed 0: runs/kept/models/local-0/client-0.safetensors"
     assert table[0].split() == ["image", "head", "score", "local", "score"]
     assert [line.split()[0] for line in table[2:]] == ["photos/a.png", "photos/b.png", "photos/more/c.png"]
-    assert lacking == "client 0 received no global prototypes, since its method is local"
+    assert lacking == "client 0 received no global prototypes (its method is local)"
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ class TrainedClient:
             return f"{who} has no {rule} prototypes, because its network was kept by an earlier release"
         if rule == "local":
             return f"{who} has no local prototypes, since it never trained"
-        return f"{who} received no global prototypes, since its method is {self.facts['algorithm']}"
+        return f"{who} received no global prototypes (its method is {self.facts['algorithm']})"
 
 
 def prepared(raw: Tensor, scale: Tensor, shift: Tensor) -> Tensor:

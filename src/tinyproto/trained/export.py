@@ -9,7 +9,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,7 +87,8 @@ def export_client(client: TrainedClient, file: Path, format_: str = "onnx", rule
     except OSError as error:
         raise ConfigError(f"cannot write {file}: {error.strerror or error}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # it would hide the first error
+            partial.unlink(missing_ok=True)
     return Exported(file, file.stat().st_size, milliseconds, difference)
 
 
@@ -100,9 +101,10 @@ def require_packages() -> None:
 
 def facts_of(client: TrainedClient, rule: str) -> dict[str, str]:
     """Return what a file says of itself: the classes, the rule, and whose network it is."""
-    names = ("dataset", "algorithm", "seed", "client", "network", "white")
+    names = ("dataset", "algorithm", "seed", "client", "network")
     facts = {name: str(client.facts[name]) for name in names if name in client.facts}
-    return {"classes": json.dumps(client.classes, ensure_ascii=False), "rule": rule, **facts}
+    white = str(client.inputs.white)
+    return {"classes": json.dumps(client.classes, ensure_ascii=False), "rule": rule, "white": white, **facts}
 
 
 def _samples(client: TrainedClient, count: int) -> Tensor:
@@ -110,7 +112,8 @@ def _samples(client: TrainedClient, count: int) -> Tensor:
     shape, drawn = (count, *client.inputs.shape), torch.Generator().manual_seed(0)
     if client.inputs.dtype.is_floating_point:
         return torch.randn(shape, generator=drawn).to(client.inputs.dtype)
-    return torch.randint(client.inputs.white + 1, shape, generator=drawn).to(client.inputs.dtype)
+    end = client.inputs.white + 1 if client.inputs.dtype == torch.uint8 else 2  # every vocabulary has two tokens
+    return torch.randint(end, shape, generator=drawn).to(client.inputs.dtype)
 
 
 def _write_torch(module: Classifier, example: Tensor, facts: Mapping[str, str], file: Path) -> None:
