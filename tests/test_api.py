@@ -111,9 +111,10 @@ def test_a_clients_model_is_the_one_that_was_evaluated_last() -> None:
     result = simulate()
     client, record = result.clients[3], result.rounds[-1].clients[3]
     assert isinstance(client.model, tp.SplitModel)
+    assert not any(module.training for module in client.model.modules())
     batch = client.test.batch(slice(None))
     with torch.no_grad():
-        guesses = client.model.eval()(batch.inputs).logits.argmax(1)
+        guesses = client.model(batch.inputs).logits.argmax(1)
     assert record.test_samples == len(client.test)
     assert record.correct["head"] == int((guesses == batch.labels).sum())
 

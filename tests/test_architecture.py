@@ -27,6 +27,7 @@ RANKS = {
     "fetch": 7,
     "tracking": 7,
     "builder": 8,
+    "trained": 8,
     "simulation": 9,
     "federation": 9,
     "report": 9,

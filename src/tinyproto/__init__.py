@@ -14,16 +14,17 @@ if TYPE_CHECKING:
     from tinyproto import data
     from tinyproto.api import Result, simulate
     from tinyproto.models.split import SplitModel
-    from tinyproto.tracking.kept_models import load_client
+    from tinyproto.trained import TrainedClient, load_client
 
 __version__ = "0.1.0"
-__all__ = ["Result", "SplitModel", "TinyProtoError", "__version__", "data", "load_client", "simulate"]
+__all__ = ["Result", "SplitModel", "TinyProtoError", "TrainedClient", "__version__", "data", "load_client", "simulate"]
 
 _LAZY = {
     "simulate": "tinyproto.api",
     "Result": "tinyproto.api",
     "SplitModel": "tinyproto.models.split",
-    "load_client": "tinyproto.tracking.kept_models",
+    "TrainedClient": "tinyproto.trained",
+    "load_client": "tinyproto.trained",
 }
 
 

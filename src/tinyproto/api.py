@@ -126,8 +126,10 @@ class _Clients(Sequence[Client]):
 
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
-            return [self._store[client] for client in range(len(self))[place]]
-        return self._store[range(len(self))[place]]
+            return [self[client] for client in range(len(self))[place]]
+        client = self._store[range(len(self))[place]]
+        client.model.eval()  # evaluation sets its two parts only
+        return client
 
 
 def _cps_dim(given: int | Literal["tenth"] | None, proto_dim: Any, settings: Mapping[str, Any]) -> Any:

@@ -23,6 +23,7 @@ from tinyproto.errors import CellsFailed, ConfigError, ModelError, RunFolderErro
 from tinyproto.experiment import Experiment
 from tinyproto.grid import cell as grid_cell
 from tinyproto.models import build_model
+from tinyproto.storage import network_files
 from tinyproto.tracking import kept_models
 from tinyproto.tracking.run_folder import RunFolder
 
@@ -65,7 +66,7 @@ def test_what_is_loaded_is_the_network_that_a_client_had_in_memory_at_the_end(
         host = in_memory.loopback(cell)
         list(in_memory.simulation(cell, host).rounds())
         for client in CLIENTS:
-            loaded = tp.load_client(undisturbed, cell.entry.label, 0, client)
+            loaded = tp.load_client(undisturbed, client, label=cell.entry.label).model
             assert not any(module.training for module in loaded.modules())
             assert same_tensors(loaded.state_dict(), host.store[client].model.state_dict())
             shape = in_memory.shape
@@ -73,16 +74,17 @@ def test_what_is_loaded_is_the_network_that_a_client_had_in_memory_at_the_end(
             assert not same_tensors(loaded.state_dict(), built.state_dict())
 
 
-def test_a_loaded_network_classifies_as_the_closing_exchange_says(tmp_path: Path, undisturbed: Path) -> None:
+def test_a_loaded_client_classifies_as_the_closing_exchange_says(tmp_path: Path, undisturbed: Path) -> None:
     data = experiment(tmp_path).data
     closing = {line["label"]: line["clients"] for line in jsonl(undisturbed / "rounds.jsonl") if line["closing"]}
     assert closing.keys() == LABELS.keys()
     for label, clients in closing.items():
         for row, client in enumerate(clients["id"]):
-            test = data.test(client).batch(slice(None))
-            with torch.no_grad():
-                guesses = tp.load_client(str(undisturbed), label, 0, client)(test.inputs).logits.argmax(1)
-            assert int((guesses == test.labels).sum()) == clients["correct"]["head"][row]
+            loaded, test = tp.load_client(str(undisturbed), client, label=label, seed=0), data.test(client)
+            recorded = {rule: column[row] for rule, column in clients["correct"].items() if column[row] is not None}
+            assert {
+                rule: int((loaded.predict(test.inputs, rule).labels == test.labels).sum()) for rule in loaded.rules
+            } == recorded
 
 
 def test_a_file_says_whose_network_it_is_and_how_to_build_it(undisturbed: Path) -> None:
@@ -93,9 +95,10 @@ def test_a_file_says_whose_network_it_is_and_how_to_build_it(undisturbed: Path) 
     with safetensors.safe_open(file, framework="pt") as opened:
         facts = json.loads(opened.metadata()["tinyproto"])
     assert facts == {
-        "schema_version": 1, "algorithm": "fedproto", "label": "proto/type", "seed": 0, "client": 1,
+        "schema_version": 2, "algorithm": "fedproto", "label": "proto/type", "seed": 0, "client": 1,
         "network": "small_cnn_c", "input_shape": [1, 8, 8], "proto_dim": 12, "num_classes": 10, "head_dropout": 0.0,
-        "scale": 0.125, "shift": -1.0,
+        "dataset": "digits", "class_names": None, "dtype": "uint8", "scale": 0.125, "shift": -1.0, "white": 16,
+        "columns": None,
     }  # fmt: skip
 
 
@@ -124,7 +127,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize(
     ("where", "step", "when"),
     [
-        (kept_models, "save_tensors", 2),
+        (network_files, "save_tensors", 2),
         (grid_cell, "keep_model", 3),
         (Path, "rename", 1),
         (RunFolder, "append_file", 1),
@@ -157,7 +160,7 @@ def test_without_the_key_no_network_is_kept_and_all_else_is_the_same(tmp_path: P
     assert {path.name for path in undisturbed.iterdir()} - {path.name for path in folder.iterdir()} == {"models"}
     assert (folder / "rounds.jsonl").read_bytes() == (undisturbed / "rounds.jsonl").read_bytes()
     with pytest.raises(RunFolderError, match="holds no networks, since it was run without keep_models=true"):
-        tp.load_client(folder, "lg_fedavg", 0, 0)
+        tp.load_client(folder, 0)
 
 
 def test_a_run_under_way_may_begin_to_keep_networks(tmp_path: Path, undisturbed: Path) -> None:
@@ -169,7 +172,7 @@ def test_a_run_under_way_may_begin_to_keep_networks(tmp_path: Path, undisturbed:
     folder = grid.resume(keeping, path)
     assert kept(folder) == {name: file for name, file in kept(undisturbed).items() if name.startswith("lg_fedavg")}
     with pytest.raises(RunFolderError, match=r"no networks of proto/type, seed 0: "):
-        tp.load_client(folder, "proto/type", 0, 0)
+        tp.load_client(folder, 0, label="proto/type", seed=0)
 
 
 def test_a_run_that_no_longer_keeps_networks_leaves_none_that_were_begun(
@@ -206,7 +209,7 @@ def test_a_full_disk_is_an_error_that_names_the_file_and_the_run_can_be_resumed(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as then:
-        then.setattr(kept_models, "save_tensors", full)
+        then.setattr(network_files, "save_tensors", full)
         with pytest.raises(CellsFailed, match=r"cannot write .*models/client-0\.safetensors: No space left"):
             grid.run(experiment(tmp_path), tmp_path / "runs")
     assert kept(grid.resume(experiment(tmp_path), tmp_path / "runs" / "trial")) == kept(undisturbed)
@@ -219,32 +222,37 @@ def test_networks_of_cells_beyond_a_failed_one_are_there(tmp_path: Path) -> None
     for play in (partial(grid.run, asked, tmp_path / "runs"), partial(grid.resume, asked, tmp_path / "runs" / "trial")):
         with pytest.raises(CellsFailed, match="1 cell failed"):
             play()
-        assert not tp.load_client(tmp_path / "runs" / "trial", "lg_fedavg", 0, 1).training
+        assert not tp.load_client(tmp_path / "runs" / "trial", 1, label="lg_fedavg").model.training
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("label", "seed", "client", "words"),
     [
-        (("fedproto", 0, 0), r"unknown label 'fedproto'.*: proto/type, lg_fedavg"),
-        (("proto_type", 0, 0), "unknown label 'proto_type', did you mean 'proto/type'?"),  # the folder's name
-        (("lg_fedavg", 7, 0), "unknown seed 7; known: 0"),
-        (("lg_fedavg", 0, 3), "there is no client 3; lg_fedavg, seed 0, has 0 … 2"),
+        ("fedproto", 0, 0, r"unknown label 'fedproto'.*: proto/type, lg_fedavg"),
+        ("proto_type", 0, 0, "unknown label 'proto_type', did you mean 'proto/type'?"),  # the folder's name
+        ("lg_fedavg", 7, 0, "unknown seed 7; known: 0"),
+        ("lg_fedavg", 0, 3, "there is no client 3; lg_fedavg, seed 0, has 0 … 2"),
+        ("lg_fedavg", None, None, "has networks of clients 0 … 2; choose one with --client"),
+        (None, None, 0, "several algorithms; choose one with --algorithm .*: lg_fedavg, proto/type"),
     ],
 )
-def test_what_is_not_there_is_told_with_what_is(undisturbed: Path, asked: tuple[str, int, int], words: str) -> None:
+def test_what_is_not_there_is_told_with_what_is(
+    undisturbed: Path, label: str | None, seed: int | None, client: int | None, words: str
+) -> None:
     with pytest.raises(RunFolderError, match=words):
-        tp.load_client(undisturbed, *asked)
+        tp.load_client(undisturbed, client, label=label, seed=seed)
 
 
 def test_a_folder_that_cannot_have_networks_is_told(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="is not a run folder"):
-        tp.load_client(tmp_path, "local", 0, 0)
+    for path in (tmp_path, tmp_path / "none"):
+        with pytest.raises(RunFolderError, match="give a run folder, the folder of `tinyproto join`, or"):
+            tp.load_client(path, 0)
     (tmp_path / "config.yaml").write_text("schema_version: 1\n")
     with pytest.raises(RunFolderError, match="is not the resolved config of a run: KeyError: 'algorithms'"):
-        tp.load_client(tmp_path, "local", 0, 0)
+        tp.load_client(tmp_path, 0)
     (tmp_path / "serve.json").write_text("{}")
-    with pytest.raises(RunFolderError, match="holds a federation, whose clients"):
-        tp.load_client(tmp_path, "local", 0, 0)
+    with pytest.raises(RunFolderError, match="is a coordinator's folder; each client keeps its network on its own"):
+        tp.load_client(tmp_path, 0)
 
 
 def test_a_file_that_is_damaged_or_foreign_is_refused(tmp_path: Path) -> None:
@@ -253,13 +261,13 @@ def test_a_file_that_is_damaged_or_foreign_is_refused(tmp_path: Path) -> None:
     content = file.read_bytes()
     file.write_bytes(content[:-1])
     with pytest.raises(RunFolderError, match=r"client-0\.safetensors cannot be read: SafetensorError"):
-        tp.load_client(folder, "local", 0, 0)
-    for version in (b'schema_version\\": 2', b'schema_v_rsion\\": 1'):
-        file.write_bytes(content.replace(b'schema_version\\": 1', version))
+        tp.load_client(folder, 0)
+    for version in (b'schema_version\\": 3', b'schema_v_rsion\\": 2'):
+        file.write_bytes(content.replace(b'schema_version\\": 2', version))
         with pytest.raises(RunFolderError, match="is not a network that this tinyproto kept"):
-            tp.load_client(folder, "local", 0, 0)
+            tp.load_client(folder, 0)
     file.write_bytes(content)
-    assert tp.load_client(folder, "local", 0, 0)
+    assert tp.load_client(folder, 0)
 
 
 NETS = """\
@@ -284,16 +292,16 @@ def test_a_network_of_ones_own_is_built_by_its_path_or_refused_in_words(
     own = experiment(tmp_path, "models=[nets_that_go:flat]", "algorithms=[local]", "train.rounds=1")
     folder = grid.run(own, tmp_path / "runs")
     forget()
-    assert tp.load_client(folder, "local", 0, 2)(torch.zeros(1, 1, 8, 8)).logits.shape == (1, 10)
+    assert tp.load_client(folder, 2).model(torch.zeros(1, 1, 8, 8)).logits.shape == (1, 10)
 
     (tmp_path / "nets_that_go.py").write_text(NETS.replace("nn.ReLU()", "nn.Linear(proto_dim, proto_dim)"))
     forget()
     with pytest.raises(ModelError, match=r"does not fit the network 'nets_that_go:flat'"):
-        tp.load_client(folder, "local", 0, 2)
+        tp.load_client(folder, 2)
     (tmp_path / "nets_that_go.py").unlink()
     forget()
     with pytest.raises(ModelError, match="importing 'nets_that_go' failed with ModuleNotFoundError"):
-        tp.load_client(folder, "local", 0, 2)
+        tp.load_client(folder, 2)
 
 
 @pytest.mark.parametrize("labels", [("a b", "a_b"), ("A", "a"), ("x" * 90, "x" * 91)])

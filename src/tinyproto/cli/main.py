@@ -15,6 +15,7 @@ import typer
 import tinyproto
 from tinyproto.cli.data import data
 from tinyproto.cli.options import ConfigFile, Json, Live, Overrides, Quiet, Verbose
+from tinyproto.cli.predict import export, predict
 from tinyproto.cli.terminal import Output
 from tinyproto.errors import ConfigError, Interrupted, TinyProtoError
 
@@ -343,6 +344,10 @@ def doctor(json: Json = False) -> None:
     from tinyproto.cli.info import examine
 
     examine(Output(json=json))
+
+
+app.command()(predict)
+app.command()(export)
 
 
 def main() -> None:

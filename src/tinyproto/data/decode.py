@@ -135,25 +135,35 @@ def _decode_all(files: ImageFiles, target: NDArray[np.uint8], progress: Callable
 
 
 def _decode(files: ImageFiles, index: int, shape: Sequence[int]) -> NDArray[np.uint8]:
-    import PIL.Image
-
     _, channels, height, width = shape
-    path, size, mode = files.path(index), (width, height), "L" if channels == 1 else "RGB"
+    path = files.path(index)
     with _opened(files, index) as image:
-        if image.mode.startswith(NOT_8_BIT):
-            raise DataError(f"{path} has more than 8 bits per channel (mode {image.mode}); convert it first")
-        if image.size != size and files.size is None:
+        if image.size != (width, height) and files.size is None:
             remedy = "set data.image_size to resize all images" if files.source == "image_folder" else files.remedy
             raise DataError(
                 f"{path} has {image.width} × {image.height} pixels, {files.path(0)} has {width} × {height}; {remedy}"
             )
         try:
-            converted = image if image.mode == mode else image.convert(mode)
-            if converted.size != size:
-                converted = converted.resize(size, PIL.Image.Resampling.BILINEAR)
-            array = np.asarray(converted)
+            return pixels_of(image, (channels, height, width), path)
         except (OSError, ValueError, SyntaxError) as error:
             raise _damaged(files, index, error) from error
+
+
+def pixels_of(image: Image, shape: tuple[int, int, int], name: object) -> NDArray[np.uint8]:
+    """Return an opened image as uint8 pixels of this shape (C, H, W), converted and resized as for training.
+
+    Raise DataError, with the image's name, if it has more than 8 bits per channel.
+    """
+    import PIL.Image
+
+    channels, height, width = shape
+    mode = {1: "L", 4: "RGBA"}.get(channels, "RGB")
+    if image.mode.startswith(NOT_8_BIT):
+        raise DataError(f"{name} has more than 8 bits per channel (mode {image.mode}); convert it first")
+    converted = image if image.mode == mode else image.convert(mode)
+    if converted.size != (width, height):
+        converted = converted.resize((width, height), PIL.Image.Resampling.BILINEAR)
+    array = np.asarray(converted)
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
 
 

@@ -103,6 +103,7 @@ class Images:
     shift: float
     shared: SharedPixels | None = field(default=None, repr=False)  # holds `pixels`, for workers to map
     class_names: tuple[str, ...] | None = field(default=None, repr=False)  # by label; None if classes have no names
+    white: int = 255  # the stored value of a white pixel
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -111,6 +112,19 @@ class Images:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a trained network has to know of its classes and inputs, as JSON has it."""
+        return {
+            "dataset": self.name,
+            "class_names": None if self.class_names is None else list(self.class_names),
+            "input_shape": list(self.input_shape),
+            "dtype": str(self.pixels.dtype).removeprefix("torch."),
+            "scale": self.scale,
+            "shift": self.shift,
+            "white": self.white,
+            "columns": None,
+        }
 
     def class_counts(self, indices: Tensor) -> Tensor:
         """Count the samples at `indices` by class, (K,)."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 from tinyproto.algorithms.base import Client, ClientInfo
 from tinyproto.builder import Setup, resolve_device
 from tinyproto.core.streams import one_thread
-from tinyproto.data.images import FederatedData
+from tinyproto.data.images import FederatedData, Images
 from tinyproto.engine.measure import Stopwatch
 from tinyproto.engine.training import make_trainer
 from tinyproto.errors import DamagedError, ModelError, TinyProtoError, WireError, one_line
@@ -32,9 +33,10 @@ from tinyproto.federation.refusals import Refusal, Values, printable, read_notic
 from tinyproto.federation.terms import JsonFile, Terms, accepted_terms
 from tinyproto.models import build_model, rehearse_training
 from tinyproto.storage.client_files import parts_of, put_back
+from tinyproto.storage.network_files import TRAINED, file_name
 from tinyproto.storage.tensor_files import disk_words, host_copy, load_sealed, save_sealed
 from tinyproto.tracking.run_folder import write_atomic
-from tinyproto.wire.frame import Kind, unpack
+from tinyproto.wire.frame import Header, Kind, unpack
 from tinyproto.wire.validate import open_frame
 
 ORDER = {Kind.HELLO: 0, Kind.EVALUATE: 1, Kind.TRAIN: 2}
@@ -168,8 +170,25 @@ class Member:
         runtime = setup.clients(clients, make_trainer("eager", self.device), Stopwatch(lambda: 0.0))
         reply = runtime.handle({self.client: frame})[self.client]
         if asked.kind is not Kind.HELLO:
-            files.save(clients[self.client], self.join.model, asked.round_number, asked.kind, reply, saved)
+            facts = self._facts(data.images, terms, setup, asked)
+            files.save(clients[self.client], self.join.model, asked.round_number, asked.kind, reply, saved, facts)
         return reply
+
+    def _facts(self, images: Images, terms: Terms, setup: Setup, asked: Header) -> dict[str, Any]:
+        """Return what `tinyproto predict` has to know of the network after a round, as `Experiment.facts_of_model`."""
+        agreed = terms.classes is not None or self.join.data.share is None  # a share has the names of its dataset
+        return {
+            "algorithm": setup.algorithm.name,
+            "label": setup.algorithm.name,
+            "seed": terms.seed,
+            "client": self.client,
+            "network": self.join.model,
+            **asdict(setup.spec.shape),
+            **images.facts(),
+            **({"class_names": terms.classes} if agreed else {}),
+            "federation": terms.federation,
+            "rounds": asked.round_number - (asked.kind is not Kind.TRAIN),  # completed
+        }
 
     def _files(self, federation: str) -> MemberFiles:
         return MemberFiles(self.folder / "state" / federation, self.client)
@@ -240,7 +259,7 @@ class MemberFiles:
     def __init__(self, folder: Path, client: int) -> None:
         self.folder = folder
         self.client = client
-        self.state = folder / f"client-{client}.safetensors"
+        self.state = folder / file_name(client)
         self.terms = folder / "terms.json"
 
     @contextmanager
@@ -290,9 +309,10 @@ class MemberFiles:
         return SavedState(parts, replies)
 
     def save(
-        self, client: Client, model: str, round_number: int, kind: Kind, reply: bytes, before: SavedState | None
-    ) -> None:
-        """Write the client's changing parts and the replies of its last two rounds atomically."""
+        self, client: Client, model: str, round_number: int, kind: Kind, reply: bytes, before: SavedState | None,
+        trained: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        """Write the client's changing parts, the facts of its network and the last two rounds' replies atomically."""
         replies = {**(before.replies if before is not None else {}), (round_number, kind): reply}
         last_two = sorted({number for number, _ in replies})[-2:]
         parts = parts_of(client)
@@ -302,7 +322,8 @@ class MemberFiles:
                 name = f"reply/{number}/{asked.name}"
                 tensors[name] = torch.frombuffer(bytearray(frame), dtype=torch.uint8)
         with _writing(self.state):
-            save_sealed(self.state, tensors, {"client": self.client, "model": model, "parts": list(parts)})
+            facts = {"client": self.client, "model": model, "parts": list(parts), TRAINED: dict(trained)}
+            save_sealed(self.state, tensors, facts)
 
 
 @contextmanager

@@ -16,8 +16,9 @@ from tinyproto.experiment import Experiment
 from tinyproto.simulation.loop import ClientHost, Simulation
 from tinyproto.storage.checkpoint import load_newest, sweep
 from tinyproto.storage.client_files import grouped
+from tinyproto.storage.network_files import FOLDER, KEPT_PARTS
 from tinyproto.tracking.environment import environment
-from tinyproto.tracking.kept_models import FOLDER, keep_model
+from tinyproto.tracking.kept_models import keep_model
 from tinyproto.tracking.recorder import CellRecorder
 from tinyproto.tracking.run_folder import RunFolder
 from tinyproto.tracking.summary import RoundResult
@@ -116,8 +117,9 @@ def _keep_models(experiment: Experiment, cell: Cell, folder: RunFolder, simulati
     if not experiment.config.model.keep_models:
         return
     for client in range(simulation.num_clients):
-        tensors = grouped(simulation.host.snapshot([client], ("model",)))[client, "model"]
-        keep_model(folder, experiment.facts_of_model(cell, client), tensors)
+        groups = grouped(simulation.host.snapshot([client], KEPT_PARTS))
+        parts = {part: tensors for (_, part), tensors in groups.items()}
+        keep_model(folder, experiment.facts_of_model(cell, client), parts)
 
 
 def named_prototypes(prefix: str, simulation: Simulation) -> Iterator[tuple[str, Tensor]]:

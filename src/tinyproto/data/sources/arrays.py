@@ -156,7 +156,7 @@ def load_digits(request: Request) -> Images:
     shared = SharedPixels.blank((len(table), 1, 8, 8))
     shared.array[:] = table[:, :-1].reshape(shared.shape)
     labels = torch.from_numpy(table[:, -1].astype(np.int64))
-    images = Images("digits", shared.tensor, labels, num_classes=10, scale=1 / 8, shift=-1.0, shared=shared)
+    images = Images("digits", shared.tensor, labels, num_classes=10, scale=1 / 8, shift=-1.0, shared=shared, white=16)
     return only_first_classes(images, request.first_classes)
 
 

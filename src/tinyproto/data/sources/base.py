@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,15 @@ from tinyproto.errors import DataError
 DEFAULT_ROOT = Path("data")
 """Folder of the datasets if no root is given; `tinyproto data fetch` writes there."""
 
-MINUS_ONE_TO_ONE = {"scale": 2 / 255, "shift": -1.0}
+
+class Scaling(TypedDict):
+    """The two numbers by which stored values become those that a network sees."""
+
+    scale: float
+    shift: float
+
+
+MINUS_ONE_TO_ONE: Scaling = {"scale": 2 / 255, "shift": -1.0}
 """Pixels 0 to 255 as the paper shows them to a network."""
 
 Labels = NDArray[np.int64]

@@ -1,0 +1,104 @@
+"""Raw inputs of a trained network from what a user has: pictures, their paths, or arrays as in training."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tinyproto.data.decode import pixels_of
+from tinyproto.errors import DataError, one_line
+
+PICTURE_CHANNELS = (1, 3, 4)
+
+
+@dataclass(frozen=True)
+class InputFormat:
+    """The inputs of a network as they are stored; it sees stored · scale + shift."""
+
+    shape: tuple[int, ...]  # (C, H, W) of images
+    dtype: torch.dtype
+    scale: float | Sequence[float]  # numbers, or lists along the first axis
+    shift: float | Sequence[float]
+    white: int  # the stored value of a white pixel
+
+    @classmethod
+    def of(cls, facts: dict[str, Any]) -> InputFormat:
+        """Read it from the facts of a network; those of earlier releases were of images."""
+        dtype: torch.dtype = getattr(torch, facts.get("dtype", "uint8"))
+        return cls(tuple(facts["input_shape"]), dtype, facts["scale"], facts["shift"], facts.get("white", 255))
+
+    @property
+    def words(self) -> str:
+        """Return shape and type for messages."""
+        return f"{_times(self.shape)} {str(self.dtype).removeprefix('torch.')}"
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """Return scale and shift as tensors that fit a batch."""
+        along = (-1, *[1] * (len(self.shape) - 1))
+        scale, shift = (torch.tensor(value, dtype=torch.float32) for value in (self.scale, self.shift))
+        return (scale.reshape(along) if scale.dim() else scale), (shift.reshape(along) if shift.dim() else shift)
+
+    def batch(self, given: Any) -> Tensor:
+        """Return one or many inputs as a batch (N, ...); raise DataError if they do not fit."""
+        if _is_picture(given):
+            given = [given]
+        if isinstance(given, Sequence) and given and all(map(_is_picture, given)):
+            inputs = torch.from_numpy(np.stack([self._picture(one) for one in given]))
+        else:
+            inputs = self._array(given)
+        return inputs.contiguous()  # the layout decides how a convolution rounds
+
+    def _picture(self, given: Any) -> NDArray[np.uint8]:
+        import PIL.Image
+
+        if self.dtype != torch.uint8 or len(self.shape) != 3 or self.shape[0] not in PICTURE_CHANNELS:
+            raise DataError(f"the network takes {self.words}, not pictures; give it an array")
+        shape = (self.shape[0], self.shape[1], self.shape[2])
+        if not isinstance(given, str | os.PathLike):
+            pixels = pixels_of(given, shape, "the image")
+        else:
+            path = Path(given)
+            try:
+                with PIL.Image.open(path) as image:
+                    pixels = pixels_of(image, shape, path)
+            except FileNotFoundError as error:
+                raise DataError(f"{path} does not exist") from error
+            except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
+                raise DataError(f"{path} cannot be decoded as an image: {one_line(error)}") from error
+        return pixels if self.white == 255 else np.rint(pixels * (self.white / 255)).astype(np.uint8)
+
+    def _array(self, given: Any) -> Tensor:
+        try:
+            inputs = torch.as_tensor(given)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise DataError(f"cannot classify a {type(given).__name__}; give paths, PIL images or an array") from error
+        if inputs.dtype != self.dtype:
+            found = str(inputs.dtype).removeprefix("torch.")
+            raise DataError(f"the network takes {self.words} as stored, before any scaling; these are {found}")
+        if self.shape in (inputs.shape, inputs.shape[1:]):
+            return inputs.reshape(-1, *self.shape)
+        channels, *rest = self.shape
+        if channels == 1 and tuple(rest) in (inputs.shape, inputs.shape[1:]):
+            return inputs.reshape(-1, *self.shape)
+        if (*rest, channels) in (inputs.shape, inputs.shape[1:]):
+            return inputs.reshape(-1, *rest, channels).movedim(-1, 1)
+        raise DataError(
+            f"the network takes inputs of shape {_times(self.shape)}, alone or in a batch, not {_times(inputs.shape)}"
+        )
+
+
+def _is_picture(given: Any) -> bool:
+    """Return True for a path or a PIL image."""
+    return isinstance(given, str | os.PathLike) or hasattr(given, "convert")
+
+
+def _times(shape: Sequence[int]) -> str:
+    return " × ".join(map(str, shape)) or "one number"
