@@ -3,12 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 FLOWER := .venv-flower/bin
 LOWEST := .venv-lowest/bin
+SITE := .venv-site/bin
 COVERED := core algorithms wire engine stacked
 SUITES := paper benchmarks docs
 # Two processes; each keeps to neighbouring tests, which share fixtures, and takes over others when it is done.
 SHARED := -n 2 --dist worksteal
 
-.PHONY: run test test-paper test-benchmarks test-docs test-all test-flower test-flower-all test-lowest soak docs format clean
+.PHONY: run test test-paper test-benchmarks test-docs test-all test-flower test-flower-all test-lowest soak docs site format clean
 
 run: .venv/.core
 	$(BIN)/tinyproto run configs/quickstart.yaml --overwrite
@@ -55,12 +56,16 @@ docs: .venv/.dev
 	$(BIN)/python docs/pictures/flow.py
 	$(BIN)/python -X utf8 -m paper docs
 
+# docs/ as a static site in site/, with a search and an API reference; open site/index.html.
+site: .venv-site/.site
+	NO_MKDOCS_2_WARNING=1 $(SITE)/mkdocs build --quiet
+
 format: .venv/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-flower .venv-lowest .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf .venv .venv-flower .venv-lowest .venv-site site .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 
 .venv/.pip:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tinyproto needs Python 3.11 or newer; try make PYTHON=python3.11 ...")'
@@ -87,6 +92,13 @@ clean:
 
 .venv-flower/.all: .venv-flower/.dev
 	$(FLOWER)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,flower,flower-simulation]"
+	@touch $@
+
+.venv-site/.site: pyproject.toml
+	@echo "Setting up .venv-site (half a minute, once)"
+	$(PYTHON) -m venv .venv-site
+	$(SITE)/python -m pip install --quiet --disable-pip-version-check "pip>=25.1"
+	$(SITE)/python -m pip install --quiet --disable-pip-version-check --group site
 	@touch $@
 
 .venv-lowest/.dev: pyproject.toml constraints.txt

@@ -53,7 +53,9 @@ class Experiment:
         shares = model.partition.asked().shares(self.images.labels.numpy())
         self.data = FederatedData(self.images, shares, model.evaluate.scope)
         asked = model.train.dropout
-        self.dropout = read_trace(Path(asked).expanduser(), self.data.num_clients) if isinstance(asked, str) else asked
+        self.dropout = (
+            read_trace(Path(asked).expanduser().absolute(), self.data.num_clients) if isinstance(asked, str) else asked
+        )
         self.shape = ModelShape(
             self.images.input_shape, model.prototypes.dim, self.images.num_classes, model.train.head_dropout
         )

@@ -87,7 +87,8 @@ def fetch(name: str, root: Path, *, url: str | None = None, progress: Progress =
         root.mkdir(parents=True, exist_ok=True)
         return _fetch(archive, root, url or archive.url, progress)
     except OSError as error:
-        raise DataError(f"cannot write to {root}: {error}") from error
+        reason = "it is a file; name a folder with --root" if root.is_file() else error
+        raise DataError(f"cannot write to {root}: {reason}") from error
 
 
 def _chosen(offered: Sequence[Archive], url: str | None) -> Archive:

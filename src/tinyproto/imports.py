@@ -34,7 +34,9 @@ def load_dotted(path: str, error: type[TinyProtoError], what: str) -> Any:
     try:
         found = importlib.import_module(module_name)
     except Exception as cause:
-        raise error(f"{what} {path!r}: importing {module_name!r} failed with {one_line(cause)}") from cause
+        missing = isinstance(cause, ModuleNotFoundError) and module_name.startswith(cause.name or " ")
+        hint = f"; a module of your own has to be in the current folder, {here}" if missing else ""
+        raise error(f"{what} {path!r}: importing {module_name!r} failed with {one_line(cause)}{hint}") from cause
     if not hasattr(found, attribute):
         raise error(f"{what} {path!r}: {module_name!r} has no {attribute!r}{nearest_name(attribute, dir(found))}")
     return getattr(found, attribute)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support_cli import CONFIG, GoodRun, called, command, in_process, jsonl, tree
+from support_cli import CONFIG, GoodRun, called, command, environment, in_process, jsonl, tree
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,10 @@ BAD = [
     Bad("a missing config file", ["nothing.yaml"], ["nothing.yaml"]),
     Bad("a config that is not YAML", ["trial.yaml, line 2", "YAML"], files={"trial.yaml": "a: [1\nb: 2\n"}),
     Bad(
-        "a run folder that cannot be written", ["run folder", "trial.yaml"],
-        ["trial.yaml", "--runs", "trial.yaml"],
+        "a file in the place of the folder of runs", ["--runs: trial.yaml is a file", "folder"],
+        ["trial.yaml", "--runs", "trial.yaml/below"],
     ),
-    Bad("a wrong type", ["train.rounds", "integer", "'many'"], ["trial.yaml", "train.rounds=many"]),
+    Bad("a wrong type", ["command line: train.rounds", "integer", "'many'"], ["trial.yaml", "train.rounds=many"]),
     Bad("an override without =", ["'train.rounds'", "key=value"], ["trial.yaml", "train.rounds"]),
 ]  # fmt: skip
 
@@ -60,6 +62,7 @@ MORE_BAD = [
     Bad("a model that does not exist", ["'nets:flatt'", "'flat'"], ["trial.yaml", "models=[nets:flatt]"]),
     Bad("a config without keys", ["trial.yaml"], files={"trial.yaml": "just words\n"}),
     Bad("a preset of a wrong type", ["preset"], ["trial.yaml", "preset=[sound]"]),
+    Bad("a module that is nowhere", ["'nits'", "current folder"], ["trial.yaml", "models=[nits:flat]"]),
     Bad("an unknown dataset", ["'digit'", "'digits'"], ["trial.yaml", "data.name=digit"]),
     *(
         Bad(
@@ -198,6 +201,41 @@ def test_an_interruption_before_the_first_round_has_its_status_and_no_traceback(
     monkeypatch.setattr("tinyproto.cli.run.load_config", interrupted)
     assert in_process(monkeypatch, project, "run", "trial.yaml") == 130
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("verb", "path", "says"),
+    [
+        ("resume", "nothing", "nothing is not a run folder: it does not exist"),
+        ("resume", "trial.yaml", "trial.yaml is not a run folder: it is a file"),
+        ("report", "empty", "empty is not a run folder: it has no config.yaml"),
+        ("report", "mine", "mine is not a run folder: it does not exist; did you mean runs/mine?"),
+    ],
+)
+def test_a_path_without_a_run_is_refused_with_the_run_that_was_meant(
+    project: Path, verb: str, path: str, says: str
+) -> None:
+    for folder in ("empty", "runs/mine"):
+        (project / folder).mkdir(parents=True)
+    (project / "runs" / "mine" / "config.yaml").touch()
+    done = called(verb, path, cwd=project)
+    assert (done.returncode, done.stderr) == (2, f"tinyproto: error: {says}\n")
+
+
+FULL = Path("/dev/full")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="/dev/full is Linux's")
+@pytest.mark.parametrize("arguments", [("--version",), ("run", "trial.yaml", "algorithms=[local]", "seeds=[0]")])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_to_a_full_disk_is_one_line(project: Path, arguments: tuple[str, ...], unbuffered: str) -> None:
+    with FULL.open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "tinyproto", *arguments], cwd=project, stdout=full, stderr=subprocess.PIPE,
+            env=environment(PYTHONUNBUFFERED=unbuffered), text=True, timeout=120, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == "tinyproto: error: cannot write to standard output: No space left on device\n"
 
 
 def test_a_real_federation_is_not_resumed_by_simulating_it(

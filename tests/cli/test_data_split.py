@@ -105,7 +105,7 @@ def test_a_run_on_a_fixed_split_works(
     [
         (["nothing.yaml"], "nothing.yaml"),
         (["trial.yaml", "partition.kind=pathological"], "partition.classes_per_client"),
-        (["trial.yaml", "data={name: cifar10, root: nowhere}"], "tinyproto data fetch cifar10 --root nowhere"),
+        (["trial.yaml", "data={name: cifar10, root: nowhere}"], "tinyproto data fetch cifar10 --root /"),
     ],
 )
 def test_what_cannot_be_shown_is_one_sentence_and_status_2(

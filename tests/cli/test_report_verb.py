@@ -209,7 +209,7 @@ def test_quietly_json_is_still_what_was_asked_for(made: Path, monkeypatch: Patch
         (["runs/first", "--client", "3"], "--client 3 "),
         (["runs/first", "--out", "."], "folder"),
         (["runs/first", "--out", "runs"], "cannot write runs"),
-        (["runs/first", "--out", "file/report.html"], "cannot write file/report.html"),
+        (["runs/first", "--out", "file/report.html"], "cannot write file/report.html: file is a file; name a folder"),
         (["runs/first", "--figures", "file"], "cannot write file/"),
     ],
 )

@@ -11,7 +11,7 @@ import yaml
 from torch import nn
 
 from tinyproto.config import Config, load_config, parse_config
-from tinyproto.config.load import BUILT_IN
+from tinyproto.config.load import BUILT_IN, COMMAND_LINE
 from tinyproto.data import from_arrays
 from tinyproto.errors import ConfigError, DataError
 from tinyproto.experiment import Experiment
@@ -46,7 +46,7 @@ def refusal(path: Path, *overrides: str) -> str:
 
 def reason(path: Path, *overrides: str) -> str:
     """The message without the file's name in front."""
-    return refusal(path, *overrides).removeprefix(str(path))
+    return refusal(path, *overrides).removeprefix(str(path)).removeprefix(COMMAND_LINE)
 
 
 def test_a_file_says_what_it_says_and_everything_else_has_a_default(base: Path) -> None:
@@ -94,7 +94,9 @@ def test_an_override_below_a_plain_value_is_refused_with_the_place(base: Path) -
 
 
 def test_an_override_that_is_not_yaml_is_refused_by_name(base: Path) -> None:
-    assert "override 'seeds=[0': not valid YAML" in refusal(base, "seeds=[0").replace(", line 1", "")
+    message = refusal(base, "seeds=[0,", "1]")  # as a shell splits seeds=[0, 1]
+    assert "override 'seeds=[0,': not valid YAML" in message.replace(", line 1", "")
+    assert "'seeds=[0, 1]'" in message
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
@@ -128,8 +130,10 @@ def test_a_file_takes_precedence_over_the_built_in_config_of_its_name(
 def test_a_folder_or_a_binary_file_is_refused_by_name(tmp_path: Path) -> None:
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"\xff\xfe\x00")
-    for path in (tmp_path, binary):
-        assert f"cannot read the config file {path}" in refusal(path)
+    assert f"cannot read the config file {binary}" in refusal(binary)
+    assert refusal(tmp_path) == f"{tmp_path} is a folder; name a config file"
+    (tmp_path / "config.yaml").write_text(BASE)
+    assert f"`tinyproto resume {tmp_path}`" in refusal(tmp_path)
 
 
 def test_a_file_that_is_not_yaml_is_refused_with_the_line(base: Path) -> None:
@@ -161,7 +165,7 @@ def test_a_key_given_twice_is_refused(base: Path) -> None:
 def test_an_unknown_key_is_refused_with_the_nearest_valid_one(
     base: Path, override: str, key: str, nearest: str
 ) -> None:
-    assert f"{base}: unknown key {key!r}, did you mean {nearest!r}?" in refusal(base, override)
+    assert f"{COMMAND_LINE}: unknown key {key!r}, did you mean {nearest!r}?" in refusal(base, override)
 
 
 @pytest.mark.parametrize(
@@ -191,16 +195,45 @@ def test_an_unknown_key_that_resembles_nothing_is_refused_with_all_that_are_know
         ("train={dropout: a.csv, late: 0.1}", "train: late and a file in dropout"),
         ("train.last_batch=first", "train.last_batch: input should be 'join', 'keep' or 'drop', not 'first'"),
         ("name=5", "name: input should be a valid string, not 5"),
-        ("seeds=0", "seeds: a list is needed, such as [a, b], not 0"),
+        ("seeds=3", "seeds: a list is needed: 'seeds=[3]', not 3"),
+        ("seeds=0,1", "seeds: a list is needed: 'seeds=[0,1]', not '0,1'"),
+        ("seeds={a: 1}", "seeds: a list is needed, such as [a, b], not {'a': 1}"),
         ("seeds=[zero]", "seeds.0: input should be a valid integer, not 'zero'"),
-        ("models=small_cnn_a", "models: a list is needed, such as [a, b], not 'small_cnn_a'"),
+        ("models=small_cnn_a", "models: a list is needed: 'models=[small_cnn_a]', not 'small_cnn_a'"),
         ("models=[5]", "models: 5 is not a name or a dotted path"),
         ("train=5", "train: "),
         ("schema_version=2", "schema_version: input should be 1, not 2"),
     ],
 )
 def test_a_wrong_type_is_refused_with_the_key_and_what_was_given(base: Path, override: str, expected: str) -> None:
-    assert refusal(base, override).startswith(f"{base}: {expected}")
+    assert refusal(base, override).startswith(f"{COMMAND_LINE}: {expected}")
+
+
+def test_a_wrong_value_in_the_file_is_not_blamed_on_the_command_line(base: Path) -> None:
+    base.write_text(BASE.replace("rounds: 2", "rounds: many") + "seeds: 3\n")
+    assert refusal(base, "train.batch_size=4", "name=x").startswith(f"{base}: train.rounds: ")
+    assert refusal(base, "train.rounds=2").startswith(f"{base}: seeds: a list is needed: `seeds: [3]`, not 3")
+
+
+def test_values_that_only_conflict_with_the_file_s_are_the_command_line_s(base: Path) -> None:
+    assert refusal(base, "name=x", "prototypes.dim=3").startswith(f"{COMMAND_LINE}: prototypes.cps_dim (4) is greater")
+    assert refusal(base, "train.rounds=many", "seeds=3").startswith(f"{COMMAND_LINE}: train.rounds: ")
+    assert refusal(base, "algorithms=[{name: fedproto, proto_wait: 1}]").startswith(f"{COMMAND_LINE}: algorithms: ")
+
+
+def test_a_relative_path_starts_at_the_current_folder_and_a_missing_file_is_shown_in_full(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    config = load_config(base, ["data.name=npz", "data.root=mine.npz"])
+    assert config.model.data.root == "mine.npz"  # as it was given, so that a record can be moved
+    with pytest.raises(DataError, match=str(elsewhere / "mine.npz")):
+        Experiment(config)
+    for override in ("train.dropout=gone.csv", "partition={kind: file, file: gone.csv}"):
+        with pytest.raises(DataError, match=str(elsewhere / "gone.csv")):
+            Experiment(load_config(base, [override]))
 
 
 @pytest.mark.parametrize("given", ["[]", "0", "false", "''"])

@@ -119,4 +119,4 @@ def test_a_key_that_the_dataset_does_not_read_is_refused() -> None:
             parse_config({"data": {"name": name, **key}, "models": ["small_cnn_a"], "algorithms": ["local"]})
     data = {"name": "image_folder", "root": "a", "image_size": 32, "cache": "b"}
     request = parse_config({"data": data, "models": ["small_cnn_a"], "algorithms": ["local"]}).model.data.request()
-    assert (request.root, request.cache, request.image_size) == (Path("a"), Path("b"), 32)
+    assert (request.root, request.cache, request.image_size) == (Path.cwd() / "a", Path.cwd() / "b", 32)

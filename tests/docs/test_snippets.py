@@ -2,8 +2,8 @@
 
 A page is played from top to bottom in a folder of its own, as a reader would: `bash` in a shell, `python` in one
 namespace, `yaml` through the config loader. A block that starts with the comment `# name.py` or `# name.yaml` is saved
-under that name. `bash flower` needs the extra `flower` and is played by tests/flower. `text` is only shown, `text
-output` is what the block before it prints, `text record` is what the committed record prints.
+under that name. `bash flower` needs the extra `flower` and is played by tests/flower. `text` and `bash shown` are only
+shown, `text output` is what the block before it prints, `text record` is what the committed record prints.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tinyproto.report.compare import compare
 from tinyproto.report.verdict import verdict
 from tinyproto.tracking.run_folder import RunFolder
 
-INFOS = {"python", "bash", "bash flower", "yaml", "json", "text", "text output", "text record"}
+INFOS = {"python", "bash", "bash flower", "bash shown", "yaml", "json", "text", "text output", "text record"}
 NOT_PLAYED = {
     "make run": "takes a minute, so `test_make_run_does_the_quickstart` is slow; here only that make knows it",
     "make test": "it is what runs this test; here only that make knows it",

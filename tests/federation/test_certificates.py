@@ -18,7 +18,7 @@ pytest.importorskip("flwr")
 
 from cryptography.hazmat.primitives import serialization
 
-from support_cli import command, in_process
+from support_cli import called, command, in_process
 from support_keys import shake_hands
 from tinyproto.errors import FederationError
 from tinyproto.federation import keys as keys_module
@@ -336,3 +336,12 @@ def test_a_mistake_on_the_command_line_is_one_sentence(arguments: list[str], wor
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert words in done.stderr
+
+
+@pytest.mark.parametrize("given", ["client-0", "keys"])
+def test_keys_that_are_in_another_folder_are_suggested(given: str, tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", 1, [])
+    arguments = ("--server", "h:1", "--client-id", "0", "--model", "m", "--data", ".", "--keys", given)
+    done = called("join", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "did you mean `--keys keys/client-0`?" in done.stderr

@@ -166,7 +166,7 @@ def test_a_machine_without_a_free_port_is_not_told_of_its_disk(
     ("name", "words"),
     [
         ("clients", "cannot write to clients/client-0: "),
-        ("clients/client-0", "cannot write to clients/client-0: File exists"),
+        ("clients/client-0", "--folder: clients/client-0 is a file; name a folder"),
         ("clients/client-0/flower", "client-0/flower: File exists"),
     ],
 )

@@ -116,7 +116,7 @@ def test_a_folder_that_is_being_served_is_nobody_elses(arguments: tuple[str, ...
     assert "Flower would be started here" in serve(*arguments)
 
 
-@pytest.mark.parametrize("arguments", [("trial.yaml",), ("runs/trial", "train.rounds=9"), ("runs/nothing",)])
+@pytest.mark.parametrize("arguments", [("trial.yaml",), ("runs/trial", "train.rounds=9")])
 def test_a_federation_that_goes_on_is_named_by_its_folder_and_takes_no_changes(
     arguments: tuple[str, ...], serve: Serve
 ) -> None:
@@ -207,6 +207,12 @@ def test_where_nothing_was_served_there_is_nothing_to_go_on_with(serve: Serve) -
     [
         (("trial.yaml", "--keys", "nowhere"), "ca.crt is missing; `tinyproto serve --init`"),
         (("trial.yaml", "--listen", "8443"), "--listen: expected HOST:PORT"),
+        (
+            ("trial.yaml", "--listen", "0.0.0.0:99999"),
+            "--listen: port 99999 is out of range; a port is",
+        ),
+        (("runs/nothing", "--resume"), "runs/nothing is not a run folder: it does not exist"),
+        (("trial.yaml", "--runs", "trial.yaml"), "--runs: trial.yaml is a file"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_sentence(arguments: tuple[str, ...], words: str, serve: Serve) -> None:

@@ -284,7 +284,7 @@ def test_only_http_addresses_are_taken(offer: Offer, url: str) -> None:
 
 def test_a_root_that_cannot_be_written_is_named(offer: Offer) -> None:
     offer.root.write_text("a file")
-    assert f"cannot write to {offer.root}" in offer.refused()
+    assert f"cannot write to {offer.root}: it is a file; name a folder" in offer.refused()
 
 
 def test_a_full_disk_is_not_taken_for_a_bad_connection(offer: Offer) -> None:

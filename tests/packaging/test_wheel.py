@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ from tinyproto import __version__
 from tinyproto.config.load import BUILT_IN
 
 ROOT = Path(__file__).parents[2]
+SMALL_WHEEL, SMALL_SDIST = 600_000, 2_000_000
+"""Bytes; docs/how-to/install.md says 0.4 and 0.9 MB."""
 CANNOT_BUILD = ("No module named pip", "No matching distribution found for hatchling")
 
 pytestmark = pytest.mark.slow
@@ -102,3 +106,23 @@ def test_python_simulates_from_an_empty_folder(site: Path, tmp_path: Path) -> No
 
 def test_it_holds_the_library_and_nothing_else(site: Path) -> None:
     assert {path.name for path in site.iterdir() if not path.name.endswith(".dist-info")} <= {"tinyproto", "bin"}
+
+
+def test_the_source_archive_is_small_and_gives_the_same_wheel(site: Path, tmp_path: Path) -> None:
+    installed = pip("install", "--target", str(tmp_path / "tools"), "hatchling")
+    assert installed.returncode == 0, installed.stdout
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path)], cwd=ROOT,
+        env=environment(PYTHONPATH=str(tmp_path / "tools")), check=True, capture_output=True,
+    )  # fmt: skip
+    (archive,) = tmp_path.glob("*.tar.gz")
+    assert archive.stat().st_size < SMALL_SDIST
+    with tarfile.open(archive) as opened:
+        parts = {name.split("/")[1] for name in opened.getnames()}
+    assert {"src", "tests", "docs", "configs", "LICENSE", "README.md"} <= parts
+    assert "results" not in parts
+    built = pip("wheel", "--no-deps", "--wheel-dir", str(tmp_path), str(archive))
+    assert built.returncode == 0, built.stdout
+    (again,), (first,) = tmp_path.glob("*.whl"), site.parent.glob("*.whl")
+    assert first.stat().st_size < SMALL_WHEEL
+    assert zipfile.ZipFile(again).namelist() == zipfile.ZipFile(first).namelist()

@@ -84,6 +84,8 @@ def prepared(options: JoinOptions, output: Output) -> Iterator[None]:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Create the client's private folder and lock it: two clients in one folder would damage each other's state."""
+    if folder.is_file():
+        raise ConfigError(f"--folder: {folder} is a file; name a folder for this client's state")
     with writing(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(PermissionError):  # it belongs to another user

@@ -6,12 +6,13 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tinyproto.cli.device import JoinOptions, naming, prepared
 from tinyproto.cli.interrupt import StopOnInterrupt
 from tinyproto.cli.terminal import Output
-from tinyproto.errors import FederationError, Interrupted
+from tinyproto.errors import ConfigError, FederationError, Interrupted
 from tinyproto.federation.flower.connection import AwayError, Relay, TurnedAwayError, Watch, reach
 from tinyproto.federation.flower.processes import SuperNode, split_address, why_it_ended
 from tinyproto.federation.journal import Follower
@@ -40,7 +41,7 @@ def join_federation(server: str, options: JoinOptions, output: Output) -> None:
     """Run a client of the federation at this address, which may start later than the client."""
     address = split_address(server, "--server")
     with naming(options.client):
-        keys = ClientKeys.open(options.keys)
+        keys = _keys(options)
     with prepared(options, output), StopOnInterrupt(signal.SIGTERM, signal.SIGHUP) as stop:
         relay = Relay(address, options.folder / "socket.json")
         session = ClientSession(options, address, server, keys, relay, stop, output)
@@ -60,6 +61,15 @@ def join_federation(server: str, options: JoinOptions, output: Output) -> None:
         "client": options.client, "folder": str(options.folder), "rounds": rounds,
         "missed_the_end": session.missed_the_end, "socket_bytes": relay.counts,
     })  # fmt: skip
+
+
+def _keys(options: JoinOptions) -> ClientKeys:
+    """Open the client's keys; if they are missing but lie beside or inside the named folder, suggest that."""
+    if not options.keys.joinpath("client.key").exists():
+        for other in (options.keys / f"client-{options.client}", Path("keys") / options.keys):
+            if other.joinpath("client.key").is_file():
+                raise ConfigError(f"{options.keys} holds no client.key; did you mean `--keys {other}`?")
+    return ClientKeys.open(options.keys)
 
 
 @dataclass

@@ -5,6 +5,7 @@ Nothing heavy is imported here, so that --help is quick: each verb imports what 
 
 from __future__ import annotations
 
+import os
 import sys
 from io import TextIOWrapper
 from pathlib import Path
@@ -14,7 +15,7 @@ import typer
 
 import tinyproto
 from tinyproto.cli.data import data
-from tinyproto.cli.options import ConfigFile, Json, Live, Overrides, Quiet, Verbose
+from tinyproto.cli.options import ConfigFile, Json, Live, Overrides, Quiet, Runs, Verbose
 from tinyproto.cli.predict import export, predict
 from tinyproto.cli.terminal import Output
 from tinyproto.errors import ConfigError, Interrupted, TinyProtoError
@@ -55,7 +56,7 @@ def root(
 def run(
     config: ConfigFile,
     overrides: Overrides = None,
-    runs: Annotated[Path, typer.Option(help="The folder to create run folders in.")] = Path("runs"),
+    runs: Runs = Path("runs"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run folder if it exists.")] = False,
     live: Live = False,
     json: Json = False,
@@ -183,7 +184,7 @@ def serve(
             show_default="127.0.0.1:8443; with --resume the previous one",
         ),
     ] = None,
-    runs: Annotated[Path, typer.Option(help="The folder to create run folders in.")] = Path("runs"),
+    runs: Runs = Path("runs"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run folder if it exists.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Resume after the last completed round.")] = False,
     init: Annotated[
@@ -368,6 +369,23 @@ def run_app(app: typer.Typer, name: str) -> None:
     except TinyProtoError as error:
         print(f"{name}: error: {error}", file=sys.stderr)
         sys.exit(USER_ERROR)
+    except OSError:
+        if _can_print(name, "\n"):
+            raise
+        sys.exit(USER_ERROR)
+    except SystemExit as ended:
+        sys.exit(ended.code if _can_print(name) else USER_ERROR)
+
+
+def _can_print(name: str, more: str = "") -> bool:
+    """Write out what was printed, and more; if that fails, such as on a full disk, say so and discard the rest."""
+    try:
+        print(end=more, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails again at its end
+        print(f"{name}: error: cannot write to standard output: {error.strerror or error}", file=sys.stderr)
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -92,6 +92,8 @@ def write_figures(page: Report, folder: Path) -> None:
 def _write(target: Path, text: str) -> None:
     if target.is_dir():
         raise RunFolderError(f"cannot write {target}: it is a folder; name a file")
+    if target.parent.is_file():
+        raise RunFolderError(f"cannot write {target}: {target.parent} is a file; name a folder")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(target, text)

@@ -25,7 +25,7 @@ from tinyproto.federation.keys import ServerKeys, make_keys
 from tinyproto.federation.terms import ServeFile, agree, members, new_token, offered_terms
 from tinyproto.report.words import counted
 from tinyproto.tracking.lock import alone_in
-from tinyproto.tracking.run_folder import SERVE_FILE, RunFolder, how_to_resume, is_federation
+from tinyproto.tracking.run_folder import SERVE_FILE, RunFolder, how_to_resume, is_federation, not_a_run
 
 LOOK_SECONDS = 0.3
 LISTEN, KEYS = "127.0.0.1:8443", Path("keys")
@@ -103,7 +103,7 @@ def _serve(
         progress = stack.enter_context(FederationProgress(output, config.model.evaluate.rule))
         output.say(
             f"{config.model.name}: listening at {listen} for {counted(len(keys.clients), 'client')}: "
-            f"tinyproto join --server HOST:{port} --client-id N --keys client-N ..."
+            f"tinyproto join --server HOST:{port} --client-id N --keys keys/client-N ..."
         )
         if live is not None:
             live.here = lambda: progress.here(sorted(keys.clients))
@@ -136,6 +136,8 @@ def _source(options: ServeOptions) -> tuple[Path, Config, ServeFile | None]:
             raise ConfigError(f"{folder} is a folder; add --resume to continue the federation in it")
         config = load_config(folder, list(options.overrides))
         return options.runs / config.model.name, config, None
+    if not folder.exists():
+        raise not_a_run(folder)
     if not folder.is_dir() or options.overrides:
         raise ConfigError(
             "--resume takes a run folder and no overrides, since a federation keeps the config it started with: "

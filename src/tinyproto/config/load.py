@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,14 @@ from tinyproto.config.schema import ConfigModel, Section, schema_fields
 from tinyproto.data.images import Images
 from tinyproto.data.partition import KEYS_OF_KIND
 from tinyproto.data.sources import find_source
-from tinyproto.errors import ConfigError
+from tinyproto.errors import ConfigError, TinyProtoError
 from tinyproto.imports import nearest_name, unknown
 
 BUILT_IN = ("quickstart", "federation")
 """Configs that come with the package: configs/NAME.yaml in a checkout, beside this code in a wheel."""
+
+COMMAND_LINE = "command line"
+"""Source of a value in an error, where an override gave it and not the file."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +88,29 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
             f"no config file at {path}; use a built-in config ({', '.join(BUILT_IN)}) or write one. The smallest has "
             "two lines: `models: [small_cnn_a]` and `algorithms: [local, tinyproto_ft]`"
         ) from None
+    except IsADirectoryError:
+        hint = f"; `tinyproto resume {path}` continues the run in it" if (path / "config.yaml").is_file() else ""
+        raise ConfigError(f"{path} is a folder; name a config file{hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the config file {path}: {error}") from error
     values = parse_yaml(text, str(path))
     if not isinstance(values, dict):
         raise ConfigError(f"{path} is not a config: it has to hold keys and values, such as `name: my_run`")
-    return parse_config(overridden(values, overrides), source=str(path))
+    try:
+        return parse_config(overridden(values, overrides), source=str(path))
+    except ConfigError:
+        if _would_be_valid_without(overrides, values):
+            parse_config(overridden(values, overrides), source=COMMAND_LINE)
+        raise
+
+
+def _would_be_valid_without(overrides: Sequence[str], values: Mapping[str, Any]) -> bool:
+    """Return True if the config is valid without one of the overrides, or without all of them."""
+    for kept in [[], *([*overrides[:index], *overrides[index + 1 :]] for index in range(len(overrides)))]:
+        with suppress(TinyProtoError):
+            parse_config(overridden(values, kept))
+            return True
+    return False
 
 
 def _file(path: Path) -> Path:
@@ -124,7 +145,7 @@ def parse_config(values: Mapping[str, Any], source: str = "the config", images: 
     try:
         model = ConfigModel.model_validate(merged)
     except ValidationError as error:
-        raise ConfigError(f"{source}: {_sentence(error)}") from None
+        raise ConfigError(f"{source}: {_sentence(error, source)}") from None
     if images is not None:
         model = model.model_copy(update={"data": model.data.model_copy(update={"name": images.name})})
     else:
@@ -162,7 +183,10 @@ def _apply(values: dict[str, Any], override: str) -> None:
         if not isinstance(place[parent], dict):
             raise ConfigError(f"override {override!r}: {'.'.join(parents[: depth + 1])} has no keys")
         place = place[parent]
-    place[last] = parse_yaml(text, f"override {override!r}")
+    try:
+        place[last] = parse_yaml(text, f"override {override!r}")
+    except ConfigError as error:
+        raise ConfigError(f"{error}; a value with spaces needs quotes, such as 'seeds=[0, 1]'") from None
 
 
 def _drop_other_kind(values: dict[str, Any], overridden: Collection[str]) -> None:
@@ -177,7 +201,7 @@ def _drop_other_kind(values: dict[str, Any], overridden: Collection[str]) -> Non
                 del section[key]
 
 
-def _sentence(error: ValidationError) -> str:
+def _sentence(error: ValidationError, source: str) -> str:
     """Describe the first error with its key and, for an unknown key, the nearest valid one."""
     errors = error.errors()
     first = next((found for found in errors if found["type"] == "extra_forbidden"), errors[0])
@@ -193,6 +217,9 @@ def _sentence(error: ValidationError) -> str:
         return f"the key {key!r} is missing"
     if first["type"] == "value_error":
         return f"{key}: {first['ctx']['error']}"
+    if first["type"] == "list_type" and isinstance(first["input"], str | int | float):
+        asked = f"'{key}=[{first['input']}]'" if source == COMMAND_LINE else f"`{key}: [{first['input']}]`"
+        return f"{key}: a list is needed: {asked}, not {first['input']!r}"
     return f"{key}: {_reason(first)}, not {first['input']!r}"
 
 

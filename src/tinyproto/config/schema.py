@@ -72,7 +72,9 @@ class DataSection(Section):
 
     name: str = Field("digits", description="cifar10, cifar100, tiny_imagenet, image_folder, npz, or digits (embedded)")
     root: str | None = Field(
-        None, description="folder of the dataset's files, or the .npz file; null: `data`; digits needs none"
+        None,
+        description="folder of the dataset's files, or the .npz file; null: `data`; digits needs none; a relative path "
+        "starts at the current folder, as all paths of a config",
     )
     image_size: Positive | None = Field(
         None, description="image_folder: height and width to resize all images to; null: all images have the same size"
@@ -109,8 +111,8 @@ class DataSection(Section):
         return self.name if self.first_classes == self._known_classes else part_name(self.name, self.first_classes)
 
     def request(self, progress: Progress = silent) -> Request:
-        """Return the arguments of the dataset's source."""
-        root, cache = (None if path is None else Path(path).expanduser() for path in (self.root, self.cache))
+        """Return the arguments of the dataset's source; its paths are absolute, so that an error shows the place."""
+        root, cache = (None if path is None else Path(path).expanduser().absolute() for path in (self.root, self.cache))
         return Request(root, cache, self.image_size, progress, self.first_classes)
 
 

@@ -59,7 +59,7 @@ class Partition:
     def shares(self, labels: Indices) -> list[Share]:
         """Return the share of each client; raise DataError if the samples do not suffice."""
         if self.kind == "file":
-            return _shares_from_file(Path(self.file), len(labels), self.num_clients)
+            return _shares_from_file(Path(self.file).expanduser().absolute(), len(labels), self.num_clients)
         if self.kind != "pathological" and self.num_clients * self.min_samples > len(labels):
             raise DataError(
                 f"{self.num_clients} clients with at least {self.min_samples} samples each need "

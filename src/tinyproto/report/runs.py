@@ -16,7 +16,7 @@ from safetensors import safe_open
 from tinyproto.config.load import completed
 from tinyproto.errors import RunFolderError
 from tinyproto.report.compare import is_real
-from tinyproto.tracking.run_folder import how_to_resume, lines_kept, reading, run_folders
+from tinyproto.tracking.run_folder import how_to_resume, lines_kept, not_a_run, reading, run_folders
 
 CONFIG_KEYS = ("name", "train", "evaluate", "algorithms", "seeds")
 RESULT_KEYS = (
@@ -95,7 +95,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         inside = sorted(run_folders(path))
         if not inside:
-            raise RunFolderError(f"{path} is not a run folder: config.yaml is missing")
+            raise not_a_run(path)
         found += inside
     return list({path.resolve(): path for path in found}.values())
 

@@ -74,7 +74,7 @@ class RunFolder:
     def open(cls, path: Path) -> RunFolder:
         """Return an existing run; raise RunFolderError if there is none."""
         if not (path / "config.yaml").is_file():
-            raise RunFolderError(f"{path} is not a run folder: it has no config.yaml")
+            raise not_a_run(path)
         return cls(path)
 
     def inner(self, *names: str) -> RunFolder:
@@ -233,6 +233,14 @@ def append_atomic(file: FileIO, data: bytes) -> None:
     except OSError:
         file.truncate(start)
         raise
+
+
+def not_a_run(path: Path) -> RunFolderError:
+    """Return the error for a path that is not a run folder, with the run in `runs` that was probably meant."""
+    reason = "it has no config.yaml" if path.is_dir() else "it is a file" if path.exists() else "it does not exist"
+    meant = Path("runs") / path
+    hint = f"; did you mean {meant}?" if (meant / "config.yaml").is_file() else ""
+    return RunFolderError(f"{path} is not a run folder: {reason}{hint}")
 
 
 def is_federation(path: Path) -> bool:

@@ -95,7 +95,9 @@ def split_address(text: str, option: str) -> tuple[str, int]:
     """Split HOST:PORT, with an IPv6 address in brackets; raise FederationError if it is invalid."""
     found = re.fullmatch(r"\[([0-9a-fA-F:.]+)\]:(\d+)|([^:/\s\[\]]+):(\d+)", text)
     port = int(found[2] or found[4]) if found else 0
-    if found is None or not 1 <= port <= 65535:
+    if found is not None and not 1 <= port <= 65535:
+        raise FederationError(f"{option}: port {port} is out of range; a port is a number from 1 to 65535")
+    if found is None:
         raise FederationError(f"{option}: expected HOST:PORT, for example 192.168.1.20:8443, not {text!r}")
     return found[1] or found[3], port
 
