@@ -17,6 +17,7 @@ from tinyproto.cli.data import data
 from tinyproto.cli.options import ConfigFile, Json, Overrides, Quiet, Verbose
 from tinyproto.cli.terminal import Output
 from tinyproto.errors import ConfigError, Interrupted, TinyProtoError
+from tinyproto.report.formats import FigureFormat, TableFormat
 
 USER_ERROR = 2
 
@@ -109,8 +110,11 @@ def report(
     ] = None,
     figures: Annotated[
         Path | None,
-        typer.Option(help="Also write every figure as .svg and .csv into this folder.", show_default="none"),
+        typer.Option(metavar="DIR", help="Write every figure into this folder, with its data.", show_default="none"),
     ] = None,
+    format_: Annotated[
+        FigureFormat, typer.Option("--format", help="The format of the figures; PDF and PNG need the extra figures.")
+    ] = FigureFormat.SVG,
     class_id: Annotated[
         int | None,
         typer.Option("--class", min=0, help="The class to draw.", show_default="held by most clients"),
@@ -136,7 +140,7 @@ def report(
     from tinyproto.cli.report import report_runs
     from tinyproto.report.figures.prototypes import Shown
 
-    report_runs(paths, out, figures, Shown(class_id, client_id), Output(json=json, quiet=quiet))
+    report_runs(paths, out, figures, Shown(class_id, client_id), Output(json=json, quiet=quiet), format_=format_)
 
 
 @app.command()

@@ -14,10 +14,11 @@ from tinyproto.cli.terminal import Output, plain_table
 from tinyproto.errors import RunFolderError
 from tinyproto.report.compare import RULE_NAMES, SPREAD_WORDS, Comparison, accuracy_columns, table_cells
 from tinyproto.report.figures.prototypes import Shown
+from tinyproto.report.formats import FigureFormat, TableFormat
 from tinyproto.report.page import FEW_SETTINGS, Chapter, Report, figure_style, make_report
 from tinyproto.report.runs import Run, find_runs, read_readable_runs, read_runs
 from tinyproto.report.studies import Setting
-from tinyproto.report.svg import with_style
+from tinyproto.report.standalone import converter, standalone
 from tinyproto.report.verdict import derived_sentence, left_out_sentence
 from tinyproto.report.words import counted, size
 from tinyproto.tracking.run_folder import write_atomic
@@ -36,12 +37,14 @@ COSTS = (
 
 def report_runs(
     paths: Sequence[Path], out: Path | None, figures: Path | None, shown: Shown, output: Output,
-    chapter_of: Callable[[Sequence[Run]], Chapter | None] | None = None,
+    chapter_of: Callable[[Sequence[Run]], Chapter | None] | None = None, format_: FigureFormat = FigureFormat.SVG,
 ) -> None:  # fmt: skip
     """Write one page for all runs, by default beside a single run or in this folder for several.
 
     An extension may put a chapter before the studies: `chapter_of` makes it from the runs.
     """
+    if figures is not None:
+        converter(format_)  # so that a missing package is told before anything is written
     folders = find_runs(paths)
     runs, passed_over = read_readable_runs(folders)
     chapter = None if chapter_of is None else chapter_of(runs)
@@ -49,7 +52,7 @@ def report_runs(
     target = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     _write(target, page.html)
     if figures is not None:
-        write_figures(page, figures)
+        write_figures(page, figures, format_)
     settings = [setting for study in page.studies for setting in study.settings]
     for sentence in [*(() if chapter is None else chapter.verdict), *_verdicts(settings)]:
         output.console.print(f"• {sentence}", markup=False)
@@ -57,7 +60,7 @@ def report_runs(
         output.say(f"Not in the report: {sentence}")
     output.say(f"Wrote {target} ({size(len(page.html.encode()))})")
     if figures is not None:
-        output.say(f"Wrote {counted(len(page.figures), 'figure')} to {figures}, each as .svg and .csv")
+        output.say(f"Wrote {counted(len(page.figures), 'figure')} to {figures}, each as .{format_} and .csv")
     output.result(
         {
             "report": str(target),
@@ -82,19 +85,20 @@ def write_report(folders: Sequence[Path], target: Path) -> Path:
     return target
 
 
-def write_figures(page: Report, folder: Path) -> None:
+def write_figures(page: Report, folder: Path, format_: FigureFormat = FigureFormat.SVG) -> None:
     """Write every figure as a picture with its colours, and as data."""
+    convert, style = converter(format_), figure_style()
     for figure in page.figures:
-        _write(folder / f"{figure.slug}.svg", with_style(figure.svg, figure_style()))
+        _write(folder / f"{figure.slug}.{format_}", convert(standalone(figure.svg, style)))
         _write(folder / f"{figure.slug}.csv", figure.csv())
 
 
-def _write(target: Path, text: str) -> None:
+def _write(target: Path, content: str | bytes) -> None:
     if target.is_dir():
         raise RunFolderError(f"cannot write {target}: it is a folder; name a file")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(target, text)
+        write_atomic(target, content)
     except OSError as error:
         raise RunFolderError(f"cannot write {target}: {error.strerror or error}") from error
 

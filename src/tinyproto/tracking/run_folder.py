@@ -274,12 +274,12 @@ def lines_kept(file: Path) -> bytes:
     return gzip.decompress(packed.read_bytes()) if packed.is_file() and not file.is_file() else file.read_bytes()
 
 
-def write_atomic(file: Path, text: str, mode: int = 0o666) -> None:
+def write_atomic(file: Path, content: str | bytes, mode: int = 0o666) -> None:
     """Write a file completely, or leave it as it was; it has its mode from the first byte on."""
     partial = file.with_name(_partial(file.name))
     partial.unlink(missing_ok=True)
     partial.touch(mode)
-    partial.write_text(text, encoding="utf-8")
+    partial.write_bytes(content.encode() if isinstance(content, str) else content)
     partial.replace(file)
 
 
