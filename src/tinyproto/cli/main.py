@@ -106,7 +106,13 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="The file to write.", show_default="RUN/report.html; ./report.html for several runs"),
+        typer.Option(
+            "--out", "-o", help="The file to write.", show_default="RUN/report.html; ./report.html for several runs"
+        ),
+    ] = None,
+    table: Annotated[
+        TableFormat | None,
+        typer.Option(help="Instead of the page, print the table of results for a paper.", show_default=False),
     ] = None,
     figures: Annotated[
         Path | None,
@@ -136,10 +142,17 @@ def report(
 
     - tinyproto report runs/quickstart
     - tinyproto report runs/a runs/b --out comparison.html --figures figures
+    - tinyproto report runs/quickstart --table latex -o table.tex
+    - tinyproto report runs/quickstart --figures figures --format pdf
     """
-    from tinyproto.cli.report import report_runs
+    from tinyproto.cli.report import print_table, report_runs
     from tinyproto.report.figures.prototypes import Shown
 
+    if table is not None:
+        if json or figures is not None:
+            raise ConfigError(f"--table {table.value} prints a table only; leave out --json and --figures")
+        print_table(paths, out, table, Output(json=True, quiet=quiet))  # words go to standard error
+        return
     report_runs(paths, out, figures, Shown(class_id, client_id), Output(json=json, quiet=quiet), format_=format_)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -17,8 +18,9 @@ from tinyproto.report.figures.prototypes import Shown
 from tinyproto.report.formats import FigureFormat, TableFormat
 from tinyproto.report.page import FEW_SETTINGS, Chapter, Report, figure_style, make_report
 from tinyproto.report.runs import Run, find_runs, read_readable_runs, read_runs
-from tinyproto.report.studies import Setting
+from tinyproto.report.studies import Setting, arrange
 from tinyproto.report.standalone import converter, standalone
+from tinyproto.report.tables import results_table
 from tinyproto.report.verdict import derived_sentence, left_out_sentence
 from tinyproto.report.words import counted, size
 from tinyproto.tracking.run_folder import write_atomic
@@ -72,6 +74,19 @@ def report_runs(
     )
 
 
+def print_table(paths: Sequence[Path], out: Path | None, format_: TableFormat, output: Output) -> None:
+    """Print the table of results alone, or write it to a file."""
+    runs, passed_over = read_readable_runs(find_runs(paths))
+    table = results_table(arrange(runs), format_)
+    for sentence in passed_over:
+        output.say(f"Not in the table: {sentence}")
+    if out is None:
+        sys.stdout.write(table)
+        return
+    _write(out, table)
+    output.say(f"Wrote {out}")
+
+
 def _verdicts(settings: Sequence[Setting]) -> Iterator[str]:
     """Yield all sentences of few settings, the ranking of each of many."""
     for setting in settings:
@@ -123,6 +138,7 @@ def comparison_table(comparison: Comparison, console: Console) -> Table:
     table.caption = (
         f"Accuracy in %, {comparison.statistic_words}{spread}: by own head, nearest global and nearest local "
         f"prototype.{over} Parameters and bytes per round: measured, up and down, all participants."
+        f" {comparison.seeds_note}".rstrip()
     )
     return table
 
@@ -146,5 +162,5 @@ def _table(comparison: Comparison, columns: Sequence[str], deviations: bool) -> 
     for row in comparison.rows:
         cells = table_cells(comparison, row)
         shown = [cells[name] if deviations else cells[name].partition(" ±")[0] for name in columns]
-        table.add_row(escape(row.title), *shown)
+        table.add_row(escape(comparison.marked(row)), *shown)
     return table
