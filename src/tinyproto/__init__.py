@@ -14,16 +14,18 @@ if TYPE_CHECKING:
     from tinyproto import data
     from tinyproto.api import Result, simulate
     from tinyproto.models.split import SplitModel
+    from tinyproto.report.frames import read_run
     from tinyproto.tracking.kept_models import load_client
 
 __version__ = "0.1.0"
-__all__ = ["Result", "SplitModel", "TinyProtoError", "__version__", "data", "load_client", "simulate"]
+__all__ = ["Result", "SplitModel", "TinyProtoError", "__version__", "data", "load_client", "read_run", "simulate"]
 
 _LAZY = {
     "simulate": "tinyproto.api",
     "Result": "tinyproto.api",
     "SplitModel": "tinyproto.models.split",
     "load_client": "tinyproto.tracking.kept_models",
+    "read_run": "tinyproto.report.frames",
 }
 
 
