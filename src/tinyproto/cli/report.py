@@ -18,8 +18,8 @@ from tinyproto.report.figures.prototypes import Shown
 from tinyproto.report.formats import FigureFormat, TableFormat
 from tinyproto.report.page import FEW_SETTINGS, Chapter, Report, figure_style, make_report
 from tinyproto.report.runs import Run, find_runs, read_readable_runs, read_runs
-from tinyproto.report.studies import Setting, arrange
 from tinyproto.report.standalone import converter, standalone
+from tinyproto.report.studies import Setting, arrange
 from tinyproto.report.tables import results_table
 from tinyproto.report.verdict import derived_sentence, left_out_sentence
 from tinyproto.report.words import counted, size

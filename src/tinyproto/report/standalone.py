@@ -66,7 +66,9 @@ def converter(format_: FigureFormat) -> Callable[[str], bytes]:
     except ImportError as error:
         raise ConfigError(f'--format {format_} needs CairoSVG: pip install "tinyproto-fl[figures]"') from error
     except OSError as error:  # CairoSVG finds no libcairo
-        raise ConfigError(f"--format {format_} needs the library cairo, such as libcairo2: {one_line(error)}") from error
+        raise ConfigError(
+            f"--format {format_} needs the library cairo, such as libcairo2: {one_line(error)}"
+        ) from error
     if format_ is FigureFormat.PDF:
         return lambda picture: bytes(cairosvg.svg2pdf(picture.encode()))
     return lambda picture: bytes(cairosvg.svg2png(picture.encode(), scale=PNG_SCALE, background_color="white"))

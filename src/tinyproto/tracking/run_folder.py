@@ -32,7 +32,7 @@ SERVE_FILE = "serve.json"
 FILES = {
     "config.yaml", "environment.json", "federation.json", "rounds.jsonl", "timings.jsonl", "prototypes.safetensors",
     "summary.json", "report.html", "checkpoint", "clients", "cells", "models", SERVE_FILE, "progress.jsonl",
-    "flower",
+    "flower", "tracking",
 }  # fmt: skip
 
 
@@ -80,6 +80,12 @@ class RunFolder:
     def inner(self, *names: str) -> RunFolder:
         """Return a folder inside it with the same kinds of files, such as one cell's; it may not exist yet."""
         return RunFolder(self.path.joinpath(*names))
+
+    @property
+    def run(self) -> Path:
+        """The run folder whose `cells` holds this folder; otherwise this folder itself."""
+        above = self.path.parent.parent
+        return above if self.path.parent.name == "cells" and (above / "config.yaml").is_file() else self.path
 
     def make(self) -> None:
         """Create the folder if it is missing."""

@@ -66,21 +66,22 @@ def summarise(
     }
 
 
-def round_values(result: RoundResult) -> dict[str, dict[str, Any]]:
+def round_values(result: RoundResult) -> dict[str, Any]:
     """Return the numbers of one round by name, for trackers and frames; bytes are those that summary.json counts."""
     record = result.record
     training, evaluation = _cost(record, "training"), _cost(record, "evaluation")
-    sockets = {way: sum(used[way] for used in (result.sockets or {}).values()) for way in WAYS}
-    return {
-        "accuracy": dict(record.accuracy),
-        "client_mean": dict(record.client_mean),
-        "loss": dict(record.loss),
+    values: dict[str, Any] = {
+        "accuracy": record.accuracy,
+        "client_mean": record.client_mean,
+        "loss": record.loss,
         "payload_bytes": {way: training[way].payload for way in WAYS},
         "wire_bytes": {way: training[way].wire for way in WAYS},
         "evaluation_bytes": {way: evaluation[way].wire for way in WAYS},
-        **({} if result.sockets is None else {"socket_bytes": sockets}),
-        "seconds": dict(result.seconds),
+        "seconds": result.seconds,
     }
+    if result.sockets is not None:
+        values["socket_bytes"] = {way: sum(used[way] for used in result.sockets.values()) for way in WAYS}
+    return values
 
 
 def left_out(records: Iterable[RoundRecord]) -> dict[str, Any]:
