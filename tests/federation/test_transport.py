@@ -11,6 +11,7 @@ import pytest
 import tinyproto.federation
 from support_cli import jsonl
 from support_members import TOKEN, small_values, write_arrays, write_join
+from support_trackers import remember
 from tinyproto.config import parse_config
 from tinyproto.federation.channel import Incoming, Outgoing, Pace
 from tinyproto.federation.coordinator import Coordinator
@@ -58,6 +59,24 @@ def test_a_transport_of_three_methods_carries_a_federation(run_folder: Path) -> 
     assert [record["refused"] for record in records] == [{}, {}, {}]
     assert jsonl(run_folder / "progress.jsonl")[-1]["event"] == "finished"
     assert [jsonl(folder / "progress.jsonl")[-1]["event"] for folder in folders.values()] == ["finished"] * 3
+
+
+def test_a_coordinator_tells_its_trackers_each_round_and_warns_once_of_one_that_fails(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing, tracked = remember(monkeypatch, "mlflow", fails_at=2), remember(monkeypatch, "wandb")
+    config = parse_config({**small_values(), "tracking": ["mlflow", "wandb"]}).resolved()
+    (run_folder / "serve.json").write_text(json.dumps({"config": config, "federation": TOKEN}))
+    folders = {}
+    for client in range(3):
+        place = run_folder.parent / f"client-{client}"
+        folders[client] = write_join(place, "small_cnn_a", {"path": str(write_arrays(place / "data.npz", client))})
+    Coordinator(run_folder, InMemory(folders), Pace(poll=0.01)).run()
+    assert (tracked[0].steps, tracked[0].closed) == ([1, 2, 3], [True])
+    assert tracked[0].cell.folder == run_folder / "tracking" / "wandb"
+    assert failing[0].steps == [1]
+    (warned,) = (event for event in jsonl(run_folder / "progress.jsonl") if event["event"] == "warned")
+    assert warned["reason"].startswith("tracking: mlflow failed at round 2")
 
 
 def test_no_part_of_a_federation_knows_its_transport() -> None:

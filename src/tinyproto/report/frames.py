@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tinyproto.config.load import flat
 from tinyproto.errors import RunFolderError
 from tinyproto.report import runs
-from tinyproto.tracking.run_folder import PACKED, lines_kept, reading, record_from
+from tinyproto.tracking.run_folder import PACKED, lines_kept, reading, record_from, sockets_from
 from tinyproto.tracking.summary import RoundResult, round_values
 
 if TYPE_CHECKING:
@@ -52,13 +52,14 @@ def read_run(path: Path | str) -> RunFrames:
 
 
 def _rounds(run: runs.Run) -> Iterator[dict[str, Any]]:
-    seconds = _seconds(run.folder / "timings.jsonl")
+    timings = _timings(run.folder / "timings.jsonl")
     for (label, seed), lines in run.rounds.items():
         for line in lines:
             record = record_from(dict(line))
-            spent = seconds.get((label, seed, record.round), {})
+            timing = timings.get((label, seed, record.round), {})
+            result = RoundResult(record, timing.get("seconds", {}), sockets=sockets_from(timing.get("socket_bytes")))
             counts = {name: len(getattr(record, name)) for name in ("participants", "refused", "dropped", "late")}
-            values = {**counts, **round_values(RoundResult(record, spent))}
+            values = {**counts, **round_values(result)}
             yield {**_cell(run, line), "round": record.round, "closing": record.closing, **_columns(values)}
 
 
@@ -96,10 +97,11 @@ def _columns(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in named.items() if not key.startswith(NO_COLUMN)}
 
 
-def _seconds(file: Path) -> dict[tuple[str, int, int], dict[str, float]]:
-    """Return the seconds of each round; empty for a record that has none."""
+def _timings(file: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
+    """Return the lines of timings.jsonl by label, seed and round; empty for a record without that file."""
     if not file.is_file() and not file.with_name(f"{file.name}{PACKED}").is_file():
         return {}
     with reading(file):
-        lines = [json.loads(line) for line in lines_kept(file).decode("utf-8").splitlines() if line.endswith("}")]
-        return {(line["label"], line["seed"], line["round"]): line["seconds"] for line in lines}
+        *lines, _rest = lines_kept(file).decode("utf-8").split("\n")
+        found = [json.loads(line) for line in lines]
+        return {(line["label"], line["seed"], line["round"]): line for line in found}

@@ -39,8 +39,7 @@ def standalone(picture: str, style: str) -> str:
     styles = _styles(style)
     written = _TAG.sub(lambda tag: _with_attributes(tag, styles), picture)
     written = re.sub(r'href="data:image/png;base64,([^"]+)"', _sharp, written)
-    width, height = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', written)[0]
-    return written.replace("<svg ", f'<svg width="{width}" height="{height}" {_XLINK} ', 1)
+    return re.sub(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', rf'\g<0> width="\1" height="\2" {_XLINK}', written, count=1)
 
 
 def _sharp(address: re.Match[str]) -> str:

@@ -136,7 +136,7 @@ class RunFolder:
         with reading(self.path / "timings.jsonl"):
             timings = self._lines("timings.jsonl", identity)
             return [
-                RoundResult(record, timing["seconds"], sockets=_sockets_from(timing.get("socket_bytes")))
+                RoundResult(record, timing["seconds"], sockets=sockets_from(timing.get("socket_bytes")))
                 for record, timing in zip(records, timings, strict=True)
             ]
 
@@ -251,7 +251,8 @@ def how_to_resume(path: Path) -> str:
     return f"tinyproto serve {path} --resume" if is_federation(path) else f"tinyproto resume {path}"
 
 
-def _sockets_from(columns: dict[str, list[int]] | None) -> dict[int, dict[Direction, int]] | None:
+def sockets_from(columns: dict[str, list[int]] | None) -> dict[int, dict[Direction, int]] | None:
+    """Return the bytes on the network by client, as timings.jsonl has them in columns; None if it has none."""
     if columns is None:
         return None
     return {client: {way: columns[way][row] for way in WAYS} for row, client in enumerate(columns["id"])}
