@@ -42,6 +42,6 @@ def remember(patch: pytest.MonkeyPatch, name: str, *, fails_at: int | None = Non
         runs.append(Remembering(cell, fails_at))
         return runs[-1]
 
-    patch.setitem(tracker_packages.OPEN, name, open_)  # type: ignore[arg-type]
+    patch.setitem(tracker_packages.OPEN, name, open_)
     patch.setitem(trackers.PACKAGES, name, ("json",))
     return runs
