@@ -112,3 +112,20 @@ def test_without_the_package_nothing_is_written_and_the_error_says_what_to_insta
     assert 'pip install "tinyproto-fl[figures]"' in capsys.readouterr().err
     assert not (tmp_path / "f").exists()
     assert not (tmp_path / "run" / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--format", "pdf"), "--format pdf needs --figures"),
+        (("--figures", "run/config.yaml"), "run/config.yaml: it is a file; name a folder"),
+    ],
+)
+def test_a_folder_for_figures_has_to_be_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...],
+    words: str,
+) -> None:  # fmt: skip
+    Made().write(tmp_path / "run")
+    assert in_process(monkeypatch, tmp_path, "report", "run", *arguments) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "run" / "report.html").exists()

@@ -119,8 +119,11 @@ def report(
         typer.Option(metavar="DIR", help="Write every figure into this folder, with its data.", show_default="none"),
     ] = None,
     format_: Annotated[
-        FigureFormat, typer.Option("--format", help="The format of the figures; PDF and PNG need the extra figures.")
-    ] = FigureFormat.SVG,
+        FigureFormat | None,
+        typer.Option(
+            "--format", help="The format of the figures; PDF and PNG need the extra figures.", show_default="svg"
+        ),
+    ] = None,
     class_id: Annotated[
         int | None,
         typer.Option("--class", min=0, help="The class to draw.", show_default="held by most clients"),
@@ -148,12 +151,21 @@ def report(
     from tinyproto.cli.report import print_table, report_runs
     from tinyproto.report.figures.prototypes import Shown
 
+    if format_ is not None and figures is None:
+        raise ConfigError(f"--format {format_.value} needs --figures, the folder to write the figures to")
     if table is not None:
         if json or figures is not None:
             raise ConfigError(f"--table {table.value} prints a table only; leave out --json and --figures")
         print_table(paths, out, table, Output(json=True, quiet=quiet))  # words go to standard error
         return
-    report_runs(paths, out, figures, Shown(class_id, client_id), Output(json=json, quiet=quiet), format_=format_)
+    report_runs(
+        paths,
+        out,
+        figures,
+        Shown(class_id, client_id),
+        Output(json=json, quiet=quiet),
+        format_=format_ or FigureFormat.SVG,
+    )
 
 
 @app.command()

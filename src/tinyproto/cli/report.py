@@ -46,7 +46,9 @@ def report_runs(
     An extension may put a chapter before the studies: `chapter_of` makes it from the runs.
     """
     if figures is not None:
-        converter(format_)  # so that a missing package is told before anything is written
+        converter(format_)  # a missing package is an error before anything is written
+        if figures.is_file():
+            raise RunFolderError(f"cannot write figures to {figures}: it is a file; name a folder")
     folders = find_runs(paths)
     runs, passed_over = read_readable_runs(folders)
     chapter = None if chapter_of is None else chapter_of(runs)
