@@ -74,6 +74,7 @@ def test_a_coordinator_tells_its_trackers_each_round_and_warns_once_of_one_that_
     Coordinator(run_folder, InMemory(folders), Pace(poll=0.01)).run()
     assert (tracked[0].steps, tracked[0].closed) == ([1, 2, 3], [True])
     assert tracked[0].cell.folder == run_folder / "tracking" / "wandb"
+    assert TOKEN not in tracked[0].cell.settings.values()
     assert failing[0].steps == [1]
     (warned,) = (event for event in jsonl(run_folder / "progress.jsonl") if event["event"] == "warned")
     assert warned["reason"].startswith("tracking: mlflow failed at round 2")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tinyproto.config.load import flat
+from tinyproto.config.schema import ConfigModel
 from tinyproto.errors import ConfigError, one_line
 from tinyproto.tracking.run_folder import RunFolder, cell_name
 from tinyproto.tracking.summary import RoundResult, round_values
@@ -117,11 +118,14 @@ def open_trackers(folder: RunFolder, config: Mapping[str, Any], identity: Mappin
 
 
 def _settings(config: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
-    """Return the hyper-parameters of a cell: the config, with its own algorithm and seed only."""
+    """Return the hyper-parameters of a cell: the config, with its own algorithm and seed only.
+
+    A coordinator adds its federation's token to the config, which nobody else should see.
+    """
     (entry,) = (one for one in config["algorithms"] if one["label"] == identity["label"])
-    shared = {key: value for key, value in config.items() if key not in ("algorithms", "seeds", "tracking")}
+    shared = {key: config[key] for key in ConfigModel.model_fields.keys() - {"algorithms", "seeds", "tracking"}}
     values = flat({**shared, "algorithm": entry, "seed": identity["seed"]})
-    named = {key.replace("[", ".").replace("]", ""): value for key, value in values}
+    named = {key.replace("[", ".").replace("]", ""): value for key, value in sorted(values, key=lambda pair: pair[0])}
     return {key: value if isinstance(value, str | int | float) else str(value) for key, value in named.items()}
 
 
