@@ -10,11 +10,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from support_cli import in_process
 from support_report import Made
+from tinyproto.cli.report import print_comparison
 from tinyproto.report.formats import TableFormat
-from tinyproto.report.runs import Run
+from tinyproto.report.runs import Run, read_runs
 from tinyproto.report.studies import arrange
 from tinyproto.report.tables import results_table
 
@@ -122,3 +124,8 @@ def test_the_page_and_the_terminal_mark_fewer_seeds_too(
     assert "FedProto†" in page
     assert "† fewer than 2 seeds." in page
     assert "Local†" not in page
+    (study,) = arrange(read_runs([tmp_path / "first", tmp_path / "more"]))
+    print_comparison(Console(width=150), study.settings[0].comparison, [])
+    shown = capsys.readouterr().out
+    assert "FedProto† " in shown
+    assert "† fewer than 2 seeds." in shown
