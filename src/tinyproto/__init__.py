@@ -14,10 +14,14 @@ if TYPE_CHECKING:
     from tinyproto import data
     from tinyproto.api import Result, simulate
     from tinyproto.models.split import SplitModel
+    from tinyproto.report.frames import read_run
     from tinyproto.trained import TrainedClient, load_client
 
 __version__ = "0.1.0"
-__all__ = ["Result", "SplitModel", "TinyProtoError", "TrainedClient", "__version__", "data", "load_client", "simulate"]
+__all__ = [
+    "Result", "SplitModel", "TinyProtoError", "TrainedClient", "__version__", "data", "load_client", "read_run",
+    "simulate",
+]  # fmt: skip
 
 _LAZY = {
     "simulate": "tinyproto.api",
@@ -25,6 +29,7 @@ _LAZY = {
     "SplitModel": "tinyproto.models.split",
     "TrainedClient": "tinyproto.trained",
     "load_client": "tinyproto.trained",
+    "read_run": "tinyproto.report.frames",
 }
 
 

@@ -28,6 +28,7 @@ from tinyproto.simulation.loop import ClientHost, Loopback, Simulation, make_loo
 from tinyproto.storage.client_files import ClientFiles
 from tinyproto.tracking.run_folder import cell_name
 from tinyproto.tracking.summary import RoundResult
+from tinyproto.tracking.trackers import check_installed
 
 WORTH_WORKERS = 40
 """Rounds, over all cells, from which `workers: auto` starts worker processes, which take about 3 s each to start."""
@@ -66,8 +67,9 @@ class Experiment:
         for cell in self.cells[: len(config.algorithms)]:
             # `auto` defends nothing, since all clients of a simulation are ours
             self.defence = build_defence(cell, self.setup(cell).algorithm, model.robust, "none", participants)
-        if model.keep_models:
-            self._check_model_folders()
+        check_installed(model.tracking)
+        if model.keep_models or model.tracking:
+            self._check_folders("models" if model.keep_models else "tracking")
 
     @property
     def cells(self) -> list[Cell]:
@@ -180,16 +182,16 @@ class Experiment:
             **self.images.facts(),
         }
 
-    def _check_model_folders(self) -> None:
-        """Raise ConfigError if two cells would keep their networks in one folder; some file systems ignore case."""
+    def _check_folders(self, inside: str) -> None:
+        """Raise ConfigError if two cells would write to one folder; some file systems ignore case."""
         labels: dict[str, str] = {}
         for cell in self.cells:
             folder = cell_name(cell.entry.label, cell.seed)
             other = labels.setdefault(folder.casefold(), cell.entry.label)
             if other != cell.entry.label:
                 raise ConfigError(
-                    f"keep_models: networks of {other!r} and of {cell.entry.label!r} would both go to models/{folder}; "
-                    "tell them apart with `label:`"
+                    f"{other!r} and {cell.entry.label!r} would both write to {inside}/{folder}; tell them apart with "
+                    "`label:`"
                 )
 
 

@@ -224,7 +224,7 @@ def test_a_picture_alone_is_shown_with_its_colours(
 
     write_figures(written["one run"][1], tmp_path)
     with Seen(browser, (tmp_path / "rounds-global.svg").as_uri(), scheme="dark") as seen:
-        colour = seen.page.evaluate("getComputedStyle(document.querySelector('.curve')).color")
+        colour = seen.page.evaluate("getComputedStyle(document.querySelector('path[fill=none]')).stroke")
         assert colour not in ("rgb(0, 0, 0)", "rgb(255, 255, 255)")
         assert seen.complaints == []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tinyproto.config.schema import neutral_keys
 
 ON_RESUME = {
-    "train.max_left_out", "train.workers", "train.client_memory", "train.parallel_cells", "keep_models",
+    "train.max_left_out", "train.workers", "train.client_memory", "train.parallel_cells", "keep_models", "tracking",
 }  # fmt: skip
 
 

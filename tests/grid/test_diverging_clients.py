@@ -11,6 +11,7 @@ import pytest
 
 from support_cli import jsonl
 from support_grid import Recording, StopsAfter, assert_same, make_experiment
+from support_report import without_terms
 from tinyproto import grid
 from tinyproto.algorithms import ALGORITHMS
 from tinyproto.cli.report import write_report
@@ -84,7 +85,7 @@ def test_a_run_with_a_diverging_client_ends_well_and_says_so_everywhere(nets: Pa
         assert (ILL in line["participants"]) == (not line["refused"] and not line["closing"])
     reason = records[1]["refused"][str(ILL)]
     assert reason == "training diverged at client 1 in round 2 (loss cross_entropy is nan); lower train.learning_rate"
-    page = write_report([folder], nets / "report.html").read_text()
+    page = without_terms(write_report([folder], nets / "report.html").read_text())
     assert "Local, seed 0: client 1 in rounds 2–3: training diverged at client 1 in round 2 (loss" in page
 
 

@@ -309,6 +309,6 @@ def test_labels_that_name_one_folder_are_refused_before_anything_is_trained(
     tmp_path: Path, labels: tuple[str, str]
 ) -> None:
     entries = ", ".join(f"{{name: local, label: {label}}}" for label in labels)
-    with pytest.raises(ConfigError, match=rf"networks of '{labels[0]}' and of '{labels[1]}' would both go to models/"):
+    with pytest.raises(ConfigError, match=rf"'{labels[0]}' and '{labels[1]}' would both write to models/"):
         experiment(tmp_path, f"algorithms=[{entries}]")
     assert experiment(tmp_path, f"algorithms=[{entries}]", "keep_models=false").cells

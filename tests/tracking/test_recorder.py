@@ -18,6 +18,7 @@ def config(**train: Any) -> dict[str, Any]:
 def test_keys_that_do_not_change_results_may_change() -> None:
     check_same_config(config(), config(workers=2, client_memory="1GB", parallel_cells=4, max_left_out=0.9))
     check_same_config(config(), {**config(), "keep_models": True})
+    check_same_config(config(), {**config(), "tracking": ["tensorboard", "mlflow"]})
 
 
 @pytest.mark.parametrize("changed", [{"rounds": 7}, {"device": "cuda"}, {"trainer": "graphed"}, {"precision": "exact"}])

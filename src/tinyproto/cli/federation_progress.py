@@ -75,7 +75,7 @@ class FederationProgress(Bars):
     def _damaged(self, event: dict[str, Any]) -> None:
         self.output.say(event["reason"])
 
-    _again = _damaged
+    _again = _warned = _damaged
 
     def _round(self, event: dict[str, Any]) -> None:
         name = "closing" if event.get("closing") else f"round {event['round']}"

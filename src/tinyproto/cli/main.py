@@ -19,6 +19,7 @@ from tinyproto.cli.options import ConfigFile, Json, Live, Overrides, Quiet, Runs
 from tinyproto.cli.predict import export, predict
 from tinyproto.cli.terminal import Output
 from tinyproto.errors import ConfigError, Interrupted, TinyProtoError
+from tinyproto.report.formats import FigureFormat, TableFormat
 
 USER_ERROR = 2
 
@@ -110,11 +111,23 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="The file to write.", show_default="RUN/report.html; ./report.html for several runs"),
+        typer.Option(
+            "--out", "-o", help="The file to write.", show_default="RUN/report.html; ./report.html for several runs"
+        ),
+    ] = None,
+    table: Annotated[
+        TableFormat | None,
+        typer.Option(help="Instead of the page, print the table of results for a paper.", show_default=False),
     ] = None,
     figures: Annotated[
         Path | None,
-        typer.Option(help="Also write every figure as .svg and .csv into this folder.", show_default="none"),
+        typer.Option(metavar="DIR", help="Write every figure into this folder, with its data.", show_default="none"),
+    ] = None,
+    format_: Annotated[
+        FigureFormat | None,
+        typer.Option(
+            "--format", help="The format of the figures; PDF and PNG need the extra figures.", show_default="svg"
+        ),
     ] = None,
     class_id: Annotated[
         int | None,
@@ -137,11 +150,27 @@ def report(
 
     - tinyproto report runs/quickstart
     - tinyproto report runs/a runs/b --out comparison.html --figures figures
+    - tinyproto report runs/quickstart --table latex -o table.tex
+    - tinyproto report runs/quickstart --figures figures --format pdf
     """
-    from tinyproto.cli.report import report_runs
+    from tinyproto.cli.report import print_table, report_runs
     from tinyproto.report.figures.prototypes import Shown
 
-    report_runs(paths, out, figures, Shown(class_id, client_id), Output(json=json, quiet=quiet))
+    if format_ is not None and figures is None:
+        raise ConfigError(f"--format {format_.value} needs --figures, the folder to write the figures to")
+    if table is not None:
+        if json or figures is not None:
+            raise ConfigError(f"--table {table.value} prints a table only; leave out --json and --figures")
+        print_table(paths, out, table, Output(json=True, quiet=quiet))  # words go to standard error
+        return
+    report_runs(
+        paths,
+        out,
+        figures,
+        Shown(class_id, client_id),
+        Output(json=json, quiet=quiet),
+        format_=format_ or FigureFormat.SVG,
+    )
 
 
 @app.command()

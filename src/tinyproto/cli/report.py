@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -14,10 +15,12 @@ from tinyproto.cli.terminal import Output, plain_table
 from tinyproto.errors import RunFolderError
 from tinyproto.report.compare import RULE_NAMES, SPREAD_WORDS, Comparison, accuracy_columns, table_cells
 from tinyproto.report.figures.prototypes import Shown
+from tinyproto.report.formats import FigureFormat, TableFormat
 from tinyproto.report.page import FEW_SETTINGS, Chapter, Report, figure_style, make_report
 from tinyproto.report.runs import Run, find_runs, read_readable_runs, read_runs
-from tinyproto.report.studies import Setting
-from tinyproto.report.svg import with_style
+from tinyproto.report.standalone import converter, standalone
+from tinyproto.report.studies import Setting, arrange
+from tinyproto.report.tables import results_table
 from tinyproto.report.verdict import derived_sentence, left_out_sentence
 from tinyproto.report.words import counted, size
 from tinyproto.tracking.run_folder import write_atomic
@@ -36,12 +39,16 @@ COSTS = (
 
 def report_runs(
     paths: Sequence[Path], out: Path | None, figures: Path | None, shown: Shown, output: Output,
-    chapter_of: Callable[[Sequence[Run]], Chapter | None] | None = None,
+    chapter_of: Callable[[Sequence[Run]], Chapter | None] | None = None, format_: FigureFormat = FigureFormat.SVG,
 ) -> None:  # fmt: skip
     """Write one page for all runs, by default beside a single run or in this folder for several.
 
     An extension may put a chapter before the studies: `chapter_of` makes it from the runs.
     """
+    if figures is not None:
+        converter(format_)  # a missing package is an error before anything is written
+        if figures.is_file():
+            raise RunFolderError(f"cannot write figures to {figures}: it is a file; name a folder")
     folders = find_runs(paths)
     runs, passed_over = read_readable_runs(folders)
     chapter = None if chapter_of is None else chapter_of(runs)
@@ -49,7 +56,7 @@ def report_runs(
     target = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     _write(target, page.html)
     if figures is not None:
-        write_figures(page, figures)
+        write_figures(page, figures, format_)
     settings = [setting for study in page.studies for setting in study.settings]
     for sentence in [*(() if chapter is None else chapter.verdict), *_verdicts(settings)]:
         output.console.print(f"• {sentence}", markup=False)
@@ -57,7 +64,7 @@ def report_runs(
         output.say(f"Not in the report: {sentence}")
     output.say(f"Wrote {target} ({size(len(page.html.encode()))})")
     if figures is not None:
-        output.say(f"Wrote {counted(len(page.figures), 'figure')} to {figures}, each as .svg and .csv")
+        output.say(f"Wrote {counted(len(page.figures), 'figure')} to {figures}, each as .{format_} and .csv")
     output.result(
         {
             "report": str(target),
@@ -67,6 +74,19 @@ def report_runs(
             **({} if chapter is None else chapter.facts),
         }
     )
+
+
+def print_table(paths: Sequence[Path], out: Path | None, format_: TableFormat, output: Output) -> None:
+    """Print the table of results alone, or write it to a file."""
+    runs, passed_over = read_readable_runs(find_runs(paths))
+    table = results_table(arrange(runs), format_)
+    for sentence in passed_over:
+        output.say(f"Not in the table: {sentence}")
+    if out is None:
+        sys.stdout.write(table)
+        return
+    _write(out, table)
+    output.say(f"Wrote {out}")
 
 
 def _verdicts(settings: Sequence[Setting]) -> Iterator[str]:
@@ -82,21 +102,22 @@ def write_report(folders: Sequence[Path], target: Path) -> Path:
     return target
 
 
-def write_figures(page: Report, folder: Path) -> None:
+def write_figures(page: Report, folder: Path, format_: FigureFormat = FigureFormat.SVG) -> None:
     """Write every figure as a picture with its colours, and as data."""
+    convert, style = converter(format_), figure_style()
     for figure in page.figures:
-        _write(folder / f"{figure.slug}.svg", with_style(figure.svg, figure_style()))
+        _write(folder / f"{figure.slug}.{format_}", convert(standalone(figure.svg, style)))
         _write(folder / f"{figure.slug}.csv", figure.csv())
 
 
-def _write(target: Path, text: str) -> None:
+def _write(target: Path, content: str | bytes) -> None:
     if target.is_dir():
         raise RunFolderError(f"cannot write {target}: it is a folder; name a file")
     if target.parent.is_file():
         raise RunFolderError(f"cannot write {target}: {target.parent} is a file; name a folder")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(target, text)
+        write_atomic(target, content)
     except OSError as error:
         raise RunFolderError(f"cannot write {target}: {error.strerror or error}") from error
 
@@ -121,6 +142,7 @@ def comparison_table(comparison: Comparison, console: Console) -> Table:
     table.caption = (
         f"Accuracy in %, {comparison.statistic_words}{spread}: by own head, nearest global and nearest local "
         f"prototype.{over} Parameters and bytes per round: measured, up and down, all participants."
+        f" {comparison.seeds_note}".rstrip()
     )
     return table
 
@@ -144,5 +166,5 @@ def _table(comparison: Comparison, columns: Sequence[str], deviations: bool) -> 
     for row in comparison.rows:
         cells = table_cells(comparison, row)
         shown = [cells[name] if deviations else cells[name].partition(" ±")[0] for name in columns]
-        table.add_row(escape(row.title), *shown)
+        table.add_row(escape(comparison.marked(row)), *shown)
     return table

@@ -26,6 +26,7 @@ from tinyproto.federation.terms import ServeFile, agree, members, new_token, off
 from tinyproto.report.words import counted
 from tinyproto.tracking.lock import alone_in
 from tinyproto.tracking.run_folder import SERVE_FILE, RunFolder, how_to_resume, is_federation, not_a_run
+from tinyproto.tracking.trackers import check_installed
 
 LOOK_SECONDS = 0.3
 LISTEN, KEYS = "127.0.0.1:8443", Path("keys")
@@ -49,6 +50,7 @@ class ServeOptions:
 def serve_config(options: ServeOptions, output: Output) -> None:
     """Run a federation from a config and keys into a run folder, until clients have completed all rounds."""
     folder, config, before = _source(options)
+    check_installed(config.model.tracking)
     with live_page(options.live, config, folder, output, new=not options.resume) as live:
         _serve(options, output, folder, config, before, live)
         conclude(output, config, folder)

@@ -282,18 +282,18 @@ _Loader.add_implicit_resolver(
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return the dotted keys in which configs differ, with the value in each; None if one has no such key."""
-    flats = [dict(_flat(config)) for config in configs]
+    flats = [dict(flat(config)) for config in configs]
     columns = {key: [values.get(key) for values in flats] for values in flats for key in values}
     return {key: values for key, values in columns.items() if any(value != values[0] for value in values)}
 
 
-def _flat(values: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+def flat(values: Any, place: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every single value with its dotted key."""
     if isinstance(values, Mapping) and values:
         for key, value in values.items():
-            yield from _flat(value, f"{place}.{key}" if place else str(key))
+            yield from flat(value, f"{place}.{key}" if place else str(key))
     elif isinstance(values, list) and values:
         for index, value in enumerate(values):
-            yield from _flat(value, f"{place}[{index}]")
+            yield from flat(value, f"{place}[{index}]")
     else:
         yield place, values

@@ -21,6 +21,7 @@ from tinyproto.data.sources import SOURCES, Progress, Request, part_name, silent
 from tinyproto.engine.client import PrototypeSamples
 from tinyproto.engine.participation import EvaluatedClients
 from tinyproto.engine.training import Precision, TrainerName
+from tinyproto.imports import unknown
 from tinyproto.memory import AUTO
 from tinyproto.wire.values import Download, Rounding, ValueName, WireSettings
 
@@ -30,6 +31,8 @@ Statistic = Literal["best", "last", "last10"]
 Positive = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
+
+TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
 
 NEUTRAL: JsonDict = {"neutral": "run"}
 """Mark of a key that does not change results, or only their rounding; two runs may differ in it."""
@@ -42,6 +45,13 @@ def _all_different(seeds: list[int]) -> list[int]:
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"{seeds} has a seed twice")
     return seeds
+
+
+def _trackers(names: list[str]) -> list[str]:
+    for name in names:
+        if name not in TRACKERS:
+            raise ValueError(unknown("tracker", name, TRACKERS))
+    return list(dict.fromkeys(names))
 
 
 def _folder_name(name: str) -> str:
@@ -408,6 +418,11 @@ class ConfigModel(Section):
         False,
         description="true: keep the final network of each client in the run folder's `models/`; read by `tinyproto "
         "run` and `tinyproto resume`, since in a federation the clients keep their networks",
+        json_schema_extra=NEUTRAL_ON_RESUME,
+    )
+    tracking: Annotated[list[str], AfterValidator(_trackers)] = Field(
+        [],
+        description=f"trackers that are told each round, into the run folder's `tracking/`: {', '.join(TRACKERS)}",
         json_schema_extra=NEUTRAL_ON_RESUME,
     )
 

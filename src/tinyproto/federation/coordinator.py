@@ -6,6 +6,7 @@ checkpoint/) and `progress.jsonl`, which lists every event as it happens.
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,10 @@ class Coordinator:
         if self.folder.read_results():
             self.journal.tell("finished", rounds=self.terms.train.rounds)
             return
-        recorder = self._begin()
+        with closing(self._begin()) as recorder:
+            self._run(recorder)
+
+    def _run(self, recorder: CellRecorder) -> None:
         total = self.terms.train.rounds
         self.journal.tell("started", algorithm=self.cell.entry.label, clients=self.terms.clients,
                           rounds=total, done=len(recorder.rounds))  # fmt: skip
@@ -98,7 +102,11 @@ class Coordinator:
             raise RunFolderError(f"{folder.path} holds a federation that is under way; --resume continues it")
         next_round = 1 if checkpoint is None else checkpoint.position.next_round
         recorder = CellRecorder(folder, self._begun_with, self.cell.identity, self.server)
-        recorder.resume(checkpoint, lambda words: self.journal.tell("damaged", reason=words, round=next_round))
+        recorder.resume(
+            checkpoint,
+            tell=lambda words: self.journal.tell("damaged", reason=words, round=next_round),
+            warn=lambda words: self.journal.tell("warned", reason=words),
+        )
         if not folder.size("config.yaml"):
             folder.write_config(stated(self.config.resolved()))
         if not folder.size("environment.json"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,14 @@ def _run(
         folder, config.resolved(), cell.identity, simulation.server, simulation.host,
         config.model.checkpoint.every_seconds,
     )  # fmt: skip
+    with closing(recorder):
+        return _recorded(experiment, cell, folder, observer, simulation, recorder)
+
+
+def _recorded(
+    experiment: Experiment, cell: Cell, folder: RunFolder, observer: Observer, simulation: Simulation,
+    recorder: CellRecorder,
+) -> dict[str, Any]:  # fmt: skip
     checkpoint = load_newest(folder.checkpoints, folder.clients)
     recorder.resume(checkpoint, lambda words: observer.told(f"{cell.title}: {words}"))
     observer.started(cell, len(recorder.rounds))

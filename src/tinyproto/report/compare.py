@@ -44,6 +44,7 @@ class Row:
     absences: Mapping[str, float] = field(default_factory=dict)  # dropped, late, empty_rounds: means over seeds
     left_out: int = 0  # client-rounds left out, over all seeds
     real: bool = False  # of a federation whose clients are elsewhere
+    seeds: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,24 @@ class Comparison:
     def has_deviations(self) -> bool:
         """Return True if any row has more than one seed."""
         return any(spread and spread.count > 1 for row in self.rows for spread in row.accuracy.values())
+
+    @property
+    def most_seeds(self) -> int:
+        """Return the number of seeds of the method with the most."""
+        return max((len(row.seeds) for row in self.rows), default=0)
+
+    def has_fewer(self, row: Row) -> bool:
+        """Return True if a method has fewer seeds than another one."""
+        return len(row.seeds) < self.most_seeds
+
+    def marked(self, row: Row) -> str:
+        """Return the title of a method, with a dagger if it has fewer seeds."""
+        return f"{row.title}†" if self.has_fewer(row) else row.title
+
+    @property
+    def seeds_note(self) -> str:
+        """Explain the dagger; empty if all methods have as many seeds."""
+        return f"† fewer than {self.most_seeds} seeds." if any(map(self.has_fewer, self.rows)) else ""
 
     def row(self, algorithm: str) -> Row | None:
         """Return the first row of an algorithm, or None."""
@@ -145,6 +164,7 @@ def _row(results: Sequence[Mapping[str, Any]], titles: Mapping[str, str], statis
         absences={name: statistics.fmean(one.get(name, 0) for one in absences) for name in _keys(absences)},
         left_out=sum(result.get("left_out", 0) for result in results),
         real=any(map(is_real, results)),
+        seeds=[result["seed"] for result in results],
     )
 
 

@@ -219,7 +219,7 @@ def _differences(study: Study) -> str:
 def _table(setting: Setting) -> str:
     comparison = setting.comparison
     cells = [table_cells(comparison, row) for row in comparison.rows]
-    rows = [[row.title, *found.values()] for row, found in zip(comparison.rows, cells, strict=True)]
+    rows = [[comparison.marked(row), *found.values()] for row, found in zip(comparison.rows, cells, strict=True)]
     strong = [1 + list(RULE_NAMES).index(comparison.headline_rule(row)) for row in comparison.rows]
     caption = (
         f"Accuracy in %, {comparison.statistic_words}{f', {SPREAD_WORDS}' if comparison.has_deviations else ''}: by "
@@ -227,6 +227,7 @@ def _table(setting: Setting) -> str:
         "over Local by its better rule. Parameters and bytes per round are measured, up and down, for all clients; "
         "“formula” is the paper's Table 2."
         f"{' “socket” is the traffic on the network, polling included.' if 'socket' in cells[0] else ''}"
+        f" {comparison.seeds_note}".rstrip()
     )
     return html.table(["algorithm", *cells[0]], rows, strong) + html.paragraph(caption, "quiet")
 

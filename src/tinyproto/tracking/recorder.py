@@ -15,6 +15,7 @@ from tinyproto.storage.checkpoint import Checkpoint, Position, restore_server, s
 from tinyproto.storage.client_files import Stored
 from tinyproto.tracking.run_folder import RunFolder
 from tinyproto.tracking.summary import RoundResult
+from tinyproto.tracking.trackers import Trackers, Warn, open_trackers
 
 
 class StoredClients(Protocol):
@@ -45,9 +46,13 @@ class CellRecorder:
         self._every = every_seconds
         self._last = time.monotonic()
         self._first = 1
+        self._trackers = Trackers()  # opened by `resume`
 
-    def resume(self, checkpoint: Checkpoint | None, tell: Callable[[str], None]) -> None:
-        """Put files, server and clients where the checkpoint was taken; without one, start from round 1."""
+    def resume(self, checkpoint: Checkpoint | None, tell: Callable[[str], None], warn: Warn | None = None) -> None:
+        """Put files, server and clients where the checkpoint was taken; without one, start from round 1.
+
+        `tell` is told about damaged checkpoints, `warn` about trackers that fail; by default it is the same function.
+        """
         accept_checkpoint(self._folder, checkpoint, self._config, tell)
         position = Position.beginning(self._config) if checkpoint is None else checkpoint.position
         self._folder.cut("rounds.jsonl", position.rounds_bytes)
@@ -56,13 +61,18 @@ class CellRecorder:
             restore_server(self._server, checkpoint)
             if self._clients is not None:
                 self._clients.restore(checkpoint.clients)
-            self.rounds = [result.for_summary() for result in self._folder.read_rounds(self._identity)]
+        recorded = [] if checkpoint is None else self._folder.read_rounds(self._identity)
+        self._trackers = open_trackers(self._folder, self._config, self._identity, warn or tell)
+        for result in recorded:
+            self._trackers.log(result)
+        self.rounds = [result.for_summary() for result in recorded]
         self._first = len(self.rounds) + 1
 
     def append(self, result: RoundResult) -> Derived:
         """Append one round to the files; return what the algorithm derived, if this is the first round run now."""
         self._folder.append_round(self._identity, result)
         self.rounds.append(result.for_summary())
+        self._trackers.log(result)
         record = result.record
         return self._server.derived(record.participants) if record.round == self._first and record.participants else {}
 
@@ -76,7 +86,12 @@ class CellRecorder:
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write summary.json, which marks the cell as completed."""
+        self._trackers.finish(result)
         self._folder.write_results([dict(result)])
+
+    def close(self) -> None:
+        """Close the trackers of a cell that was not completed; no-op after `finish`."""
+        self._trackers.close()
 
 
 def accept_checkpoint(
@@ -106,7 +121,9 @@ def check_same_config(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise CheckpointError if a run would resume with another config, neutral keys aside."""
     changed = differences([completed(then), completed(now)])
     changes = [
-        f"{key}: {old!r} → {new!r}" for key, (old, new) in changed.items() if key not in neutral_keys(on_resume=True)
+        f"{key}: {old!r} → {new!r}"
+        for key, (old, new) in changed.items()
+        if key.partition("[")[0] not in neutral_keys(on_resume=True)
     ]
     if changes:
         raise CheckpointError(

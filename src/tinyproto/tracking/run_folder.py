@@ -32,7 +32,7 @@ SERVE_FILE = "serve.json"
 FILES = {
     "config.yaml", "environment.json", "federation.json", "rounds.jsonl", "timings.jsonl", "prototypes.safetensors",
     "summary.json", "report.html", "checkpoint", "clients", "cells", "models", SERVE_FILE, "progress.jsonl",
-    "flower",
+    "flower", "tracking",
 }  # fmt: skip
 
 
@@ -80,6 +80,12 @@ class RunFolder:
     def inner(self, *names: str) -> RunFolder:
         """Return a folder inside it with the same kinds of files, such as one cell's; it may not exist yet."""
         return RunFolder(self.path.joinpath(*names))
+
+    @property
+    def run(self) -> Path:
+        """The run folder whose `cells` holds this folder; otherwise this folder itself."""
+        above = self.path.parent.parent
+        return above if self.path.parent.name == "cells" and (above / "config.yaml").is_file() else self.path
 
     def make(self) -> None:
         """Create the folder if it is missing."""
@@ -130,7 +136,7 @@ class RunFolder:
         with reading(self.path / "timings.jsonl"):
             timings = self._lines("timings.jsonl", identity)
             return [
-                RoundResult(record, timing["seconds"], sockets=_sockets_from(timing.get("socket_bytes")))
+                RoundResult(record, timing["seconds"], sockets=sockets_from(timing.get("socket_bytes")))
                 for record, timing in zip(records, timings, strict=True)
             ]
 
@@ -253,7 +259,8 @@ def how_to_resume(path: Path) -> str:
     return f"tinyproto serve {path} --resume" if is_federation(path) else f"tinyproto resume {path}"
 
 
-def _sockets_from(columns: dict[str, list[int]] | None) -> dict[int, dict[Direction, int]] | None:
+def sockets_from(columns: dict[str, list[int]] | None) -> dict[int, dict[Direction, int]] | None:
+    """Return the bytes on the network by client, as timings.jsonl has them in columns; None if it has none."""
     if columns is None:
         return None
     return {client: {way: columns[way][row] for way in WAYS} for row, client in enumerate(columns["id"])}
@@ -282,12 +289,12 @@ def lines_kept(file: Path) -> bytes:
     return gzip.decompress(packed.read_bytes()) if packed.is_file() and not file.is_file() else file.read_bytes()
 
 
-def write_atomic(file: Path, text: str, mode: int = 0o666) -> None:
+def write_atomic(file: Path, content: str | bytes, mode: int = 0o666) -> None:
     """Write a file completely, or leave it as it was; it has its mode from the first byte on."""
     partial = file.with_name(_partial(file.name))
     partial.unlink(missing_ok=True)
     partial.touch(mode)
-    partial.write_text(text, encoding="utf-8")
+    partial.write_bytes(content.encode() if isinstance(content, str) else content)
     partial.replace(file)
 
 

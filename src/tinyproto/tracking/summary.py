@@ -66,6 +66,24 @@ def summarise(
     }
 
 
+def round_values(result: RoundResult) -> dict[str, Any]:
+    """Return the numbers of one round by name, for trackers and frames; bytes are those that summary.json counts."""
+    record = result.record
+    training, evaluation = _cost(record, "training"), _cost(record, "evaluation")
+    values: dict[str, Any] = {
+        "accuracy": record.accuracy,
+        "client_mean": record.client_mean,
+        "loss": record.loss,
+        "payload_bytes": {way: training[way].payload for way in WAYS},
+        "wire_bytes": {way: training[way].wire for way in WAYS},
+        "evaluation_bytes": {way: evaluation[way].wire for way in WAYS},
+        "seconds": result.seconds,
+    }
+    if result.sockets is not None:
+        values["socket_bytes"] = {way: sum(used[way] for used in result.sockets.values()) for way in WAYS}
+    return values
+
+
 def left_out(records: Iterable[RoundRecord]) -> dict[str, Any]:
     """Count the answers that were left out: `left_out` over all rounds, `left_out_clients` for each client."""
     counts = Counter(client for record in records for client in record.refused)
