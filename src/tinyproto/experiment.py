@@ -17,7 +17,8 @@ from tinyproto.config.load import Config
 from tinyproto.core.streams import one_thread
 from tinyproto.core.task import Trainer, batch_sizes
 from tinyproto.data.images import FederatedData, Images
-from tinyproto.data.partition import holdings
+from tinyproto.data.normalise import with_statistics
+from tinyproto.data.partition import holdings, train_rows
 from tinyproto.data.sources import SOURCES, Progress, silent
 from tinyproto.engine.participation import participant_count, read_trace
 from tinyproto.engine.training import Choice, choose, make_trainer
@@ -47,14 +48,16 @@ class Experiment:
         model = config.model
         self.device = resolve_device(model.train.device)
         self._has_objects = images is not None
-        self.images = SOURCES[model.data.name].load(model.data.request(progress)) if images is None else images
-        shares = model.partition.asked().shares(self.images.labels.numpy())
+        raw = SOURCES[model.data.name].load(model.data.request(progress)) if images is None else images
+        shares = model.partition.asked().shares(raw.labels.numpy())
+        self.images = with_statistics(raw, train_rows(shares))
         self.data = FederatedData(self.images, shares, model.evaluate.scope)
         asked = model.train.dropout
         self.dropout = read_trace(Path(asked).expanduser(), self.data.num_clients) if isinstance(asked, str) else asked
         self.shape = ModelShape(
-            self.images.input_shape, model.prototypes.dim, self.images.num_classes, model.train.head_dropout
-        )
+            self.images.input_shape, model.prototypes.dim, self.images.num_classes, model.train.head_dropout,
+            self.images.vocabulary,
+        )  # fmt: skip
         with one_thread():
             for entry in model.models:
                 rehearse_training(build_model(entry, self.shape, seed=0), entry_name(entry), self.shape)
@@ -73,7 +76,8 @@ class Experiment:
 
     def setup(self, cell: Cell) -> Setup:
         """Build what the server and the clients of a cell share."""
-        return build_setup(self.config.model, cell, self.images.num_classes, self.images.input_shape)
+        images = self.images
+        return build_setup(self.config.model, cell, images.num_classes, images.input_shape, images.vocabulary)
 
     def loopback(
         self, cell: Cell, folder: Path | None = None, only: Collection[int] | None = None, memory: int | None = None
@@ -100,8 +104,8 @@ class Experiment:
         """Return the cell's entry of summary.json."""
         return summarise_cell(
             cell, self.config.model, simulation.server, rounds, dataset=self.images.name,
-            num_clients=self.data.num_clients, classes_held=(self.data.counts > 0).sum(1).tolist(),
-            peak_memory=simulation.peak_memory,
+            class_names=self.images.class_names, num_clients=self.data.num_clients,
+            classes_held=(self.data.counts > 0).sum(1).tolist(), peak_memory=simulation.peak_memory,
         )  # fmt: skip
 
     def _trainer(self) -> Trainer:
@@ -166,15 +170,14 @@ class Experiment:
         return holdings(self.images.labels.numpy(), self.data.shares, self.images.num_classes)
 
     def facts_of_model(self, cell: Cell, client: int) -> dict[str, Any]:
-        """Return whose network it is, what it takes to build it again, and its input: pixel · scale + shift."""
+        """Return whose network it is, what it takes to build it again, and its input: raw · scale + shift."""
         models = self.config.model.models
         return {
             **cell.identity,
             "client": client,
             "network": entry_name(models[client % len(models)]),
             **asdict(self.shape),
-            "scale": self.images.scale,
-            "shift": self.images.shift,
+            **self.images.facts,
         }
 
     def _check_model_folders(self) -> None:

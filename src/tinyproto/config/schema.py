@@ -15,7 +15,8 @@ from tinyproto.algorithms.defence import Defence, DefenceName
 from tinyproto.core.masks import MaskKind
 from tinyproto.core.sizes import bytes_of
 from tinyproto.core.task import LastBatch
-from tinyproto.data.images import CountedSamples, TestScope
+from tinyproto.data.images import CountedSamples, Dtype, TestScope
+from tinyproto.data.normalise import Normalise
 from tinyproto.data.partition import KEYS_OF_KIND, REQUIRED, Partition, PartitionKind
 from tinyproto.data.sources import SOURCES, Progress, Request, part_name, silent
 from tinyproto.engine.client import PrototypeSamples
@@ -38,10 +39,10 @@ NEUTRAL_ON_RESUME: JsonDict = {"neutral": "resume"}
 """Mark of a result-neutral key that may also differ between the start of a run and its resumption."""
 
 
-def _all_different(seeds: list[int]) -> list[int]:
-    if len(set(seeds)) < len(seeds):
-        raise ValueError(f"{seeds} has a seed twice")
-    return seeds
+def _all_different(values: list[Any]) -> list[Any]:
+    if len(set(values)) < len(values):
+        raise ValueError(f"{values} has a value twice")
+    return values
 
 
 def _folder_name(name: str) -> str:
@@ -67,12 +68,24 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
+class NormaliseSection(Section):
+    """Constants of normalisation: a network sees (raw − mean) / std."""
+
+    mean: float | list[float]
+    std: float | list[float]
+
+
 class DataSection(Section):
     """The dataset."""
 
-    name: str = Field("digits", description="cifar10, cifar100, tiny_imagenet, image_folder, npz, or digits (embedded)")
+    name: str = Field(
+        "digits",
+        description="cifar10, cifar100, tiny_imagenet, image_folder, npz, table, or digits, wine, signals (embedded)",
+    )
     root: str | None = Field(
-        None, description="folder of the dataset's files, or the .npz file; null: `data`; digits needs none"
+        None,
+        description="folder of the dataset's files, or the .npz, .csv or .parquet file; null: `data`; embedded "
+        "datasets need none",
     )
     image_size: Positive | None = Field(
         None, description="image_folder: height and width to resize all images to; null: all images have the same size"
@@ -86,10 +99,29 @@ class DataSection(Section):
     first_classes: Annotated[int, Field(ge=2)] | None = Field(
         None, description="number of classes to use, in the dataset's order; null: all"
     )
+    label: str | None = Field(None, description="table: the column of labels; null: `label`")
+    columns: Annotated[list[str], AfterValidator(_all_different)] | None = Field(
+        None, min_length=1, description="table: the columns of features; null: all others, which have to be numbers"
+    )
+    vocabulary: Annotated[int, Field(ge=2)] | None = Field(
+        None, description="npz, table: inputs are token ids 0 … vocabulary − 1; null: no token ids, or those of the .npz"
+    )
+    normalise: Literal["auto", "none"] | NormaliseSection = Field(
+        "auto",
+        description="auto: pixels to −1 … 1, floats to mean 0 and std 1 of each column or channel, over the training "
+        "samples (in a federation, each client over its own); none: as stored; {mean: …, std: …}: these constants, a "
+        "number or a list each",
+    )
 
     @model_validator(mode="after")
     def _only_what_the_dataset_reads(self) -> DataSection:
-        for key, readers in (("image_size", ("image_folder",)), ("cache", ("tiny_imagenet", "image_folder"))):
+        for key, readers in (
+            ("image_size", ("image_folder",)),
+            ("cache", ("tiny_imagenet", "image_folder")),
+            ("label", ("table",)),
+            ("columns", ("table",)),
+            ("vocabulary", ("npz", "table")),
+        ):
             if getattr(self, key) is not None and self.name not in readers:
                 raise ValueError(f"{key} is read by {' and '.join(readers)}, not by {self.name}; remove it")
         asked, most = self.first_classes, self._known_classes
@@ -106,12 +138,23 @@ class DataSection(Section):
     @property
     def dataset(self) -> str:
         """Return the dataset's name in results, if its files are complete."""
+        if self.name in ("image_folder", "npz", "table") and self.root is not None:
+            path = Path(self.root).expanduser().resolve()
+            return part_name(path.name if self.name == "image_folder" else path.stem, self.first_classes)
         return self.name if self.first_classes == self._known_classes else part_name(self.name, self.first_classes)
 
     def request(self, progress: Progress = silent) -> Request:
         """Return the arguments of the dataset's source."""
         root, cache = (None if path is None else Path(path).expanduser() for path in (self.root, self.cache))
-        return Request(root, cache, self.image_size, progress, self.first_classes)
+        return Request(
+            root, cache, self.image_size, progress, self.first_classes, self.label or "label",
+            None if self.columns is None else tuple(self.columns), self.vocabulary, self.normalisation,
+        )  # fmt: skip
+
+    @property
+    def normalisation(self) -> Normalise:
+        """Return `normalise` in plain values."""
+        return self.normalise if isinstance(self.normalise, str) else self.normalise.model_dump()
 
 
 class PartitionSection(Section):
@@ -353,7 +396,13 @@ class FederationSection(Section):
         None, description="K; null: the length of `classes`, or the number of classes of the dataset in `data`"
     )
     input_shape: list[Positive] | None = Field(
-        None, min_length=3, max_length=3, description="[channels, height, width]; null: those of the dataset in `data`"
+        None,
+        min_length=1,
+        description="shape of a sample, such as [channels, height, width]; null: that of the dataset in `data`, or the "
+        "number of `data.columns`",
+    )
+    dtype: Dtype | None = Field(
+        None, description="type of the clients' inputs: images, values, token ids; null: that of the dataset in `data`"
     )
     quorum: float = Field(
         0.5, gt=0, le=1, description="fraction of a round's participants whose valid replies a round needs"

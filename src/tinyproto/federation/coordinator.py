@@ -181,6 +181,7 @@ class Coordinator:
         known = self.terms.prototypes.counted_samples == "all" and len(infos) >= self.terms.clients
         return summarise_cell(
             self.cell, self.config.model, self.server, rounds, dataset=self.config.model.data.dataset,
-            num_clients=self.terms.clients, peak_memory=self.peak_memory.read(),
+            class_names=self.terms.classes, num_clients=self.terms.clients,
+            peak_memory=self.peak_memory.read(),
             classes_held=[info.counted_classes for info in infos] if known else None,
         )  # fmt: skip

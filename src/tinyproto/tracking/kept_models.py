@@ -57,7 +57,10 @@ def load_client(run: Path | str, label: str, seed: int, client: int) -> SplitMod
     facts, tensors = _read(file) if file.is_file() else ({}, {})
     if (facts.get("label"), facts.get("seed")) != (label, seed):  # two labels may share a folder
         raise RunFolderError(_why_not(folder, label, seed, client))
-    shape = ModelShape(tuple(facts["input_shape"]), facts["proto_dim"], facts["num_classes"], facts["head_dropout"])
+    shape = ModelShape(
+        tuple(facts["input_shape"]), facts["proto_dim"], facts["num_classes"], facts["head_dropout"],
+        facts.get("vocabulary"),
+    )  # fmt: skip
     model = build_model(facts["network"], shape, seed=0)
     try:
         model.load_state_dict(tensors)
