@@ -14,8 +14,9 @@ from pydantic import TypeAdapter
 
 from tinyproto.algorithms import ALGORITHMS, AlgorithmSpec
 from tinyproto.config.algorithms import FROM_PROTOTYPES
+from tinyproto.config.data_section import NEUTRAL
 from tinyproto.config.presets import PRESETS, Preset
-from tinyproto.config.schema import NEUTRAL, NEUTRAL_ON_RESUME, ConfigModel
+from tinyproto.config.schema import NEUTRAL_ON_RESUME, ConfigModel
 from tinyproto.data.sources import SOURCES
 from tinyproto.models import NETWORKS
 from tinyproto.models.build import SMALL_IMAGES

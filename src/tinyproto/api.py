@@ -86,8 +86,7 @@ def simulate(
     images = load(data) if isinstance(data, str) else data
     if not isinstance(images, Images):
         raise ConfigError(
-            "data has to come from tinyproto.data.load, from_arrays or from_dataset, not be a "
-            f"{type(data).__name__}"
+            f"data has to come from tinyproto.data.load, from_arrays or from_dataset, not be a {type(data).__name__}"
         )
     if not isinstance(settings, Mapping | None):
         raise ConfigError(f"settings has to be a mapping of sections to keys and values, not {settings!r}")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 
-from tinyproto.config.schema import DataSection, PartitionSection, Positive, Section
+from tinyproto.config.data_section import DataSection, PartitionSection, Positive, Section
 from tinyproto.data.images import FederatedData, Images
 from tinyproto.data.normalise import with_normalisation, with_statistics
 from tinyproto.data.partition import Share, split_part, train_rows
@@ -158,7 +158,7 @@ def _from_table(path: Path, client: int, inputs: InputTerms | None) -> Samples:
     images = tables.table_images(table, asked)
     rows = np.arange(len(images))
     if SPLIT not in table:
-        return Samples(images, split_part(rows, TRAIN_FRACTION, np.random.RandomState(client)), path)  # noqa: NPY002
+        return Samples(images, split_part(rows, TRAIN_FRACTION, np.random.RandomState(client)), path)
     parts = np.array([str(part).strip() for part in table[SPLIT]])
     strange = sorted(set(parts) - {"train", "test"})
     if strange:

@@ -20,16 +20,9 @@ from tinyproto.algorithms.auxiliary import SMALLEST
 from tinyproto.algorithms.base import FederationSpec
 from tinyproto.algorithms.exchange import smallest
 from tinyproto.builder import Cell, Setup, build_setup
+from tinyproto.config.data_section import NormaliseSection, Positive, Section
 from tinyproto.config.load import Config, parse_config
-from tinyproto.config.schema import (
-    NormaliseSection,
-    Positive,
-    PresetName,
-    PrototypesSection,
-    Section,
-    Seed,
-    WireSection,
-)
+from tinyproto.config.schema import PresetName, PrototypesSection, Seed, WireSection
 from tinyproto.core.task import LastBatch
 from tinyproto.data.images import Dtype
 from tinyproto.data.normalise import Normalise

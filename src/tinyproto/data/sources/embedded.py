@@ -21,7 +21,7 @@ WINE_COLUMNS = (
 WINES = ("class_0", "class_1", "class_2")
 
 WAVES = ("sine", "square", "sawtooth", "rising", "falling", "burst")
-PER_WAVE, LENGTH = 300, 64
+PER_WAVE, LENGTH = 150, 64
 
 
 def load_digits(request: Request) -> Images:
@@ -44,7 +44,7 @@ def load_wine(request: Request) -> Images:
 
 
 def load_signals(request: Request) -> Images:
-    """Draw 1 800 noisy signals of one channel and 64 steps; the class is the form of the wave."""
+    """Draw 900 noisy signals of one channel and 64 steps; the class is the form of the wave."""
     random = np.random.RandomState(0)  # noqa: NPY002: its draws never change between releases of numpy
     labels = np.tile(np.arange(len(WAVES)), PER_WAVE)
     shared = SharedPixels.holding(np.stack([_wave(WAVES[label], random) for label in labels])[:, None])
