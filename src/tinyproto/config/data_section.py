@@ -20,6 +20,7 @@ NEUTRAL: JsonDict = {"neutral": "run"}
 
 
 def all_different(values: list[Any]) -> list[Any]:
+    """Return the list; raise a ValueError if it has a value twice."""
     if len(set(values)) < len(values):
         raise ValueError(f"{values} has a value twice")
     return values
@@ -68,7 +69,7 @@ class DataSection(Section):
     )
     vocabulary: Annotated[int, Field(ge=2)] | None = Field(
         None,
-        description="npz, table: inputs are token ids 0 … vocabulary − 1; null: no token ids, or those of the .npz",
+        description="npz, table: inputs are token ids 0 … vocabulary − 1; null: none, or those of the .npz",
     )
     normalise: Literal["auto", "none"] | NormaliseSection = Field(
         "auto",

@@ -233,8 +233,8 @@ def _inputs(config: Config) -> InputTerms:
     dtype = section.dtype or ("int64" if data.vocabulary is not None else source.dtype)
     if (dtype == "int64") != (data.vocabulary is not None):
         raise ConfigError(
-            "federation.dtype int64 and data.vocabulary go together: token ids, and the number of them that all clients "
-            f"agree on; federation.dtype is {dtype}, data.vocabulary {data.vocabulary or 'null'}"
+            "federation.dtype int64 (token ids) and data.vocabulary (their number, which all clients agree on) go "
+            f"together; the type is {dtype}, data.vocabulary is {data.vocabulary or 'null'}"
         )
     return InputTerms(
         dtype=dtype,

@@ -38,7 +38,7 @@ def small_cnn1d(
     input_shape: tuple[int, ...], proto_dim: int, num_classes: int, channels: Sequence[int], *, kernel: int = 5,
     batch_norm: bool = False,
 ) -> SplitModel:  # fmt: skip
-    """Stack convolutions over time with max-pooling by 2 after each, then a layer to d; inputs are (channels, steps)."""
+    """Stack convolutions over (channels, steps) with max-pooling by 2 after each, then a layer to d."""
     if len(input_shape) != 2:
         raise ModelError(f"it takes signals (channels, steps), not samples of shape {input_shape}")
     layers: list[nn.Module] = []
