@@ -153,7 +153,7 @@ _VARIANTS = {
     "small_mlp_a": "Build an MLP with one layer of 64, for tables and any floats.",
     "small_mlp_b": "Build an MLP with layers of 128 and 64, for tables and any floats.",
     "small_cnn1d_a": "Build two convolutions over time, 16 and 32 channels, for signals (channels, steps).",
-    "small_cnn1d_b": "Build three convolutions over time with batch normalisation, 16, 32 and 32 channels, for signals.",
+    "small_cnn1d_b": "Build three convolutions over time with batch normalisation, 16, 32 and 32 channels.",
     "small_text_a": "Build an embedding of 64 and its mean, for token ids (length,); id 0 is padding.",
     "small_text_b": "Build the same with a convolution over three neighbours.",
     "shufflenet_v2_x0_5": "Build ShuffleNetV2 ×0.5 with d features.",
