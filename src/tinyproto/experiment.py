@@ -170,14 +170,14 @@ class Experiment:
         return holdings(self.images.labels.numpy(), self.data.shares, self.images.num_classes)
 
     def facts_of_model(self, cell: Cell, client: int) -> dict[str, Any]:
-        """Return whose network it is, what it takes to build it again, and its input: raw · scale + shift."""
+        """Return whose network it is, what it takes to build it again, and what its classes and inputs are."""
         models = self.config.model.models
         return {
             **cell.identity,
             "client": client,
             "network": entry_name(models[client % len(models)]),
             **asdict(self.shape),
-            **self.images.facts,
+            **self.images.facts(),
         }
 
     def _check_model_folders(self) -> None:

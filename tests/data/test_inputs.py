@@ -132,12 +132,13 @@ def test_an_npz_file_holds_any_of_them(values: Any, tmp_path: Path) -> None:
 def test_a_child_process_gets_them_with_all_facts(values: Any, tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", x=values, y=LABELS, class_names=np.array(["a", "b", "c", "d"]))
     images = with_statistics(load("npz", tmp_path / "mine.npz"), np.arange(20))
-    request = SharedDataset(images).request({})
+    handover = SharedDataset(images)
+    request = handover.request({})
     for part in ("pixels", "labels"):  # a child inherits copies of the descriptors
         request.head[part]["descriptor"] = os.dup(request.head[part]["descriptor"])
     received = received_dataset(request)
     assert received is not None
-    assert received.facts == images.facts
+    assert received.facts() == images.facts()
     assert torch.equal(seen(received), seen(images))
     assert torch.equal(received.labels, images.labels)
 

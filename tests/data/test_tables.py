@@ -112,7 +112,7 @@ def test_a_parquet_file_is_read_like_a_csv_file(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table(columns), tmp_path / "pets.parquet")
     ours, same = (load("table", path, label="species") for path in (tmp_path / "pets.parquet", write(tmp_path, ROWS)))
     assert np.array_equal(ours.pixels, same.pixels)
-    assert ours.facts == same.facts
+    assert ours.facts() == same.facts()
     parquet.write_table(pyarrow.table({**columns, "age": [1, None, 3]}), tmp_path / "pets.parquet")
     with pytest.raises(DataError, match="column 'age', row 2: missing value"):
         load("table", tmp_path / "pets.parquet", label="species")

@@ -109,10 +109,14 @@ def test_a_table_needs_columns_in_the_terms(tmp_path: Path) -> None:
 
 def test_floats_and_token_ids_have_to_be_what_the_terms_say(tmp_path: Path) -> None:
     floats, ids = np.ones((6, 5), np.float32), np.arange(30).reshape(6, 5)
-    for name, values in (("floats", floats), ("ids", ids)):
-        np.savez(tmp_path / f"{name}.npz", x_train=values, y_train=np.arange(6) % 3)
-    values = {**small_values(), "models": ["small_text_a"]}
-    text = {**values, "data": {"name": "npz", "vocabulary": 40}, "federation": {"num_classes": 3, "input_shape": [5]}}
+    for name, inputs in (("floats", floats), ("ids", ids)):
+        np.savez(tmp_path / f"{name}.npz", x_train=inputs, y_train=np.arange(6) % 3)
+    values: dict[str, Any] = {**small_values(), "models": ["small_text_a"]}
+    text: dict[str, Any] = {
+        **values,
+        "data": {"name": "npz", "vocabulary": 40},
+        "federation": {"num_classes": 3, "input_shape": [5]},
+    }
     assert read(tmp_path / "ids.npz", terms_of(text)).images.vocabulary == 40
     with pytest.raises(Refusal, match="inputs are int64, those of client 0 are float32; convert them"):
         read(tmp_path / "floats.npz", terms_of(text))

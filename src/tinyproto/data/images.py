@@ -137,10 +137,12 @@ class Images:
         """Return how inputs are stored: uint8, float32 or int64."""
         return str(self.pixels.dtype).removeprefix("torch.")
 
-    @property
+    def __len__(self) -> int:
+        return len(self.labels)
+
     def facts(self) -> dict[str, Any]:
-        """Return what a kept network says about the inputs it was trained on."""
-        return {
+        """Return what a trained network has to know of its classes and inputs, as JSON has it."""
+        facts = {
             "dataset": self.name,
             "class_names": self.class_names,
             "input_shape": self.input_shape,
@@ -148,11 +150,8 @@ class Images:
             "scale": self.scale,
             "shift": self.shift,
             "columns": self.columns,
-            "vocabulary": self.vocabulary,
         }
-
-    def __len__(self) -> int:
-        return len(self.labels)
+        return {name: list(fact) if isinstance(fact, tuple) else fact for name, fact in facts.items()}
 
     def class_counts(self, indices: Tensor) -> Tensor:
         """Count the samples at `indices` by class, (K,)."""
