@@ -119,7 +119,9 @@ def _read_parquet(file: Path) -> Columns:
 def _column(table: Columns, name: str, remedy: str) -> Sequence[Any]:
     if name not in table:
         hint = nearest_name(name, table)
-        raise DataError(f"there is no column {name!r}{hint}; it has {', '.join(map(repr, table))}; {remedy}")
+        raise DataError(
+            f"there is no column {name!r}{f'{hint} It' if hint else '; it'} has {', '.join(map(repr, table))}; {remedy}"
+        )
     return table[name]
 
 
