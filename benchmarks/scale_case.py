@@ -19,7 +19,7 @@ import torch
 
 from tinyproto.config import parse_config
 from tinyproto.data.images import Images
-from tinyproto.data.sources.base import MINUS_ONE_TO_ONE
+from tinyproto.data.inputs import MINUS_ONE_TO_ONE
 from tinyproto.errors import TinyProtoError
 from tinyproto.experiment import Experiment
 from tinyproto.simulation.loop import Loopback, Simulation

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from tinyproto.data.images import Images, SharedPixels
-from tinyproto.data.sources.base import MINUS_ONE_TO_ONE
+from tinyproto.data.inputs import assembled
 
 NUM_CLASSES = 10
 SHAPE = (3, 32, 32)
@@ -36,4 +36,4 @@ def synthetic_images(samples: int) -> Images:
         chosen = labels[start : start + 1000]
         noise = torch.rand(len(chosen), *SHAPE, generator=generator)
         shared.tensor[start : start + 1000] = (160 * patterns[chosen] + 90 * noise).to(torch.uint8)
-    return Images("synthetic", shared.tensor, labels, NUM_CLASSES, shared=shared, **MINUS_ONE_TO_ONE)
+    return assembled("synthetic", shared.tensor, labels.numpy(), num_classes=NUM_CLASSES, shared=shared)

@@ -14,8 +14,9 @@ from pydantic import TypeAdapter
 
 from tinyproto.algorithms import ALGORITHMS, AlgorithmSpec
 from tinyproto.config.algorithms import FROM_PROTOTYPES
+from tinyproto.config.data_section import NEUTRAL
 from tinyproto.config.presets import PRESETS, Preset
-from tinyproto.config.schema import NEUTRAL, NEUTRAL_ON_RESUME, ConfigModel
+from tinyproto.config.schema import NEUTRAL_ON_RESUME, ConfigModel
 from tinyproto.data.sources import SOURCES
 from tinyproto.models import NETWORKS
 from tinyproto.models.build import SMALL_IMAGES
@@ -149,6 +150,12 @@ _VARIANTS = {
     "small_cnn_c": "Build one wide 5×5 convolution, 32 channels.",
     "small_cnn_d": "Build a 3×3 stem and two depthwise separable convolutions with batch normalisation, 24, 48 and 48 "
     "channels.",
+    "small_mlp_a": "Build an MLP with one layer of 64, for tables and any floats.",
+    "small_mlp_b": "Build an MLP with layers of 128 and 64, for tables and any floats.",
+    "small_cnn1d_a": "Build two convolutions over time, 16 and 32 channels, for signals (channels, steps).",
+    "small_cnn1d_b": "Build three convolutions over time with batch normalisation, 16, 32 and 32 channels.",
+    "small_text_a": "Build an embedding of 64 and its mean, for token ids (length,); id 0 is padding.",
+    "small_text_b": "Build the same with a convolution over three neighbours.",
     "shufflenet_v2_x0_5": "Build ShuffleNetV2 ×0.5 with d features.",
 }
 """Networks that are a factory with some of its arguments fixed."""

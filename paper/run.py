@@ -21,8 +21,9 @@ from paper.records_reader import (
     write_record,
 )
 from tinyproto.builder import Cell, resolve_device
+from tinyproto.config.data_section import DataSection
 from tinyproto.config.load import completed, differences
-from tinyproto.config.schema import DataSection, neutral_keys
+from tinyproto.config.schema import neutral_keys
 from tinyproto.data.images import Images
 from tinyproto.data.sources import SOURCES, Progress
 from tinyproto.errors import DataError, InUseError, RunFolderError, TinyProtoError

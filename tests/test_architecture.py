@@ -42,8 +42,8 @@ ENTRY_POINTS = ("federation/flower/client_app.py", "federation/flower/server_app
 """Flower's entry points, which rank with `cli` and which no module imports."""
 
 LIGHT = ("core", "models", "data", "wire", "algorithms", "stacked", "engine")
-ALLOWED_IN_LIGHT = {"torch", "numpy", "tinyproto", "sklearn", "PIL", "triton"}
-LAZY_IN_LIGHT = {"sklearn", "PIL"}
+ALLOWED_IN_LIGHT = {"torch", "numpy", "tinyproto", "sklearn", "PIL", "triton", "pyarrow"}
+LAZY_IN_LIGHT = {"sklearn", "PIL", "pyarrow"}
 IMPURE = {"time", "logging", "random", "datetime"}
 PICKLES = {"pickle", "dill", "joblib", "cloudpickle"}
 OUTSIDE = {"benchmarks", "paper", "tests", "examples"}

@@ -17,7 +17,7 @@ from tinyproto.data.sources import load
 from tinyproto.engine.round import RoundRecord
 from tinyproto.errors import ConfigError
 from tinyproto.experiment import Experiment
-from tinyproto.models import SMALL_CNNS, ModelEntry
+from tinyproto.models import ModelEntry, small_networks
 from tinyproto.simulation.client_store import ClientStore
 from tinyproto.tracking.summary import RoundResult
 
@@ -68,11 +68,11 @@ def simulate(
     """Simulate one algorithm on one federation.
 
     Args:
-        data: images from `tinyproto.data.load` or `tinyproto.data.from_arrays`, or a dataset's name.
+        data: samples from `tinyproto.data.load`, `from_arrays` or `from_dataset`, or a dataset's name.
         algorithm: its name, or a mapping with `name` and hyper-parameters, such as
             `{"name": "tinyproto_ft", "scaling": "none"}`.
         models: registered names, dotted paths, factories or modules; client i gets entry i modulo their number.
-            A single entry is for all clients; by default, the four small CNNs.
+            A single entry is for all clients; by default, the small networks for this kind of input.
         num_clients: M.
         alpha: concentration of the Dirichlet partition; for another kind, pass its keys in `settings`.
         rounds: T.
@@ -85,12 +85,14 @@ def simulate(
     """
     images = load(data) if isinstance(data, str) else data
     if not isinstance(images, Images):
-        raise ConfigError(f"data has to come from tinyproto.data.load or from_arrays, not be a {type(data).__name__}")
+        raise ConfigError(
+            f"data has to come from tinyproto.data.load, from_arrays or from_dataset, not be a {type(data).__name__}"
+        )
     if not isinstance(settings, Mapping | None):
         raise ConfigError(f"settings has to be a mapping of sections to keys and values, not {settings!r}")
     values: dict[str, Any] = {
         "preset": preset,
-        "models": _entries(models),
+        "models": _entries(models, images),
         "algorithms": [algorithm],
         "seeds": [_plain(seed)],
         "partition": _partition(settings or {}, num_clients=_plain(num_clients), alpha=_plain(alpha)),
@@ -99,7 +101,7 @@ def simulate(
     }
     for section, given in (settings or {}).items():
         if section == "data":
-            raise ConfigError("settings: the images are given by the argument `data`")
+            raise ConfigError("settings: the samples are given by the argument `data`")
         if not isinstance(given, Mapping):
             raise ConfigError(f"settings: {section!r} has to be a mapping of keys to values, not {given!r}")
         values[section] = {**values.get(section, {}), **given}
@@ -157,9 +159,9 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _entries(models: ModelEntry | Sequence[ModelEntry] | None) -> list[Any]:
+def _entries(models: ModelEntry | Sequence[ModelEntry] | None, images: Images) -> list[Any]:
     if models is None:
-        return list(SMALL_CNNS)
+        return list(small_networks(images.input_shape, images.vocabulary))
     if isinstance(models, Sequence) and not isinstance(models, str | nn.Module):
         return list(models)
     return [models]

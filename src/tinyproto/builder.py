@@ -100,7 +100,9 @@ class Setup:
         return client
 
 
-def build_setup(model: ConfigModel, cell: Cell, num_classes: int, input_shape: tuple[int, ...]) -> Setup:
+def build_setup(
+    model: ConfigModel, cell: Cell, num_classes: int, input_shape: tuple[int, ...], vocabulary: int | None = None
+) -> Setup:
     """Build what a cell's server and clients share; raise ConfigError if the algorithm does not fit the federation."""
     spec = FederationSpec(
         num_classes=num_classes,
@@ -110,6 +112,7 @@ def build_setup(model: ConfigModel, cell: Cell, num_classes: int, input_shape: t
         head_dropout=model.train.head_dropout,
         networks=tuple(model.models),
         wire=cell.entry.wire,
+        vocabulary=vocabulary,
     )
     training = LocalTraining(
         rounds=model.train.rounds,
@@ -140,7 +143,7 @@ def build_defence(
 
 def summarise_cell(
     cell: Cell, model: ConfigModel, server: ServerRuntime, rounds: Sequence[RoundResult], *, dataset: str,
-    num_clients: int, classes_held: Sequence[int] | None, peak_memory: int,
+    class_names: Sequence[str] | None, num_clients: int, classes_held: Sequence[int] | None, peak_memory: int,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the cell's entry of summary.json.
 
@@ -149,6 +152,7 @@ def summarise_cell(
     identity = {
         **cell.identity,
         "dataset": dataset,
+        "class_names": None if class_names is None else list(class_names),
         "rounds": model.train.rounds,
         "num_clients": num_clients,
         "preset": model.preset,

@@ -17,7 +17,8 @@ from tinyproto.config.load import Config
 from tinyproto.core.streams import one_thread
 from tinyproto.core.task import Trainer, batch_sizes
 from tinyproto.data.images import FederatedData, Images
-from tinyproto.data.partition import holdings
+from tinyproto.data.normalise import with_statistics
+from tinyproto.data.partition import holdings, train_rows
 from tinyproto.data.sources import SOURCES, Progress, silent
 from tinyproto.engine.participation import participant_count, read_trace
 from tinyproto.engine.training import Choice, choose, make_trainer
@@ -50,16 +51,18 @@ class Experiment:
             raise ConfigError("the key 'models' is missing: a simulation needs networks, such as models: [small_cnn_a]")
         self.device = resolve_device(model.train.device)
         self._has_objects = images is not None
-        self.images = SOURCES[model.data.name].load(model.data.request(progress)) if images is None else images
-        shares = model.partition.asked().shares(self.images.labels.numpy())
+        raw = SOURCES[model.data.name].load(model.data.request(progress)) if images is None else images
+        shares = model.partition.asked().shares(raw.labels.numpy())
+        self.images = with_statistics(raw, train_rows(shares))
         self.data = FederatedData(self.images, shares, model.evaluate.scope)
         asked = model.train.dropout
         self.dropout = (
             read_trace(Path(asked).expanduser().absolute(), self.data.num_clients) if isinstance(asked, str) else asked
         )
         self.shape = ModelShape(
-            self.images.input_shape, model.prototypes.dim, self.images.num_classes, model.train.head_dropout
-        )
+            self.images.input_shape, model.prototypes.dim, self.images.num_classes, model.train.head_dropout,
+            self.images.vocabulary,
+        )  # fmt: skip
         with one_thread():
             for entry in model.models:
                 rehearse_training(build_model(entry, self.shape, seed=0), entry_name(entry), self.shape)
@@ -79,7 +82,8 @@ class Experiment:
 
     def setup(self, cell: Cell) -> Setup:
         """Build what the server and the clients of a cell share."""
-        return build_setup(self.config.model, cell, self.images.num_classes, self.images.input_shape)
+        images = self.images
+        return build_setup(self.config.model, cell, images.num_classes, images.input_shape, images.vocabulary)
 
     def loopback(
         self, cell: Cell, folder: Path | None = None, only: Collection[int] | None = None, memory: int | None = None
@@ -106,8 +110,8 @@ class Experiment:
         """Return the cell's entry of summary.json."""
         return summarise_cell(
             cell, self.config.model, simulation.server, rounds, dataset=self.images.name,
-            num_clients=self.data.num_clients, classes_held=(self.data.counts > 0).sum(1).tolist(),
-            peak_memory=simulation.peak_memory,
+            class_names=self.images.class_names, num_clients=self.data.num_clients,
+            classes_held=(self.data.counts > 0).sum(1).tolist(), peak_memory=simulation.peak_memory,
         )  # fmt: skip
 
     def _trainer(self) -> Trainer:

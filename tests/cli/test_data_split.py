@@ -44,7 +44,7 @@ def test_the_published_partitions_come_out_as_json(
     asked = (f"data.name={name}", "partition={num_clients: 20, alpha: 0.1}")
     assert in_process(monkeypatch, project, "data", "split", "trial.yaml", *asked, "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert list(found) == ["counts", "train", "test"]
+    assert list(found) == ["counts", "train", "test", "class_names"]
     assert hashlib.md5(np.array(found["counts"]).astype("<i8").tobytes()).hexdigest() == digest
     assert (sum(found["train"]), sum(found["test"])) == (train, test)
     assert [t + e for t, e in zip(found["train"], found["test"], strict=True)] == [sum(row) for row in found["counts"]]

@@ -52,4 +52,4 @@ def test_a_run_says_that_it_decodes_and_names_the_dataset(
     assert in_process(monkeypatch, project, "run", "trial.yaml", *short, *data) == 0
     out = capsys.readouterr().out
     assert out.startswith("decoding 40 images of image_folder\n")
-    assert "on image_folder" in out
+    assert "on pets" in out

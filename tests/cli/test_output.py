@@ -97,7 +97,7 @@ def test_doctor_prints_versions_and_devices(tmp_path: Path) -> None:
     assert np.__version__ in lines["numpy"]
     assert f"{os.cpu_count()} cores" in lines["cpu"]
     assert "cpu" in lines["devices"]
-    assert "scikit-learn" in lines["data"]
+    assert "signals" in lines["data"]
 
 
 def test_doctor_says_of_every_dataset_where_it_is_or_how_to_get_it(
@@ -107,7 +107,17 @@ def test_doctor_says_of_every_dataset_where_it_is_or_how_to_get_it(
     assert in_process(monkeypatch, tmp_path, "doctor") == 0
     rows = [line.split(maxsplit=2)[1:] for line in capsys.readouterr().out.splitlines() if line.startswith("data ")]
     said = {name: where.strip() for name, where in rows}
-    assert list(said) == ["cifar10", "cifar100", "tiny_imagenet", "image_folder", "npz", "digits"]
+    assert list(said) == [
+        "cifar10",
+        "cifar100",
+        "tiny_imagenet",
+        "image_folder",
+        "npz",
+        "table",
+        "digits",
+        "wine",
+        "signals",
+    ]
     assert said["cifar10"] == "data/cifar-10-batches-bin"
     assert said["cifar100"].endswith("tinyproto data fetch cifar100 --root data")
 

@@ -157,7 +157,7 @@ def test_none_one_and_more_than_there_are_are_refused(roots: dict[str, Path], fo
 
 def test_first_classes_without_an_image_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", images=np.zeros((2, 1, 2, 2), dtype=np.uint8), labels=np.array([3, 4]))
-    with pytest.raises(DataError, match="npz has no images of its first 3 classes"):
+    with pytest.raises(DataError, match="a has no samples of its first 3 classes"):
         load("npz", tmp_path / "a.npz", first_classes=3)
 
 

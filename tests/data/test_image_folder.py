@@ -23,7 +23,8 @@ def test_class_folders_sorted_by_name_are_the_classes(tmp_path: Path) -> None:
     (tmp_path / "cat" / "notes.txt").write_text("no image")
     (tmp_path / ".hidden").mkdir()
     images = load("image_folder", tmp_path)
-    assert (images.name, images.num_classes, images.input_shape) == ("image_folder", 3, (3, 8, 8))
+    assert (images.name, images.class_names) == (tmp_path.name, ("Ant", "cat", "dog"))
+    assert (images.num_classes, images.input_shape) == (3, (3, 8, 8))
     assert images.labels.tolist() == [0, 0, 1, 1, 2, 2]
     assert images.pixels[:, 0, 3, 3].tolist() == [90, 91, 10, 11, 50, 51]
     assert images.pixels[:, 0, 0, 3].tolist() == [0] * 6

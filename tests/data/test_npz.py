@@ -20,7 +20,7 @@ def test_images_and_labels_are_taken_as_they_are(tmp_path: Path, compressed: boo
     file = tmp_path / "mine.npz"
     (np.savez_compressed if compressed else np.savez)(file, images=PIXELS, labels=LABELS)
     images = load("npz", file)
-    assert (images.name, images.num_classes) == ("npz", 4)
+    assert (images.name, images.num_classes) == ("mine", 4)
     assert images.pixels.numpy().tolist() == PIXELS.tolist()
     assert images.labels.tolist() == LABELS.tolist()
     assert images.shared is not None
@@ -52,15 +52,17 @@ def test_grey_images_get_a_channel(tmp_path: Path) -> None:
     ("arrays", "says"),
     [
         ({"images": PIXELS}, "not images"),
-        ({"pictures": PIXELS}, "it has to hold the arrays `images` and `labels`, or `x_train`"),
+        ({"pictures": PIXELS}, "it has to hold the arrays `images` and `labels`, `x` and `y`, or `x_train`"),
         ({"x_train": PIXELS, "y_train": LABELS, "x_test": PIXELS}, "it has to hold"),
-        ({"images": PIXELS.astype(np.float32), "labels": LABELS}, "`images` has to be uint8"),
+        ({"images": PIXELS.astype(np.int16), "labels": LABELS}, r"`images`: int16 may be measurements or token ids"),
+        ({"x": np.full((7, 2), np.nan), "y": LABELS}, "`x`: sample 0 has the value nan"),
+        ({"x": np.full((7, 2), -1), "y": LABELS}, r"token ids are 0 or more, .* \.astype\('float32'\)"),
         ({"images": PIXELS[0, 0], "labels": LABELS}, r"its shape is \(6, 5\)"),
         ({"images": np.asfortranarray(PIXELS), "labels": LABELS}, "stored by columns; save numpy.ascontiguousarray"),
-        ({"images": PIXELS, "labels": LABELS[:-1]}, "7 images need as many labels"),
+        ({"images": PIXELS, "labels": LABELS[:-1]}, "7 samples need as many labels"),
         ({"images": PIXELS, "labels": LABELS - 1}, "in -1 …"),
         ({"images": PIXELS, "labels": LABELS.astype(float)}, "integers"),
-        ({"images": PIXELS[:0], "labels": LABELS[:0]}, "at least one image"),
+        ({"images": PIXELS[:0], "labels": LABELS[:0]}, "at least one sample"),
         ({"x_train": PIXELS, "y_train": LABELS, "x_test": PIXELS[:, :1], "y_test": LABELS}, "cannot be merged"),
         ({"images": PIXELS, "labels": np.array([{}] * 7, dtype=object)}, "damaged or not an .npz file"),
     ],

@@ -62,10 +62,9 @@ def test_arrays_carry_the_name_they_are_given() -> None:
 @pytest.mark.parametrize(
     ("images", "labels", "num_classes", "message"),
     [
-        (GREY.astype(np.float32), FOUR_LABELS, None, "uint8"),
         (GREY[0], FOUR_LABELS, None, r"\(N, C, H, W\)"),
-        (GREY, [0, 1, 2], None, "4 images need as many labels"),
-        (GREY, [[0], [1], [2], [1]], None, "4 images need as many labels"),
+        (GREY, [0, 1, 2], None, "4 samples need as many labels"),
+        (GREY, [[0], [1], [2], [1]], None, "4 samples need as many labels"),
         (GREY, [0.0, 1.0, 2.0, 1.0], None, "integers"),
         (GREY, [0, 1, -1, 2], None, r"0 … 2, .* in -1 … 2"),
         (GREY, FOUR_LABELS, 2, r"0 … 1, .* in 0 … 2"),
@@ -79,9 +78,13 @@ def test_arrays_that_cannot_be_a_dataset_are_refused(
         from_arrays(images, labels, num_classes=num_classes)
 
 
-def test_labels_that_are_words_are_refused_in_words() -> None:
-    with pytest.raises(DataError, match="integers"):
-        from_arrays(GREY, ["cat", "dog", "bird", "dog"])
+def test_labels_that_are_words_become_the_names_of_classes() -> None:
+    images = from_arrays(GREY, ["cat", "dog", "bird", "dog"])
+    assert (images.class_names, images.labels.tolist()) == (("bird", "cat", "dog"), [1, 2, 0, 2])
+    given = from_arrays(GREY, ["cat", "dog", "bird", "dog"], class_names=["dog", "cat", "bird", "cow"])
+    assert (given.num_classes, given.labels.tolist()) == (4, [1, 0, 2, 0])
+    with pytest.raises(DataError, match="unknown class 'bird'"):
+        from_arrays(GREY, ["cat", "dog", "bird", "dog"], class_names=["dog", "cat"])
 
 
 def test_the_embedded_digits_are_scikit_learn_s_whichever_way_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from tinyproto.errors import ModelError
-from tinyproto.models import NETWORKS, ModelEntry, ModelShape, SplitModel, build_model, entry_name
+from tinyproto.models import CNNS_1D, NETWORKS, TEXT, ModelEntry, ModelShape, SplitModel, build_model, entry_name
 
 SHAPE = ModelShape(input_shape=(1, 8, 8), proto_dim=12, num_classes=5)
 IMAGES = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -38,7 +39,11 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("name", list(NETWORKS))
 def test_every_registered_network_builds_from_its_name(name: str) -> None:
     shape = ModelShape(input_shape=(3, 32, 32), proto_dim=12, num_classes=5)
-    output = build_model(name, shape, seed=0).eval()(torch.zeros(2, 3, 32, 32))
+    if name in CNNS_1D:
+        shape = replace(shape, input_shape=(3, 32))
+    if name in TEXT:
+        shape = replace(shape, input_shape=(32,), vocabulary=9)
+    output = build_model(name, shape, seed=0).eval()(shape.pair())
     assert output.features.shape == (2, 12)
     assert output.logits.shape == (2, 5)
 

@@ -391,7 +391,7 @@ def test_a_dataset_that_is_not_there_fails_its_cells_alone(
 def test_a_part_of_a_dataset_is_not_taken_for_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, miniature())
     load = SOURCES["digits"].load
-    part = replace(SOURCES["digits"], load=lambda request: replace(load(request), name="digits (5 of 10 classes)"))
+    part = replace(SOURCES["digits"], read=lambda request: replace(load(request), name="digits (5 of 10 classes)"))
     monkeypatch.setitem(SOURCES, "digits", part)
     reproduction, _ = one_cell(tmp_path)
     outcome = reproduction.run(left(reproduction), Observed())
@@ -419,7 +419,7 @@ def test_first_classes_are_played_beside_the_whole_dataset_and_recorded_as_such(
 def test_other_classes_are_not_played_as_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, [paper("table1", "table1_part", ["local"], data={"first_classes": 4}, seeds=[0])])
     load = SOURCES["digits"].load
-    other = replace(SOURCES["digits"], load=lambda request: replace(load(request), name="digits (4 of 10 classes)"))
+    other = replace(SOURCES["digits"], read=lambda request: replace(load(request), name="digits (4 of 10 classes)"))
     monkeypatch.setitem(SOURCES, "digits", other)
     reproduction = Reproduction(plan("table1", Selection()), tmp_path / RECORDS, tmp_path / "runs")
     outcome = reproduction.run(left(reproduction), Observed())

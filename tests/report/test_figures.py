@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from tinyproto.report.figures import Figure
 from tinyproto.report.figures.clients import accuracy_per_client, who_holds_what
 from tinyproto.report.figures.curves import Bought, accuracy_over_bytes, accuracy_over_rounds, pareto_front
 from tinyproto.report.figures.prototypes import Shown, choose, dead_units, prototype_figures
-from tinyproto.report.runs import PrototypeValues
+from tinyproto.report.runs import PrototypeValues, read_run
 from tinyproto.report.studies import Series, Study, arrange
 
 
@@ -157,6 +158,25 @@ def test_who_holds_what_counts_samples_by_client_and_class(tmp_path: Path) -> No
     assert rows(figure) == [[str(i), str(j), str(counts[i][j])] for i in range(3) for j in range(4)]
     assert figure is not None
     assert "A client holds 3 to 3 classes (3.0 on average) and 6 to 8 samples." in figure.alternative
+
+
+def test_figures_show_the_names_of_classes_where_they_are_known(tmp_path: Path) -> None:
+    folder, names = Made(prototypes=True).write(tmp_path / "run"), ["ant", "bee", "cat", "dog"]
+    summary = json.loads((folder / "summary.json").read_text())
+    for result in summary["results"]:
+        result["class_names"] = names
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (study,) = arrange([read_run(folder)])
+    held = who_holds_what(study, "holdings")
+    assert held is not None
+    assert all(f">{name}<" in held.svg for name in names)
+    assert rows(held)[3] == ["0", "3", "3", "dog"]
+    series = study.series[0][1]
+    values = series.cells[0].run.prototypes(series.cells[0].result["label"], 0)
+    assert values is not None
+    of_class, of_client, *_ = prototype_figures(series, values, Shown(class_=1), "p")
+    assert "class 1 (bee) over clients" in of_class.title
+    assert rows(of_client)[-1][0] == "dog"
 
 
 def test_who_holds_what_is_not_drawn_where_it_was_not_recorded(tmp_path: Path) -> None:

@@ -43,11 +43,12 @@ class FederationSpec:
     head_dropout: float = 0.0
     networks: tuple[ModelEntry, ...] = ()  # client i has network i modulo their number
     wire: WireSettings = EXACT
+    vocabulary: int | None = None  # the number of token ids; None if inputs are floats
 
     @property
     def shape(self) -> ModelShape:
         """Return the shape that a network of this federation has to fit."""
-        return ModelShape(self.input_shape, self.proto_dim, self.num_classes, self.head_dropout)
+        return ModelShape(self.input_shape, self.proto_dim, self.num_classes, self.head_dropout, self.vocabulary)
 
     @property
     def known_networks(self) -> tuple[ModelEntry, ...]:

@@ -77,9 +77,14 @@ def group_means(
         groups = min(len(places) // hyper.group_size, hyper.means_per_class)
         if groups:
             places = places[torch.randperm(len(places), generator=draws)[: groups * hyper.group_size]]
-            samples = data.subset(places).inputs.flatten(1).float().cpu()
+            samples = _values(data.subset(places)).flatten(1).float().cpu()
             found[str(label)] = samples.view(groups, hyper.group_size, -1).mean(1)
     return found
+
+
+def _values(data: TensorData) -> Tensor:
+    """Return images as stored, and other inputs as networks see them, where columns of all units count alike."""
+    return data.batch(slice(None)).inputs if data.pool.is_floating_point() else data.inputs
 
 
 class InputMeansClient(AnchorsClient):
@@ -144,11 +149,12 @@ class InputMeansClient(AnchorsClient):
     @staticmethod
     def _mixed(client: Client) -> TensorData:
         own, others = client.train, client.state["others"].to(client.device)
-        if not own.pool.is_floating_point():
-            others = others.round().clamp(0, torch.iinfo(own.pool.dtype).max)
-        pool = torch.cat([own.inputs, others.view(-1, *own.pool.shape[1:]).to(own.pool.dtype)])
         labels = torch.cat([own.labels, client.state["labels"].to(client.device)])
-        return TensorData(pool, labels, own.scale, own.shift)
+        others = others.view(-1, *own.pool.shape[1:])
+        if own.pool.is_floating_point():
+            return TensorData(torch.cat([_values(own), others]), labels)
+        others = others.round().clamp(0, torch.iinfo(own.pool.dtype).max)
+        return TensorData(torch.cat([own.inputs, others.to(own.pool.dtype)]), labels, own.scale, own.shift)
 
 
 class InputMeansServer:
@@ -197,6 +203,8 @@ class InputMeansServer:
 
 def build(hyper: InputMeansHyper, federation: FederationSpec) -> Algorithm:
     """Return InputMeans: anchors, and means that travel once."""
+    if federation.vocabulary is not None:
+        raise ValueError("token ids have no mean; choose a method that exchanges prototypes, such as tinyproto_ft")
     width = math.prod(federation.input_shape)
     base = anchored("input_means", hyper, federation, InputMeansClient)
     shapes = {str(label): (AtMost(MOST_MEANS), width) for label in range(federation.num_classes)}

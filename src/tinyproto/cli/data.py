@@ -11,7 +11,7 @@ from rich.table import Table
 from tinyproto.cli.options import ConfigFile, Json, Overrides
 from tinyproto.cli.terminal import Output, plain_table
 from tinyproto.errors import Interrupted
-from tinyproto.report.words import counted, number
+from tinyproto.report.words import class_labels, counted, number
 
 if TYPE_CHECKING:
     from tinyproto.data import Images
@@ -64,7 +64,7 @@ def split(config: ConfigFile, overrides: Overrides = None, json: Json = False) -
     """Show the partition of a config: the samples of each client by class, and its train and test parts.
 
     With --json: **counts** (one row per client, one number per class, train and test together), **train** and
-    **test** (samples per client).
+    **test** (samples per client), **class_names** (null if classes have none).
 
     Examples:
 
@@ -83,10 +83,10 @@ def split(config: ConfigFile, overrides: Overrides = None, json: Json = False) -
     labels = dataset.labels.numpy()
     held = holdings(labels, model.partition.asked().shares(labels), dataset.num_classes)
     if output.wants_json:
-        output.result(held, indent=None)
+        output.result({**held, "class_names": dataset.class_names}, indent=None)
         return
     output.say(f"{dataset.name}: partition {model.partition.kind}, {_facts(dataset, **held)}")
-    output.console.print(_table(**held))
+    output.console.print(_table(class_labels(dataset.class_names, dataset.num_classes), **held))
 
 
 def _facts(dataset: Images, counts: list[list[int]], train: list[int], test: list[int]) -> str:
@@ -100,14 +100,14 @@ def _facts(dataset: Images, counts: list[list[int]], train: list[int], test: lis
     )
 
 
-def _table(counts: list[list[int]], train: list[int], test: list[int]) -> Table:
+def _table(names: list[str], counts: list[list[int]], train: list[int], test: list[int]) -> Table:
     classes = range(len(counts[0])) if len(counts[0]) <= FEW_CLASSES else ()
     table = plain_table()
-    for name in ("client", "samples", "train", "test", "classes", "largest class", *map(str, classes)):
+    for name in ("client", "samples", "train", "test", "classes", "largest class", *(names[one] for one in classes)):
         table.add_column(name, justify="right", no_wrap=True)
     for client, row in enumerate(counts):
         held = f"{sum(count > 0 for count in row)} of {len(row)}"
-        largest = f"{row.index(max(row))}: {number(max(row))}, {100 * max(row) / max(1, sum(row)):.0f} %"
+        largest = f"{names[row.index(max(row))]}: {number(max(row))}, {100 * max(row) / max(1, sum(row)):.0f} %"
         by_class = [number(row[one]) if row[one] else "·" for one in classes]
         sizes = (number(train[client] + test[client]), number(train[client]), number(test[client]))
         table.add_row(str(client), *sizes, held, largest, *by_class)

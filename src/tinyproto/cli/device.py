@@ -14,7 +14,7 @@ from tinyproto.config import load_config
 from tinyproto.engine.measure import RULES
 from tinyproto.engine.round import RoundRecord
 from tinyproto.errors import ConfigError, DataError, FederationError, Interrupted, TinyProtoError
-from tinyproto.federation.client_data import ClientDataSection, ShareSection, read_samples
+from tinyproto.federation.client_data import ClientDataSection, ShareSection, check_samples
 from tinyproto.federation.journal import writing
 from tinyproto.federation.member import JoinFile
 from tinyproto.federation.offline import train_offline
@@ -123,7 +123,7 @@ def _check(options: JoinOptions, join: JoinFile, output: Output) -> None:
     find_model(options.model)
     with LoadingBar(output.console) as bar:
         try:
-            read_samples(join.data, options.client, bar)
+            check_samples(join.data, options.client, bar)
         except DataError as error:
             words = str(error) if options.share else str(error).replace("set data.image_size", "give --image-size")
             raise DataError(f"{'--share' if options.share else '--data'}: {words}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -12,11 +12,14 @@ import torch
 import tinyproto
 from tinyproto.cli.terminal import Output, facts_table, plain_table
 from tinyproto.data.sources import SOURCES, locate
-from tinyproto.models import NETWORKS, PUBLISHED, ModelShape, build_model
+from tinyproto.models import CNNS_1D, NETWORKS, PUBLISHED, TEXT, ModelShape, build_model
 from tinyproto.models.build import SMALL_IMAGES
 from tinyproto.models.count import measure
 from tinyproto.report.words import number
 from tinyproto.tracking.environment import cpu_name, devices, package_versions, source_commit
+
+VOCABULARY = 10_000
+"""Token ids that the sizes of text networks are for."""
 
 
 def examine(output: Output) -> None:
@@ -57,13 +60,19 @@ def list_models(shape: ModelShape, output: Output) -> None:
     table.caption = (
         f"Parameters of extractor and head for K = {shape.num_classes} and d = {shape.proto_dim}; width of the "
         f"features before they are pooled to d; multiply-accumulates for one {image} image. Names that end in "
-        f"{SMALL_IMAGES} have a stride-1 stem, which is not the paper's."
+        f"{SMALL_IMAGES} have a stride-1 stem, which is not the paper's. Names with cnn1d: for a signal as long as the "
+        f"image is wide; with text: for so many of {number(VOCABULARY)} token ids."
     )
     output.console.print(table)
 
 
 def describe(name: str, shape: ModelShape) -> dict[str, Any]:
     """Return the numbers of one network; `paper` is True if it is built as in TinyProto's paper."""
+    channels, *_, length = shape.input_shape
+    if name in CNNS_1D:
+        shape = replace(shape, input_shape=(channels, length))
+    elif name in TEXT:
+        shape = replace(shape, input_shape=(length,), vocabulary=VOCABULARY)
     with torch.device("meta"):  # counting needs shapes only, so no weight is drawn and no image computed
-        size = measure(build_model(name, shape, seed=0), shape.input_shape)
+        size = measure(build_model(name, shape, seed=0), shape.input_shape, shape.dtype)
     return {"name": name, **asdict(size), "paper": name in PUBLISHED}

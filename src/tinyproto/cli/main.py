@@ -300,7 +300,7 @@ def join(
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="The samples: a folder with train/CLASS and test/CLASS, or an .npz file.",
+            help="The samples: a folder with train/CLASS and test/CLASS, an .npz file, or a .csv or .parquet table.",
             show_default=False,
         ),
     ] = None,

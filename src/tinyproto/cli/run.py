@@ -79,8 +79,8 @@ def _announce(output: Output, experiment: Experiment) -> None:
         f"{model.name}: {', '.join(counted(count, thing) for thing, count in counts.items())} on "
         f"{experiment.images.name}; preset {model.preset}, device {experiment.device}"
     )
-    if model.data.root is not None and model.data.name == "digits":
-        output.say(f"data.root ({model.data.root}) is ignored: scikit-learn brings the digits")
+    if model.data.root is not None and model.data.name in ("digits", "wine", "signals"):
+        output.say(f"data.root ({model.data.root}) is ignored: {model.data.name} needs no files")
     if output.verbose:
         sizes = experiment.data.train_counts.sum(1)
         at_once = experiment.cells_at_once

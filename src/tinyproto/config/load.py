@@ -16,8 +16,9 @@ from pydantic_core import ErrorDetails
 
 import tinyproto
 from tinyproto.config.algorithms import AlgorithmEntry, resolve_algorithms
+from tinyproto.config.data_section import Section
 from tinyproto.config.presets import PRESETS
-from tinyproto.config.schema import ConfigModel, Section, schema_fields
+from tinyproto.config.schema import ConfigModel, schema_fields
 from tinyproto.data.images import Images
 from tinyproto.data.partition import KEYS_OF_KIND
 from tinyproto.data.sources import find_source

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
 from tinyproto.algorithms.defence import Defence, DefenceName
+from tinyproto.config.data_section import NEUTRAL, DataSection, PartitionSection, Positive, Section, all_different
 from tinyproto.core.masks import MaskKind
 from tinyproto.core.sizes import bytes_of
 from tinyproto.core.task import LastBatch
-from tinyproto.data.images import CountedSamples, TestScope
-from tinyproto.data.partition import KEYS_OF_KIND, REQUIRED, Partition, PartitionKind
-from tinyproto.data.sources import SOURCES, Progress, Request, part_name, silent
+from tinyproto.data.images import CountedSamples, Dtype, TestScope
 from tinyproto.engine.client import PrototypeSamples
 from tinyproto.engine.participation import EvaluatedClients
 from tinyproto.engine.training import Precision, TrainerName
@@ -28,23 +26,13 @@ from tinyproto.wire.values import Download, Rounding, ValueName, WireSettings
 PresetName = Literal["sound", "reference", "paper"]
 Rule = Literal["head", "global", "local"]
 Statistic = Literal["best", "last", "last10"]
-Positive = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
 
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
 
-NEUTRAL: JsonDict = {"neutral": "run"}
-"""Mark of a key that does not change results, or only their rounding; two runs may differ in it."""
-
 NEUTRAL_ON_RESUME: JsonDict = {"neutral": "resume"}
 """Mark of a result-neutral key that may also differ between the start of a run and its resumption."""
-
-
-def _all_different(seeds: list[int]) -> list[int]:
-    if len(set(seeds)) < len(seeds):
-        raise ValueError(f"{seeds} has a seed twice")
-    return seeds
 
 
 def _trackers(names: list[str]) -> list[str]:
@@ -69,106 +57,6 @@ def _amount(text: str) -> str:
 
 def _memory(text: str) -> str:
     return text if text == AUTO else _amount(text)
-
-
-class Section(BaseModel):
-    """A section that allows no unknown keys and converts no values."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class DataSection(Section):
-    """The dataset."""
-
-    name: str = Field("digits", description="cifar10, cifar100, tiny_imagenet, image_folder, npz, or digits (embedded)")
-    root: str | None = Field(
-        None,
-        description="folder of the dataset's files, or the .npz file; null: `data`; digits needs none; a relative path "
-        "starts at the current folder, as all paths of a config",
-    )
-    image_size: Positive | None = Field(
-        None, description="image_folder: height and width to resize all images to; null: all images have the same size"
-    )
-    cache: str | None = Field(
-        None,
-        description="tiny_imagenet, image_folder: folder for decoded images; null: beside the images",
-        json_schema_extra=NEUTRAL,
-    )
-
-    first_classes: Annotated[int, Field(ge=2)] | None = Field(
-        None, description="number of classes to use, in the dataset's order; null: all"
-    )
-
-    @model_validator(mode="after")
-    def _only_what_the_dataset_reads(self) -> DataSection:
-        for key, readers in (("image_size", ("image_folder",)), ("cache", ("tiny_imagenet", "image_folder"))):
-            if getattr(self, key) is not None and self.name not in readers:
-                raise ValueError(f"{key} is read by {' and '.join(readers)}, not by {self.name}; remove it")
-        asked, most = self.first_classes, self._known_classes
-        if asked is not None and most is not None and asked > most:
-            raise ValueError(f"first_classes is {asked}, but {self.name} has {most} classes")
-        return self
-
-    @property
-    def _known_classes(self) -> int | None:
-        """Return K if it is the same for every copy of the dataset."""
-        source = SOURCES.get(self.name)
-        return None if source is None or source.always is None else source.always[0]
-
-    @property
-    def dataset(self) -> str:
-        """Return the dataset's name in results, if its files are complete."""
-        return self.name if self.first_classes == self._known_classes else part_name(self.name, self.first_classes)
-
-    def request(self, progress: Progress = silent) -> Request:
-        """Return the arguments of the dataset's source; its paths are absolute, so that an error shows the place."""
-        root, cache = (None if path is None else Path(path).expanduser().absolute() for path in (self.root, self.cache))
-        return Request(root, cache, self.image_size, progress, self.first_classes)
-
-
-class PartitionSection(Section):
-    """The samples of each client."""
-
-    kind: PartitionKind = Field(
-        "dirichlet",
-        description="dirichlet: a draw spreads each class over the clients; iid: equal parts at random; pathological: "
-        "a few classes per client; quantity: sizes are drawn; file: read from a file",
-    )
-    num_clients: Positive | None = Field(None, description="M; null: 20, or the number of clients in `file`")
-    alpha: float | None = Field(
-        None,
-        gt=0,
-        description="dirichlet, quantity: concentration; null: 0.1; a small value gives few classes or unequal sizes",
-    )
-    classes_per_client: Positive | None = Field(None, description="pathological: number of classes per client")
-    file: str | None = Field(None, description="file: a .json or .npz with the train and test samples of each client")
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(
-        1, description="seed of the draw; 1 gives the paper's partitions"
-    )
-    train_fraction: float = Field(0.75, gt=0, lt=1, description="fraction of a client's samples used for training")
-    min_samples: Positive = Field(
-        1, description="minimum number of samples per client; if 1 000 draws do not reach it, the last one is repaired"
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _only_what_the_kind_reads(cls, values: Any) -> Any:
-        """Add the defaults of the kind, and refuse keys that only other kinds read."""
-        kind = values.get("kind", "dirichlet") if isinstance(values, Mapping) else None
-        if not isinstance(kind, str) or kind not in KEYS_OF_KIND:
-            return values
-        given = {key: value for key, value in values.items() if value is not None}
-        for key in ("num_clients", "alpha", "classes_per_client", "file"):
-            if KEYS_OF_KIND[kind].get(key) is REQUIRED and key not in given:
-                raise ValueError(f"kind {kind} needs partition.{key}")
-            if key not in KEYS_OF_KIND[kind] and key in given:
-                readers = " and ".join(other for other, read in KEYS_OF_KIND.items() if key in read)
-                raise ValueError(f"{key} is read by kind {readers}, not by {kind}; remove it")
-        return {**values, **KEYS_OF_KIND[kind], **given}
-
-    def asked(self) -> Partition:
-        """Return the partition to draw."""
-        return Partition(**{key: value for key, value in self.model_dump().items() if value is not None})
 
 
 class PrototypesSection(Section):
@@ -365,7 +253,13 @@ class FederationSection(Section):
         None, description="K; null: the length of `classes`, or the number of classes of the dataset in `data`"
     )
     input_shape: list[Positive] | None = Field(
-        None, min_length=3, max_length=3, description="[channels, height, width]; null: those of the dataset in `data`"
+        None,
+        min_length=1,
+        description="shape of a sample, such as [channels, height, width]; null: that of the dataset in `data`, or the "
+        "number of `data.columns`",
+    )
+    dtype: Dtype | None = Field(
+        None, description="type of the clients' inputs: images, values, token ids; null: that of the dataset in `data`"
     )
     quorum: float = Field(
         0.5, gt=0, le=1, description="fraction of a round's participants whose valid replies a round needs"
@@ -409,7 +303,7 @@ class ConfigModel(Section):
     algorithms: list[Any] = Field(
         min_length=1, description="names, or mappings with `name`, `label`, `wire` and hyper-parameters"
     )
-    seeds: Annotated[list[Seed], AfterValidator(_all_different)] = Field(
+    seeds: Annotated[list[Seed], AfterValidator(all_different)] = Field(
         [0],
         min_length=1,
         description="seeds of weights, batches and draws, one run each; the partition has partition.seed",

@@ -22,21 +22,21 @@ State = dict[str, Tensor]
 class Batch(NamedTuple):
     """The samples of one step."""
 
-    inputs: Tensor  # (B, ...) float
+    inputs: Tensor  # (B, ...) float32, or int64 for token ids
     labels: Tensor  # (B,) int64
 
 
 @dataclass(frozen=True)
 class TensorData:
-    """Samples in memory as they are stored (uint8 for images), converted to floats batch by batch.
+    """Samples in memory as they are stored (uint8, float32 or int64), converted batch by batch.
 
-    The pool may be shared: sample i is then `pool[rows[i]]`, and a client costs its indices, not its pixels.
+    The pool may be shared: sample i is then `pool[rows[i]]`, and a client costs its indices, not its samples.
     """
 
     pool: Tensor  # (P, ...) as stored
     labels: Tensor  # (N,) int64, of the samples
-    scale: float = 1.0
-    shift: float = 0.0
+    scale: float | Tensor = 1.0  # a tensor is broadcast over a sample
+    shift: float | Tensor = 0.0
     rows: Tensor | None = None  # (N,) int64, indices into the pool; None: the samples are the pool
 
     def __len__(self) -> int:
@@ -48,11 +48,17 @@ class TensorData:
         return self._stored(slice(None))
 
     def batch(self, indices: Tensor | slice) -> Batch:
-        """Return the samples at `indices` as floats: stored · scale + shift."""
-        inputs = self._stored(indices).float()
-        if (self.scale, self.shift) != (1.0, 0.0):
-            inputs = inputs * self.scale + self.shift
-        return Batch(inputs, self.labels[indices])
+        """Return the samples at `indices` as a network sees them."""
+        return Batch(self.converted(self._stored(indices)), self.labels[indices])
+
+    def converted(self, stored: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return stored samples as a network sees them: stored · scale + shift; token ids (int64) as they are."""
+        if stored.dtype == torch.int64:
+            return stored
+        values = stored.to(dtype)
+        if not isinstance(self.scale, Tensor) and (self.scale, self.shift) == (1.0, 0.0):
+            return values
+        return values * self.scale + self.shift
 
     def subset(self, indices: Tensor) -> TensorData:
         """Return only the samples at `indices`."""
@@ -63,7 +69,10 @@ class TensorData:
     def to(self, device: torch.device | str) -> TensorData:
         """Return the same samples, with the whole pool, on another device; move a shared pool before sharing it."""
         rows = None if self.rows is None else self.rows.to(device)
-        return TensorData(self.pool.to(device), self.labels.to(device), self.scale, self.shift, rows)
+        scale, shift = (
+            factor.to(device) if isinstance(factor, Tensor) else factor for factor in (self.scale, self.shift)
+        )
+        return TensorData(self.pool.to(device), self.labels.to(device), scale, shift, rows)
 
     def _stored(self, indices: Tensor | slice) -> Tensor:
         return self.pool[indices if self.rows is None else self.rows[indices]]

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from tinyproto.data.images import Images, SharedPixels
-from tinyproto.data.sources.base import MINUS_ONE_TO_ONE, Progress
+from tinyproto.data.inputs import assembled
+from tinyproto.data.sources.base import Progress
 from tinyproto.errors import DataError
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class ImageFiles:
     first_classes: int | None  # None: all classes of the folder
     size: int | None  # height and width to resize to; None: all images have to have the same size
     remedy: str  # for an image that cannot be decoded
+    class_names: Sequence[str] | None = None  # None: the classes are their names
 
     def path(self, index: int) -> Path:
         """Return the path of one image."""
@@ -62,8 +63,8 @@ class ImageFiles:
     def load(self, cache: Path | None, progress: Progress) -> Images:
         """Return the images, from the cache if it is valid; a network sees −1 to 1."""
         shared = _pixels(self, cache, progress)
-        labels = torch.tensor(self.labels)
-        return Images(self.name, shared.tensor, labels, len(self.classes), shared=shared, **MINUS_ONE_TO_ONE)
+        labels = np.array(self.labels, dtype=np.int64)
+        return assembled(self.name, shared.tensor, labels, tuple(self.class_names or self.classes), shared=shared)
 
 
 def _pixels(files: ImageFiles, cache: Path | None, progress: Progress) -> SharedPixels:

@@ -1,4 +1,4 @@
-"""Images as every source delivers them (uint8 pixels, labels, scaling to floats), and a federation's share of them."""
+"""Samples as every source delivers them (uint8 images, float32 values or token ids), and a federation's share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import mmap
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -25,55 +25,76 @@ CountedSamples = Literal["train", "all"]
 TestScope = Literal["own", "all"]
 """Test samples of a client: its own, or those of all clients, with classes that it never trained on."""
 
-_AT_ONCE = 1000
-"""Number of images moved at a time."""
+Factor = float | tuple[float, ...]
+"""One number, or one per entry of a sample's first axis."""
+
+AT_ONCE = 1000
+"""Number of samples moved or summed at a time."""
+
+Dtype = Literal["uint8", "float32", "int64"]
+DTYPES: Mapping[str, torch.dtype] = {"uint8": torch.uint8, "float32": torch.float32, "int64": torch.int64}
+"""How inputs are stored: images, values, and token ids."""
 
 
 class SharedPixels:
-    """uint8 pixels in an open file; all processes that map it share its memory.
+    """Samples in an open file; all processes that map it share its memory.
 
-    Without a file (`descriptor` None) the pixels are in the memory of this process.
+    Without a file (`descriptor` None) they are in the memory of this process.
     """
 
-    def __init__(self, descriptor: int | None, shape: Sequence[int], *, writable: bool = False) -> None:
+    def __init__(
+        self, descriptor: int | None, shape: Sequence[int], dtype: str = "uint8", *, writable: bool = False
+    ) -> None:
         self.descriptor = descriptor
         self.shape = tuple(shape)
-        size = math.prod(self.shape)
+        self.dtype = dtype
+        size = _bytes(self.shape, dtype)
         # A private mapping shares its pages until one is written to, and writes never reach the file.
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_COPY
         memory = mmap.mmap(-1, size) if descriptor is None else mmap.mmap(descriptor, size, access=access)
-        self.tensor: Tensor = torch.frombuffer(memory, dtype=torch.uint8).reshape(self.shape)
+        self.tensor: Tensor = torch.frombuffer(memory, dtype=DTYPES[dtype]).reshape(self.shape)
 
     @classmethod
-    def blank(cls, shape: Sequence[int]) -> SharedPixels:
-        """Return pixels to fill through `array`; their file has no name and ends with the last process that maps it."""
-        return cls(_nameless_file(math.prod(shape)), shape, writable=True)
+    def blank(cls, shape: Sequence[int], dtype: str = "uint8") -> SharedPixels:
+        """Return zeros to fill through `array`; their file has no name and ends with the last process that maps it."""
+        return cls(_nameless_file(_bytes(shape, dtype)), shape, dtype, writable=True)
+
+    @classmethod
+    def holding(cls, values: NDArray[Any]) -> SharedPixels:
+        """Return a copy of an array."""
+        shared = cls.blank(values.shape, str(values.dtype))
+        shared.array[:] = values
+        return shared
 
     @property
-    def array(self) -> NDArray[np.uint8]:
+    def array(self) -> NDArray[Any]:
         """Return the same memory as a numpy array."""
         return self.tensor.numpy()
 
     def keep(self, places: NDArray[np.int64]) -> None:
-        """Keep the images at these ascending places and free the memory of the others.
+        """Keep the samples at these ascending places and free the memory of the others.
 
-        Only for pixels from `blank` that no other process has mapped yet.
+        Only for samples from `blank` that no other process has mapped yet.
         """
-        for start in range(0, len(places), _AT_ONCE):
-            moved = places[start : start + _AT_ONCE]
+        for start in range(0, len(places), AT_ONCE):
+            moved = places[start : start + AT_ONCE]
             self.array[start : start + len(moved)] = self.array[moved]
         self.tensor = self.tensor[: len(places)]
         self.shape = tuple(self.tensor.shape)
         if self.descriptor is not None:
-            os.ftruncate(self.descriptor, math.prod(self.shape))
+            os.ftruncate(self.descriptor, _bytes(self.shape, self.dtype))
 
     def address(self) -> dict[str, Any]:
         """Return the constructor's arguments for a process that inherits the open file."""
-        return {"descriptor": self.descriptor, "shape": list(self.shape)}
+        return {"descriptor": self.descriptor, "shape": list(self.shape), "dtype": self.dtype}
 
     def __del__(self) -> None:
         if self.descriptor is not None:
             os.close(self.descriptor)
+
+
+def _bytes(shape: Sequence[int], dtype: str) -> int:
+    return math.prod(shape) * DTYPES[dtype].itemsize
 
 
 def _nameless_file(size: int) -> int | None:
@@ -93,50 +114,68 @@ def _nameless_file(size: int) -> int | None:
 
 @dataclass(frozen=True)
 class Images:
-    """A labelled dataset in memory."""
+    """A labelled dataset in memory: images, values of any shape, or token ids."""
 
     name: str
-    pixels: Tensor = field(repr=False)  # (N, C, H, W) uint8
+    pixels: Tensor = field(repr=False)  # (N, ...) uint8 (images: (N, C, H, W)), float32, or int64 (token ids)
     labels: Tensor = field(repr=False)  # (N,) int64
     num_classes: int
-    scale: float  # a network sees pixel · scale + shift
-    shift: float
+    scale: Factor | None  # a network sees pixel · scale + shift; None: still to be computed from training samples
+    shift: Factor | None
     shared: SharedPixels | None = field(default=None, repr=False)  # holds `pixels`, for workers to map
     class_names: tuple[str, ...] | None = field(default=None, repr=False)  # by label; None if classes have no names
+    columns: tuple[str, ...] | None = field(default=None, repr=False)  # names of a table's features
+    vocabulary: int | None = field(default=None, repr=False)  # the number of token ids; None for other inputs
     white: int = 255  # the stored value of a white pixel
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Return (C, H, W)."""
+        """Return the shape of one sample: (C, H, W) for images."""
         return tuple(self.pixels.shape[1:])
+
+    @property
+    def dtype(self) -> str:
+        """Return how inputs are stored: uint8, float32 or int64."""
+        return str(self.pixels.dtype).removeprefix("torch.")
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def facts(self) -> dict[str, Any]:
         """Return what a trained network has to know of its classes and inputs, as JSON has it."""
-        return {
+        facts = {
             "dataset": self.name,
-            "class_names": None if self.class_names is None else list(self.class_names),
-            "input_shape": list(self.input_shape),
-            "dtype": str(self.pixels.dtype).removeprefix("torch."),
+            "class_names": self.class_names,
+            "input_shape": self.input_shape,
+            "dtype": self.dtype,
             "scale": self.scale,
             "shift": self.shift,
             "white": self.white,
-            "columns": None,
+            "columns": self.columns,
         }
+        return {name: list(fact) if isinstance(fact, tuple) else fact for name, fact in facts.items()}
 
     def class_counts(self, indices: Tensor) -> Tensor:
         """Count the samples at `indices` by class, (K,)."""
         return torch.bincount(self.labels[indices], minlength=self.num_classes)
 
     def take(self, indices: Tensor) -> TensorData:
-        """Return the samples at `indices` without copying their pixels."""
+        """Return the samples at `indices` without copying them."""
         indices = indices.to(self.labels.device)
-        return TensorData(self.pixels, self.labels[indices], self.scale, self.shift, rows=indices)
+        return TensorData(self.pixels, self.labels[indices], *self._factors, rows=indices)
+
+    @cached_property
+    def _factors(self) -> tuple[float | Tensor, float | Tensor]:
+        """Return scale and shift with the shape that broadcasts over a sample, on the device of the samples."""
+        rest = [1] * (self.pixels.dim() - 2)
+        scale, shift = (
+            torch.tensor(factor, device=self.pixels.device).view(-1, *rest) if isinstance(factor, tuple) else factor
+            for factor in (self.scale, self.shift)
+        )
+        return 1.0 if scale is None else scale, 0.0 if shift is None else shift
 
     def to(self, device: torch.device | str) -> Images:
-        """Return the same images on another device."""
+        """Return the same dataset on another device."""
         if self.pixels.device == torch.device(device):
             return self
         return replace(self, pixels=self.pixels.to(device), labels=self.labels.to(device), shared=None)
@@ -144,7 +183,7 @@ class Images:
 
 @dataclass(frozen=True)
 class FederatedData:
-    """A dataset and the clients' shares of it: one pool of pixels, and each client's positions in it."""
+    """A dataset and the clients' shares of it: one pool of samples, and each client's positions in it."""
 
     images: Images
     shares: Sequence[Share]
@@ -171,7 +210,7 @@ class FederatedData:
         return self.train_counts if samples == "train" else self.counts
 
     def to(self, device: torch.device | str) -> FederatedData:
-        """Return the same federation with its pixels on another device."""
+        """Return the same federation with its samples on another device."""
         return replace(self, images=self.images.to(device))
 
     def train(self, client: int) -> TensorData:

@@ -67,7 +67,12 @@ class Partition:
                 "partition.num_clients or partition.min_samples"
             )
         random = RandomState(self.seed)
-        return [_split(part, self.train_fraction, random) for part in _DRAWS[self.kind](self, labels, random)]
+        return [split_part(part, self.train_fraction, random) for part in _DRAWS[self.kind](self, labels, random)]
+
+
+def train_rows(shares: Sequence[Share]) -> Indices:
+    """Return the training samples of all clients."""
+    return np.concatenate([share.train for share in shares])
 
 
 def holdings(labels: Indices, shares: Sequence[Share], num_classes: int) -> dict[str, Any]:
@@ -85,7 +90,7 @@ def count_matrix(labels: Indices, shares: Sequence[Share], num_classes: int) -> 
     return np.stack([np.bincount(labels[part], minlength=num_classes) for part in held])
 
 
-def _split(part: Indices, train_fraction: float, random: RandomState) -> Share:
+def split_part(part: Indices, train_fraction: float, random: RandomState) -> Share:
     """Put a random ⌊fraction·n⌋ samples into train and the others into test; a single sample goes into train."""
     order = random.permutation(len(part))
     train = max(int(train_fraction * len(part)), min(1, len(part)))

@@ -1,4 +1,4 @@
-"""A client's samples: a folder of images, an .npz file, or its share of a known dataset.
+"""A client's samples: a folder of images, an .npz file, a table, or its share of a known dataset.
 
 They are read before any federation is known, so that errors show at once, and then checked against its terms.
 """
@@ -14,17 +14,23 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 
-from tinyproto.config.schema import DataSection, PartitionSection, Positive, Section
+from tinyproto.config.data_section import DataSection, PartitionSection, Positive, Section
 from tinyproto.data.images import FederatedData, Images
-from tinyproto.data.partition import Share
-from tinyproto.data.sources import SOURCES, Request, arrays, image_folder
+from tinyproto.data.normalise import with_normalisation, with_statistics
+from tinyproto.data.partition import Share, split_part, train_rows
+from tinyproto.data.sources import SOURCES, Request, arrays, image_folder, tables
 from tinyproto.data.sources.base import Progress, silent
 from tinyproto.errors import DataError
 from tinyproto.federation.refusals import Refusal
-from tinyproto.federation.terms import Terms
+from tinyproto.federation.terms import InputTerms, Terms
 from tinyproto.imports import unknown
 
 TRAIN, TEST = {"x_train", "y_train"}, {"x_test", "y_test"}
+SPLIT = "split"
+"""The column of a table that may say which rows are for training and which for tests."""
+
+TRAIN_FRACTION = 0.75
+"""Fraction of a table's rows that are for training, if it has no such column."""
 
 
 class ShareSection(Section):
@@ -38,8 +44,8 @@ class ClientDataSection(Section):
     """The place of a client's samples: a path, or a share of a dataset that each client can load."""
 
     path: str | None = Field(
-        None, description="a folder with train/CLASS/… and test/CLASS/…, or an .npz file with x_train, y_train, x_test "
-        "and y_test"
+        None, description="a folder with train/CLASS/… and test/CLASS/…, an .npz file with x_train, y_train, x_test "
+        "and y_test, or a .csv or .parquet table"
     )  # fmt: skip
     image_size: Positive | None = Field(None, description="height and width to which images of a folder are resized")
     share: ShareSection | None = None
@@ -58,37 +64,67 @@ class Samples:
     images: Images
     share: Share
     path: Path | None  # None for a share
-    classes: Sequence[str] | None = None  # class names by label, if labels come from names of folders
 
 
 def client_data(section: ClientDataSection, client: int, terms: Terms) -> FederatedData:
     """Return a client's train and test part as a federation of one; raise Refusal if it does not fit the terms."""
     try:
-        samples = read_samples(section, client)
+        samples = read_samples(section, client, terms.inputs)
+        images = _checked_inputs(_with_the_terms_labels(samples, terms), client, terms)
+        images = with_statistics(with_normalisation(images, terms.inputs.normalisation), samples.share.train)
     except DataError as error:
         raise Refusal("data", f"the data of client {client}: {error}") from error
-    images = _with_the_terms_labels(samples, terms)
     if images.num_classes != terms.num_classes:
         raise Refusal(
             "classes",
             f"the federation has {terms.num_classes} classes, the data of client {client} has {images.num_classes}",
         )
-    if list(images.input_shape) != terms.input_shape:
-        raise Refusal(
-            "shape",
-            f"the federation's images are {_times(terms.input_shape)}, those of client {client} are "
-            f"{_times(images.input_shape)}",
-        )
     return FederatedData(images, [samples.share])
 
 
-def read_samples(section: ClientDataSection, client: int, progress: Progress = silent) -> Samples:
+def _checked_inputs(images: Images, client: int, terms: Terms) -> Images:
+    """Return the images if their type, shape and token ids are those of the terms; raise Refusal otherwise."""
+    inputs = terms.inputs
+    if images.dtype != inputs.dtype:
+        remedy = "the coordinator can set federation.dtype" if inputs.dtype == "uint8" else "convert them"
+        raise Refusal(
+            "shape",
+            f"the federation's inputs are {inputs.dtype}, those of client {client} are {images.dtype}; {remedy}",
+        )
+    if list(images.input_shape) != terms.input_shape:
+        raise Refusal(
+            "shape",
+            f"the federation's inputs are {_times(terms.input_shape)}, those of client {client} are "
+            f"{_times(images.input_shape)}",
+        )
+    if (images.vocabulary or 0) > (inputs.vocabulary or 0):
+        raise Refusal(
+            "shape",
+            f"the federation has token ids 0 … {(inputs.vocabulary or 0) - 1}, client {client} has ids up to "
+            f"{(images.vocabulary or 0) - 1}",
+        )
+    return replace(images, vocabulary=inputs.vocabulary)
+
+
+def check_samples(section: ClientDataSection, client: int, progress: Progress = silent) -> None:
+    """Raise DataError if a client's samples cannot be read; a table's columns are only known with the terms."""
+    if section.path is not None and _is_table(section):
+        tables.read_table(_path(section))
+    else:
+        read_samples(section, client, None, progress)
+
+
+def read_samples(
+    section: ClientDataSection, client: int, inputs: InputTerms | None, progress: Progress = silent
+) -> Samples:
     """Read a client's samples; raise DataError if they cannot be read or hold nothing to train on."""
+    path = _path(section)
     if section.share is not None:
         samples = _shared(section.share, client, progress)
+    elif path.is_dir():
+        samples = _from_folder(section, path, progress)
     else:
-        path = Path(str(section.path)).expanduser()
-        samples = _from_folder(section, path, progress) if path.is_dir() else _from_file(path)
+        samples = _from_table(path, client, inputs) if _is_table(section) else _from_file(path)
     if not len(samples.share.train):
         raise DataError(f"{samples.path or 'its share'} has no training samples; each client needs at least one")
     return samples
@@ -99,7 +135,35 @@ def _shared(section: ShareSection, client: int, progress: Progress) -> Samples:
     shares = section.partition.asked().shares(images.labels.numpy())
     if client >= len(shares):
         raise DataError(f"the partition has clients 0 … {len(shares) - 1}, not {client}")
-    return Samples(images, shares[client], None)
+    return Samples(with_statistics(images, train_rows(shares)), shares[client], None)
+
+
+def _path(section: ClientDataSection) -> Path:
+    return Path(str(section.path)).expanduser()
+
+
+def _is_table(section: ClientDataSection) -> bool:
+    return _path(section).suffix.lower() in tables.SUFFIXES
+
+
+def _from_table(path: Path, client: int, inputs: InputTerms | None) -> Samples:
+    """Read the terms' columns; a column `split` has train or test for each row, else a quarter is drawn for tests."""
+    if inputs is None or inputs.columns is None or inputs.label is None:
+        raise DataError(
+            f"{path} is a table, but the federation's terms name no columns; the coordinator sets data.name to table, "
+            "and data.columns"
+        )
+    table = tables.read_table(path)
+    asked = Request(path, label=inputs.label, columns=tuple(inputs.columns), vocabulary=inputs.vocabulary)
+    images = tables.table_images(table, asked)
+    rows = np.arange(len(images))
+    if SPLIT not in table:
+        return Samples(images, split_part(rows, TRAIN_FRACTION, np.random.RandomState(client)), path)
+    parts = np.array([str(part).strip() for part in table[SPLIT]])
+    strange = sorted(set(parts) - {"train", "test"})
+    if strange:
+        raise DataError(f"{path}: column {SPLIT!r} has {strange[0]!r}; each row is train or test")
+    return Samples(images, Share(train=rows[parts == "train"], test=rows[parts == "test"]), path)
 
 
 def _from_file(path: Path) -> Samples:
@@ -139,7 +203,7 @@ def _from_folder(section: ClientDataSection, path: Path, progress: Progress) -> 
     parts = np.array([Path(file).parts[0] for file in found.paths])
     places = np.arange(len(parts))
     share = Share(train=places[parts == "train"], test=places[parts != "train"])
-    return Samples(found.load(None, progress), share, path, found.classes)
+    return Samples(found.load(None, progress), share, path)
 
 
 def _with_the_terms_labels(samples: Samples, terms: Terms) -> Images:
@@ -147,19 +211,24 @@ def _with_the_terms_labels(samples: Samples, terms: Terms) -> Images:
     images, path = samples.images, samples.path
     if path is None:
         return images
-    if samples.classes is None:
+    if images.class_names is None:
         if images.num_classes > terms.num_classes:
             raise Refusal(
                 "classes",
                 f"{path} has label {images.num_classes - 1}, the federation has labels 0 … {terms.num_classes - 1}",
             )
-        return replace(images, num_classes=terms.num_classes)
+        return replace(images, num_classes=terms.num_classes, class_names=_names(terms))
     known = [str(number) for number in range(terms.num_classes)] if terms.classes is None else terms.classes
-    for name in samples.classes:
+    for name in images.class_names:
         if name not in known:
-            raise Refusal("classes", f"{path / 'train' / name}: {unknown('class', name, known)}")
-    labels = torch.tensor([known.index(name) for name in samples.classes])[images.labels]
-    return replace(images, labels=labels, num_classes=terms.num_classes)
+            place = path / "train" / name if path.is_dir() else path
+            raise Refusal("classes", f"{place}: {unknown('class', name, known)}")
+    labels = torch.tensor([known.index(name) for name in images.class_names])[images.labels]
+    return replace(images, labels=labels, num_classes=terms.num_classes, class_names=_names(terms))
+
+
+def _names(terms: Terms) -> tuple[str, ...] | None:
+    return None if terms.classes is None else tuple(terms.classes)
 
 
 def _times(shape: Sequence[int]) -> str:

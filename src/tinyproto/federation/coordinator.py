@@ -194,7 +194,7 @@ class Coordinator:
         result = summarise_cell(
             self.cell, self.config.model, self.server, rounds,
             dataset=OWN_DATA if own else self.config.model.data.dataset,
-            num_clients=terms.clients, peak_memory=self.peak_memory.read(),
+            class_names=terms.classes, num_clients=terms.clients, peak_memory=self.peak_memory.read(),
             classes_held=[info.counted_classes for info in infos] if known else None,
         )  # fmt: skip
         return {

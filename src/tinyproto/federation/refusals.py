@@ -24,7 +24,7 @@ WORDS: Mapping[str, str] = {
     "digest": "its digest of the federation differs: algorithm, classes, prototype and CPS dimension, masks, value "
     "types or, where networks are averaged, its network",
     "classes": "its data has other classes than the federation",
-    "shape": "its images have another shape than the federation's",
+    "shape": "its inputs have another shape or type than the federation's",
     "member": "its client id is not in this federation",
     "model": "its network does not fit the federation, or differs from the one it started with",
     "data": "its data cannot be read, or has no training samples",

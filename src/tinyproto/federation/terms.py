@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import StringConstraints, ValidationError
 
@@ -20,9 +20,12 @@ from tinyproto.algorithms.auxiliary import SMALLEST
 from tinyproto.algorithms.base import FederationSpec
 from tinyproto.algorithms.exchange import smallest
 from tinyproto.builder import Cell, Setup, build_setup
+from tinyproto.config.data_section import NormaliseSection, Positive, Section
 from tinyproto.config.load import Config, parse_config
-from tinyproto.config.schema import Positive, PresetName, PrototypesSection, Section, Seed, WireSection
+from tinyproto.config.schema import PresetName, PrototypesSection, Seed, WireSection
 from tinyproto.core.task import LastBatch
+from tinyproto.data.images import Dtype
+from tinyproto.data.normalise import Normalise
 from tinyproto.data.sources import SOURCES
 from tinyproto.errors import ConfigError, TinyProtoError
 from tinyproto.federation.refusals import Refusal
@@ -51,6 +54,21 @@ class TrainTerms(Section):
     head_dropout: float
 
 
+class InputTerms(Section):
+    """The inputs of every client: their type, a table's columns by name, and who computes the normalisation."""
+
+    dtype: Dtype
+    label: str | None  # a table's column of labels
+    columns: list[str] | None  # a table's columns of features, in the order that networks see
+    vocabulary: Positive | None  # the number of token ids
+    normalise: Literal["auto", "none"] | NormaliseSection  # auto: each client computes its own
+
+    @property
+    def normalisation(self) -> Normalise:
+        """Return `normalise` in plain values."""
+        return self.normalise if isinstance(self.normalise, str) else self.normalise.model_dump()
+
+
 class Terms(Section):
     """Everything a client must know before its first round."""
 
@@ -60,6 +78,7 @@ class Terms(Section):
     clients: Positive
     num_classes: Positive
     input_shape: list[Positive]
+    inputs: InputTerms
     classes: list[str] | None
     preset: PresetName
     prototypes: PrototypesSection
@@ -88,7 +107,7 @@ def agree(terms: Terms, networks: Sequence[ModelEntry]) -> Setup:
         source="the terms",
     )
     cell = Cell(0, config.algorithms[0], terms.seed)
-    return build_setup(config.model, cell, terms.num_classes, tuple(terms.input_shape))
+    return build_setup(config.model, cell, terms.num_classes, tuple(terms.input_shape), terms.inputs.vocabulary)
 
 
 def offered_terms(config: Config, token: str) -> Terms:
@@ -104,10 +123,11 @@ def offered_terms(config: Config, token: str) -> Terms:
     (entry,) = config.algorithms
     hyper = asdict(entry.hyper)
     num_classes, input_shape = _sizes(config)
+    inputs = _inputs(config)
     if hyper.get("auxiliary") == SMALLEST:
         shape = FederationSpec(
             num_classes, model.prototypes.dim, model.train.learning_rate, input_shape, model.train.head_dropout,
-            tuple(model.models),
+            tuple(model.models), vocabulary=inputs.vocabulary,
         )  # fmt: skip
         try:
             hyper["auxiliary"] = smallest(shape)
@@ -127,6 +147,7 @@ def offered_terms(config: Config, token: str) -> Terms:
         clients=members(config),
         num_classes=num_classes,
         input_shape=list(input_shape),
+        inputs=inputs,
         classes=model.federation.classes,
         preset=model.preset,
         prototypes=model.prototypes,
@@ -194,15 +215,37 @@ def _dotted(algorithm: Mapping[str, Any]) -> Any | None:
 
 
 def _sizes(config: Config) -> tuple[int, tuple[int, ...]]:
-    """Return K and (C, H, W)."""
+    """Return K and the shape of a sample."""
     section, data = config.model.federation, config.model.data
     known_classes, known_shape = SOURCES[data.name].always or (None, None)
+    if data.columns is not None:
+        known_shape = (len(data.columns),)
     classes = section.num_classes or (len(section.classes) if section.classes else data.first_classes or known_classes)
     shape = tuple(section.input_shape) if section.input_shape else known_shape
     if classes is None or shape is None:
-        key = "num_classes" if classes is None else "input_shape"
-        raise ConfigError(f"federation.{key} is missing; set it, since the dataset {data.name!r} does not fix it")
+        of_table = "data.columns" if data.name == "table" else "federation.input_shape"
+        key = "federation.num_classes" if classes is None else of_table
+        raise ConfigError(f"{key} is missing; set it, since the dataset {data.name!r} does not fix it")
     return classes, shape
+
+
+def _inputs(config: Config) -> InputTerms:
+    """Return the type of the clients' inputs, and what they need to know to read them alike."""
+    section, data = config.model.federation, config.model.data
+    source = SOURCES[data.name]
+    dtype = section.dtype or ("int64" if data.vocabulary is not None else source.dtype)
+    if (dtype == "int64") != (data.vocabulary is not None):
+        raise ConfigError(
+            "federation.dtype int64 (token ids) and data.vocabulary (their number, which all clients agree on) go "
+            f"together; the type is {dtype}, data.vocabulary is {data.vocabulary or 'null'}"
+        )
+    return InputTerms(
+        dtype=dtype,
+        label=(data.label or "label") if data.columns or source.columns else None,
+        columns=data.columns or (list(source.columns) if source.columns else None),
+        vocabulary=data.vocabulary,
+        normalise=data.normalise,
+    )
 
 
 def first_fault(error: ValidationError) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from tinyproto.models.build import (
+    CNNS_1D,
+    MLPS,
     NETWORKS,
     PUBLISHED,
     SMALL_CNNS,
+    TEXT,
     ModelEntry,
     ModelShape,
     build_model,
@@ -13,10 +16,12 @@ from tinyproto.models.build import (
     find_model,
     load_torchvision,
     rehearse_training,
+    small_networks,
 )
 from tinyproto.models.split import Output, SplitModel
 
 __all__ = [
-    "NETWORKS", "PUBLISHED", "SMALL_CNNS", "ModelEntry", "ModelShape", "Output", "SplitModel", "build_model",
-    "entry_name", "find_model", "load_torchvision", "rehearse_training",
+    "CNNS_1D", "MLPS", "NETWORKS", "PUBLISHED", "SMALL_CNNS", "TEXT", "ModelEntry", "ModelShape", "Output",
+    "SplitModel", "build_model", "entry_name", "find_model", "load_torchvision", "rehearse_training",
+    "small_networks",
 ]  # fmt: skip

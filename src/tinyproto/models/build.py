@@ -20,6 +20,7 @@ from tinyproto.models.mobilenet_v2 import mobilenet_v2
 from tinyproto.models.resnet8 import resnet8
 from tinyproto.models.shufflenet_v2 import X0_5, shufflenet_v2
 from tinyproto.models.small_cnn import small_cnn
+from tinyproto.models.small_networks import small_cnn1d, small_mlp, small_text
 from tinyproto.models.split import SplitModel
 
 ModelFactory = Callable[..., nn.Module]
@@ -32,6 +33,24 @@ SMALL_CNNS: Mapping[str, ModelFactory] = {
     "small_cnn_d": partial(small_cnn, channels=(24, 48, 48), batch_norm=True, separable=True),
 }
 """Networks for quick trials on a CPU."""
+
+MLPS: Mapping[str, ModelFactory] = {
+    "small_mlp_a": partial(small_mlp, widths=(64,)),
+    "small_mlp_b": partial(small_mlp, widths=(128, 64)),
+}
+"""Networks for tables; they take inputs of any shape but token ids."""
+
+CNNS_1D: Mapping[str, ModelFactory] = {
+    "small_cnn1d_a": partial(small_cnn1d, channels=(16, 32)),
+    "small_cnn1d_b": partial(small_cnn1d, channels=(16, 32, 32), kernel=3, batch_norm=True),
+}
+"""Networks for signals (channels, steps)."""
+
+TEXT: Mapping[str, ModelFactory] = {
+    "small_text_a": partial(small_text, width=64),
+    "small_text_b": partial(small_text, width=64, kernel=3),
+}
+"""Networks for token ids (length,)."""
 
 PUBLISHED: Mapping[str, ModelFactory] = {
     "resnet8": resnet8,
@@ -49,6 +68,9 @@ NETWORKS: Mapping[str, ModelFactory] = {
     **SMALL_CNNS,
     **PUBLISHED,
     **{f"{name}{SMALL_IMAGES}": partial(factory, small_images=True) for name, factory in PUBLISHED.items()},
+    **MLPS,
+    **CNNS_1D,
+    **TEXT,
 }
 """All networks that a config can name."""
 
@@ -64,6 +86,23 @@ class ModelShape:
     proto_dim: int
     num_classes: int
     head_dropout: float = 0.0  # for networks with dropout before the head
+    vocabulary: int | None = None  # the number of token ids; None if inputs are floats
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the type of a network's input."""
+        return torch.float32 if self.vocabulary is None else torch.int64
+
+    def pair(self) -> Tensor:
+        """Return a batch of two samples of zeros, to try a network with."""
+        return torch.zeros(2, *self.input_shape, dtype=self.dtype)
+
+
+def small_networks(input_shape: tuple[int, ...], vocabulary: int | None) -> Mapping[str, ModelFactory]:
+    """Return the registered networks for quick trials on such inputs."""
+    if vocabulary is not None:
+        return TEXT
+    return {3: SMALL_CNNS, 2: CNNS_1D}.get(len(input_shape), MLPS)
 
 
 def entry_name(entry: ModelEntry) -> str:
@@ -114,9 +153,12 @@ def _call(factory: ModelFactory, name: str, shape: ModelShape) -> nn.Module:
     except (TypeError, ValueError):
         parameters = {}  # type: ignore[assignment]
     takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    arguments: dict[str, Any] = {key: value for key, value in asdict(shape).items() if takes_any or key in parameters}
+    given = {key: value for key, value in asdict(shape).items() if value is not None or key in parameters}
+    arguments: dict[str, Any] = {key: value for key, value in given.items() if takes_any or key in parameters}
     try:
         module = factory(**arguments)
+    except ModelError as error:
+        raise ModelError(f"model {name}: {error}") from error
     except Exception as error:
         raise ModelError(f"model {name}: its factory failed with {one_line(error)}") from error
     if not isinstance(module, nn.Module):
@@ -128,7 +170,7 @@ def _probe(model: SplitModel, name: str, shape: ModelShape) -> None:
     """Run one batch of two and compare the shapes of features and logits with those of the federation."""
     was_training = model.training
     model.eval()
-    values = torch.zeros(2, *shape.input_shape)
+    values = shape.pair()
     for part, what, needed, setting in (
         (model.extractor, "features", (2, shape.proto_dim), "prototypes.dim"),
         (model.head, "logits", (2, shape.num_classes), "the number of classes"),
@@ -155,7 +197,7 @@ def rehearse_training(model: SplitModel, name: str, shape: ModelShape) -> None:
     """Run one forward and backward step in training mode; raise ModelError if the network works in eval mode only."""
     model.train()
     try:
-        model(torch.zeros(2, *shape.input_shape)).logits.sum().backward()
+        model(shape.pair()).logits.sum().backward()
     except Exception as error:
         raise ModelError(f"model {name} cannot be trained on a batch of two: {one_line(error)}") from error
 

@@ -1,4 +1,4 @@
-"""The size of a network: parameters, width of its features, multiply-accumulates for one image."""
+"""The size of a network: parameters, width of its features, multiply-accumulates for one sample."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NetworkSize:
     extractor_parameters: int
     head_parameters: int
     feature_width: int  # C, before pooling to d; d if the network does not pool
-    macs: int  # of convolutions and linear layers, for one image; without pooling, normalisation and activations
+    macs: int  # of convolutions and linear layers, for one sample; without pooling, normalisation and activations
 
 
 def count_parameters(module: nn.Module) -> int:
@@ -27,8 +27,8 @@ def count_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def measure(model: SplitModel, input_shape: tuple[int, ...]) -> NetworkSize:
-    """Run one image through a network in eval mode and count; the model is not changed."""
+def measure(model: SplitModel, input_shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> NetworkSize:
+    """Run one sample through a network in eval mode and count; the model is not changed."""
     model = copy.deepcopy(model).eval()
     widths: list[int] = []
     for module in model.modules():
@@ -36,7 +36,7 @@ def measure(model: SplitModel, input_shape: tuple[int, ...]) -> NetworkSize:
             module.register_forward_pre_hook(lambda _, inputs: widths.append(inputs[0].shape[1]))
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        features = model(torch.zeros(1, *input_shape, device=device)).features
+        features = model(torch.zeros(1, *input_shape, dtype=dtype, device=device)).features
     return NetworkSize(
         extractor_parameters=count_parameters(model.extractor),
         head_parameters=count_parameters(model.head),

@@ -52,3 +52,8 @@ def _range(value: int | float | Sequence[int | float]) -> str:
     values = [value] if isinstance(value, int | float) else value
     ends = (min(values), max(values))
     return " to ".join(dict.fromkeys(str(end) if isinstance(end, int) else f"{end:.4g}" for end in ends))
+
+
+def class_labels(names: Sequence[str] | None, classes: int) -> list[str]:
+    """Return the names of the classes, or their numbers if they have none."""
+    return list(names) if names else [str(number) for number in range(classes)]

@@ -210,10 +210,9 @@ def _samples(data: TensorData, order: Tensor) -> Samples:
 
 
 def gather(data: TensorData, rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the samples at `rows` (n, B) of the pool as floats, (n, B, …)."""
+    """Return the samples at `rows` (n, B) of the pool as networks see them, (n, B, …)."""
     stored = data.pool.index_select(0, rows.flatten())
-    values = stored.view(*rows.shape, *stored.shape[1:]).to(dtype)
-    return values if (data.scale, data.shift) == (1.0, 0.0) else values * data.scale + data.shift
+    return data.converted(stored.view(*rows.shape, *stored.shape[1:]), dtype)
 
 
 def _computed(output: Output, batch: Tensor) -> Callable[[Tensor], Output]:

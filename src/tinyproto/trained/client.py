@@ -121,7 +121,10 @@ def prepared(raw: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 def read_client(file: Path) -> TrainedClient:
     """Read a client from its file; raise ModelError if the network it names has changed since."""
     facts, parts = read_network(file)
-    shape = ModelShape(tuple(facts["input_shape"]), facts["proto_dim"], facts["num_classes"], facts["head_dropout"])
+    shape = ModelShape(
+        tuple(facts["input_shape"]), facts["proto_dim"], facts["num_classes"], facts["head_dropout"],
+        facts.get("vocabulary"),
+    )  # fmt: skip
     with one_thread():
         model = build_model(facts["network"], shape, seed=0)
     try:

@@ -80,6 +80,8 @@ class InputFormat:
             inputs = torch.as_tensor(given)
         except (TypeError, ValueError, RuntimeError) as error:
             raise DataError(f"cannot classify a {type(given).__name__}; give paths, PIL images or an array") from error
+        if inputs.is_floating_point() <= self.dtype.is_floating_point and self.dtype != torch.uint8:
+            inputs = inputs.to(self.dtype)  # numbers that fit, such as numpy's float64
         if inputs.dtype != self.dtype:
             found = str(inputs.dtype).removeprefix("torch.")
             raise DataError(f"the network takes {self.words} as stored, before any scaling; these are {found}")

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any, NamedTuple
 
-import numpy as np
 import torch
 
 from tinyproto.data.images import Images, SharedPixels
@@ -160,15 +159,18 @@ def _is_out_of_memory(error: Exception) -> bool:
     )
 
 
+_FACTS = ("name", "num_classes", "scale", "shift", "class_names", "columns", "vocabulary", "white")
+"""Everything of a dataset that is not a tensor."""
+
+
 class SharedDataset:
     """A dataset in open files that child processes inherit; if it has none, each child loads the dataset."""
 
     def __init__(self, images: Images) -> None:
         assert images.shared is not None
-        labels = SharedPixels.blank((len(images), 8))  # not in the request: a pipe holds little until a child reads it
-        labels.array[:] = images.labels.numpy().view(np.uint8).reshape(-1, 8)
+        labels = SharedPixels.holding(images.labels.numpy())  # a pipe holds little until a child reads it
         self._parts = {"pixels": images.shared, "labels": labels}
-        self._facts = {name: getattr(images, name) for name in ("name", "num_classes", "scale", "shift")}
+        self._facts = {name: getattr(images, name) for name in _FACTS}
 
     @property
     def descriptors(self) -> list[int]:
@@ -189,5 +191,6 @@ def received_dataset(request: Parcel) -> Images | None:
     if "images" not in request.head:
         return None
     pixels, labels = (SharedPixels(**request.head[name]) for name in ("pixels", "labels"))
-    values = torch.from_numpy(labels.array.reshape(-1).view(np.int64))
-    return Images(pixels=pixels.tensor, labels=values, shared=pixels, **request.head["images"])
+    found = request.head["images"]
+    facts: dict[str, Any] = {name: tuple(fact) if isinstance(fact, list) else fact for name, fact in found.items()}
+    return Images(pixels=pixels.tensor, labels=labels.tensor, shared=pixels, **facts)

@@ -6,29 +6,14 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypedDict
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tinyproto.data.images import Images
+from tinyproto.data.images import Dtype, Images
+from tinyproto.data.normalise import Normalise, with_normalisation
 from tinyproto.errors import DataError
 
 DEFAULT_ROOT = Path("data")
 """Folder of the datasets if no root is given; `tinyproto data fetch` writes there."""
 
-
-class Scaling(TypedDict):
-    """The two numbers by which stored values become those that a network sees."""
-
-    scale: float
-    shift: float
-
-
-MINUS_ONE_TO_ONE: Scaling = {"scale": 2 / 255, "shift": -1.0}
-"""Pixels 0 to 255 as the paper shows them to a network."""
-
-Labels = NDArray[np.int64]
 Progress = Callable[[str, int, int], None]
 """Called with a description of the work, the amount completed and the total."""
 
@@ -46,15 +31,25 @@ class Request:
     image_size: int | None = None
     progress: Progress = silent
     first_classes: int | None = None  # None: all classes
+    label: str = "label"  # a table's column of labels
+    columns: tuple[str, ...] | None = None  # a table's columns of features; None: all others
+    vocabulary: int | None = None  # the number of token ids; None: from the samples
+    normalise: Normalise = "auto"
 
 
 @dataclass(frozen=True)
 class Source:
     """A named dataset: the function that loads it, and where its files are."""
 
-    load: Callable[[Request], Images]
+    read: Callable[[Request], Images]
     where: str | tuple[str, ...]  # a description, or the official names of the folder with its files
-    always: tuple[int, tuple[int, int, int]] | None = None  # K and (C, H, W), if the same for every copy
+    always: tuple[int, tuple[int, ...]] | None = None  # K and the shape of a sample, if the same for every copy
+    dtype: Dtype = "uint8"  # of its samples, unless its files decide
+    columns: tuple[str, ...] | None = None  # names of its features, if the same for every copy
+
+    def load(self, request: Request) -> Images:
+        """Load the dataset, with the normalisation that the request asks for."""
+        return with_normalisation(self.read(request), request.normalise)
 
 
 def part_name(name: str, first_classes: int | None) -> str:
@@ -80,13 +75,13 @@ def check_first_classes(first_classes: int | None, num_classes: int, where: obje
 
 
 def only_first_classes(images: Images, first_classes: int | None) -> Images:
-    """Return the images of the first so many classes in the same order, and free the memory of the others."""
+    """Return the samples of the first so many classes in the same order, and free the memory of the others."""
     count = check_first_classes(first_classes, images.num_classes, images.name)
     if count is None:
         return images
     places = (images.labels < count).nonzero().flatten()
     if not len(places):
-        raise DataError(f"{images.name} has no images of its first {count} classes")
+        raise DataError(f"{images.name} has no samples of its first {count} classes")
     assert images.shared is not None
     images.shared.keep(places.numpy())
     return replace(
@@ -95,6 +90,7 @@ def only_first_classes(images: Images, first_classes: int | None) -> Images:
         pixels=images.shared.tensor,
         labels=images.labels[places],
         num_classes=count,
+        class_names=None if images.class_names is None else images.class_names[:count],
     )
 
 

@@ -9,14 +9,13 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from tinyproto.data.images import Images, SharedPixels
+from tinyproto.data.inputs import assembled
+from tinyproto.data.labels import Labels
 from tinyproto.data.sources.base import (
     DEFAULT_ROOT,
-    MINUS_ONE_TO_ONE,
-    Labels,
     Request,
     Source,
     fetch_again,
@@ -38,6 +37,7 @@ class Layout:
     folder: str
     files: Mapping[str, str]
     algorithm: str  # of the checksums
+    names: str  # the file with the names of the classes, which may be missing
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Cifar:
     num_classes: int
     label_bytes: int  # per binary record; the last of them is the label
     label_key: str  # of the python layout
+    names_key: str  # of the python layout's file of names
     first_labels: Sequence[int]  # identify the official images
     binary: Layout
     python: Layout
@@ -58,6 +59,7 @@ CIFAR10 = Cifar(
     num_classes=10,
     label_bytes=1,
     label_key="labels",
+    names_key="label_names",
     first_labels=(6, 9, 9, 4, 1, 1, 2, 7, 8, 3),
     binary=Layout(
         "cifar-10-batches-bin",
@@ -70,6 +72,7 @@ CIFAR10 = Cifar(
             "test_batch.bin": "67eb016db431130d61cd03c7ad570b013799c88c",
         },
         "sha1",
+        "batches.meta.txt",
     ),
     python=Layout(
         "cifar-10-batches-py",
@@ -82,6 +85,7 @@ CIFAR10 = Cifar(
             "test_batch": "40351d587109b95175f43aff81a1287e",
         },
         "md5",
+        "batches.meta",
     ),
 )
 CIFAR100 = Cifar(
@@ -89,6 +93,7 @@ CIFAR100 = Cifar(
     num_classes=100,
     label_bytes=2,
     label_key="fine_labels",
+    names_key="fine_label_names",
     first_labels=(19, 29, 0, 11, 1, 86, 90, 28, 23, 31),
     binary=Layout(
         "cifar-100-binary",
@@ -97,11 +102,13 @@ CIFAR100 = Cifar(
             "test.bin": "8fb6623e830365ff53cf14adec797474f5478006",
         },
         "sha1",
+        "fine_label_names.txt",
     ),
     python=Layout(
         "cifar-100-python",
         {"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
         "md5",
+        "meta",
     ),
 )
 
@@ -158,9 +165,22 @@ def _load(cifar: Cifar, folder: Path, layout: Layout) -> Images:
         start += count
     if tuple(labels[: len(cifar.first_labels)].tolist()) == tuple(cifar.first_labels):
         _check(folder, layout)
-    return Images(
-        cifar.name, shared.tensor, torch.from_numpy(labels), cifar.num_classes, shared=shared, **MINUS_ONE_TO_ONE
-    )
+    names = _class_names(cifar, folder, layout)
+    return assembled(cifar.name, shared.tensor, labels, names, num_classes=cifar.num_classes, shared=shared)
+
+
+def _class_names(cifar: Cifar, folder: Path, layout: Layout) -> tuple[str, ...] | None:
+    """Read the names of the classes from the layout's own file; return None if it is missing or of other classes."""
+    file = folder / layout.names
+    try:
+        if layout is cifar.binary:
+            names = tuple(file.read_text(encoding="utf-8").split())
+        else:
+            with file.open("rb") as opened:
+                names = tuple(name.decode() for name in read_batch(opened).get(cifar.names_key, ()))
+    except (OSError, UnicodeDecodeError, AttributeError, Refused):
+        return None
+    return names if len(set(names)) == cifar.num_classes == len(names) else None
 
 
 def _check(folder: Path, layout: Layout) -> None:

@@ -64,7 +64,7 @@ def listing(request: Request) -> ImageFiles:
             labels += [classes.index(name)] * len(below)
     return ImageFiles(
         source=NAME,
-        name=part_name(NAME, count),
+        name=part_name(root.resolve().name or NAME, count),
         folder=root,
         paths=paths,
         labels=labels,

@@ -61,7 +61,17 @@ def listing(request: Request) -> ImageFiles:
         first_classes=count,
         size=None,
         remedy=remedy,
+        class_names=_class_names(folder, classes),
     )
+
+
+def _class_names(folder: Path, classes: list[str]) -> list[str]:
+    """Return the first word for each wnid in words.txt; the wnid if there is none, or if a name would occur twice."""
+    file = folder / "words.txt"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    words = {wnid: names.split(",")[0].strip() for wnid, _, names in (line.partition("\t") for line in lines)}
+    found = [words.get(wnid) or wnid for wnid in classes]
+    return [name if found.count(name) == 1 else wnid for name, wnid in zip(found, classes, strict=True)]
 
 
 def _name(classes: list[str], images: int) -> str:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from tinyproto.report import heatmap, svg
 from tinyproto.report.figures import Figure
 from tinyproto.report.studies import Series, Setting, Study
-from tinyproto.report.words import percent
+from tinyproto.report.words import class_labels, percent
 
 
 def accuracy_per_client(study: Study, slug: str) -> Figure | None:
@@ -82,10 +82,12 @@ def who_holds_what(study: Study, slug: str) -> Figure | None:
         return None
     counts = np.array(federation["counts"], dtype=np.float32).T  # (K, M)
     classes, clients = counts.shape
+    names = study.runs[0].results[0].get("class_names")
+    labels = class_labels(names, classes)
     drawing = heatmap.Matrix(
         values=np.sqrt(counts),  # small counts stay visible beside large ones
         present=np.ones_like(counts, dtype=bool),
-        row_names=[str(class_) for class_ in range(classes)],
+        row_names=labels,
         column_names=[str(client) for client in range(clients)],
         column_title="client",
         low=0.0,
@@ -103,6 +105,10 @@ def who_holds_what(study: Study, slug: str) -> Figure | None:
             f"({held.mean():.1f} on average) and {sizes.min():.0f} to {sizes.max():.0f} samples."
         ),
         svg=svg.figure(drawing.height, heatmap.draw(drawing), "Samples of each class at each client"),
-        columns=("client", "class", "samples"),
-        rows=[[client, class_, int(counts[class_, client])] for client in range(clients) for class_ in range(classes)],
+        columns=("client", "class", "samples", *(["class_name"] if names else [])),
+        rows=[
+            [client, class_, int(counts[class_, client]), *([labels[class_]] if names else [])]
+            for client in range(clients)
+            for class_ in range(classes)
+        ],
     )

@@ -13,6 +13,7 @@ from tinyproto.report import heatmap, svg
 from tinyproto.report.figures import Figure
 from tinyproto.report.runs import PrototypeValues
 from tinyproto.report.studies import Series
+from tinyproto.report.words import class_labels
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,15 @@ def prototype_figures(series: Series, values: PrototypeValues, wanted: Shown, sl
     class_, client = choose(values, wanted)
     clients, classes, _ = values.local.shape
     over_clients = [f"L{index}" for index in range(clients)]
-    over_classes = [str(index) for index in range(classes)]
+    names = series.cells[0].result.get("class_names") if series.cells else None
+    over_classes = class_labels(names, classes)
+    of_class = f"class {class_} ({over_classes[class_]})" if names else f"class {class_}"
     held, held_present = values.local[:, class_], values.local_present[:, class_]
     if values.global_ is not None and values.global_present is not None:
         over_clients.append("G")
         held = np.concatenate([held, values.global_[class_, None]])
         held_present = np.append(held_present, values.global_present[class_])
-    yield _figure(series, f"{slug}-class", f"class {class_} over clients", over_clients, held, held_present)
+    yield _figure(series, f"{slug}-class", f"{of_class} over clients", over_clients, held, held_present)
     held, held_present = values.local[client], values.local_present[client]
     yield _figure(series, f"{slug}-client", f"client {client} over classes", over_classes, held, held_present)
     if values.global_ is not None and values.global_present is not None:
