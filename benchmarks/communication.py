@@ -26,7 +26,7 @@ from benchmarks.studies import Parser, play, run_study
 from tinyproto.algorithms.input_means import InputMeansHyper, group_means
 from tinyproto.config.load import parse_config
 from tinyproto.core.streams import Streams
-from tinyproto.data.images import FederatedData, Images, TestScope
+from tinyproto.data.dataset import Dataset, FederatedData, TestScope
 from tinyproto.data.partition import Partition, PartitionKind, Share
 from tinyproto.data.sources import load
 from tinyproto.errors import TinyProtoError
@@ -144,7 +144,7 @@ def few_samples(labels: NDArray[np.int64], samples: int, seed: int) -> list[Shar
     return [Share(train, test) for train, test in zip(trains, np.array_split(left, clients), strict=True)]
 
 
-def with_noise(images: Images, shares: Sequence[Share], fraction: float, seed: int) -> Images:
+def with_noise(images: Dataset, shares: Sequence[Share], fraction: float, seed: int) -> Dataset:
     """Replace this fraction of the training labels by other classes, at every second client."""
     draws = np.random.default_rng(seed)
     labels = images.labels.numpy().copy()
@@ -154,13 +154,13 @@ def with_noise(images: Images, shares: Sequence[Share], fraction: float, seed: i
     return replace(images, labels=torch.from_numpy(labels))
 
 
-def read(data: Data, root: Path | None) -> Images:
+def read(data: Data, root: Path | None) -> Dataset:
     """Read the dataset, or the random part of it that is used."""
     images = load(data.name, root)
     if data.most is None or len(images) <= data.most:
         return images
     kept = torch.from_numpy(np.random.default_rng(0).permutation(len(images))[: data.most])
-    return replace(images, pixels=images.pixels[kept].contiguous(), labels=images.labels[kept], shared=None)
+    return replace(images, inputs=images.inputs[kept].contiguous(), labels=images.labels[kept], shared=None)
 
 
 def train(case: Case, root: Path | None = None) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def _means(data: FederatedData, client: int, hyper: InputMeansHyper, seed: int) 
     return group_means(data.train(client), data.images.num_classes, hyper, draws)
 
 
-def nearest_input_mean(images: Images, shares: Sequence[Share], setting: Setting, seed: int) -> dict[str, Any]:
+def nearest_input_mean(images: Dataset, shares: Sequence[Share], setting: Setting, seed: int) -> dict[str, Any]:
     """Classify each client's test samples by the nearest mean of any client; of its own classes, or of all."""
     data = FederatedData(images, shares, setting.scope)
     means: list[tuple[Tensor, Tensor]] = []

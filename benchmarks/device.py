@@ -33,7 +33,7 @@ from tinyproto.cli.terminal import Output, facts_table, plain_table
 from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.core.streams import Streams, one_thread
 from tinyproto.core.task import FitResult, batch_plan, batch_sizes
-from tinyproto.data.images import FederatedData, Images
+from tinyproto.data.dataset import Dataset, FederatedData
 from tinyproto.data.partition import Share
 from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.training import make_trainer
@@ -118,7 +118,7 @@ def _federation(settings: DeviceSettings, network: str) -> Loopback:
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (samples, *SHAPE), generator=generator, dtype=torch.uint8)
     labels = torch.arange(samples) % settings.held
-    images = Images("made up", pixels, labels, settings.num_classes, scale=2 / 255, shift=-1.0)
+    images = Dataset("made up", pixels, labels, settings.num_classes, scale=2 / 255, shift=-1.0)
     data = FederatedData(images, [Share(train=np.arange(samples), test=np.arange(0))])
     training = LocalTraining(rounds=1, batch_size=settings.batch_size)
     spec = FederationSpec(settings.num_classes, settings.proto_dim, 0.01, SHAPE, networks=(network,))

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from tinyproto.config import parse_config
-from tinyproto.data.images import Images
+from tinyproto.data.dataset import Dataset
 from tinyproto.data.inputs import MINUS_ONE_TO_ONE
 from tinyproto.errors import TinyProtoError
 from tinyproto.experiment import Experiment
@@ -77,7 +77,7 @@ def measure_case(case: Case) -> dict[str, Any]:
     return {"setup_seconds": begun - start, "hello_seconds": hello, "memory_before_bytes": before, **measured}
 
 
-def _images(case: Case) -> Images:
+def _images(case: Case) -> Dataset:
     """Make noise of the right shape, enough for the largest case, so that all cases hold the same pixels."""
     generator = torch.Generator().manual_seed(0)
     shape = (case.pool, 3, case.image_size, case.image_size)
@@ -85,7 +85,7 @@ def _images(case: Case) -> Images:
     used = case.clients * case.samples
     labels = torch.arange(used) % NUM_CLASSES
     scale, shift = MINUS_ONE_TO_ONE["scale"], MINUS_ONE_TO_ONE["shift"]
-    return Images("noise", pixels[:used], labels, NUM_CLASSES, scale, shift)
+    return Dataset("noise", pixels[:used], labels, NUM_CLASSES, scale, shift)
 
 
 def _config(case: Case) -> dict[str, Any]:

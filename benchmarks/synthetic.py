@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from tinyproto.data.images import Images, SharedPixels
+from tinyproto.data.dataset import Dataset, SharedArray
 from tinyproto.data.inputs import assembled
 
 NUM_CLASSES = 10
@@ -25,13 +25,13 @@ VALUES: dict[str, Any] = {
 """The paper's networks and widths; few clients, so that each has enough samples for batch statistics."""
 
 
-def synthetic_images(samples: int) -> Images:
+def synthetic_images(samples: int) -> Dataset:
     """Make images of noise over one smooth pattern per class, in memory that worker processes can map."""
     generator = torch.Generator().manual_seed(0)
     coarse = torch.rand(NUM_CLASSES, SHAPE[0], 4, 4, generator=generator)
     patterns = functional.interpolate(coarse, SHAPE[1:], mode="bilinear")
     labels = torch.arange(samples) % NUM_CLASSES
-    shared = SharedPixels.blank((samples, *SHAPE))
+    shared = SharedArray.blank((samples, *SHAPE))
     for start in range(0, samples, 1000):
         chosen = labels[start : start + 1000]
         noise = torch.rand(len(chosen), *SHAPE, generator=generator)

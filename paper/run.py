@@ -24,7 +24,7 @@ from tinyproto.builder import Cell, resolve_device
 from tinyproto.config.data_section import DataSection
 from tinyproto.config.load import completed, differences
 from tinyproto.config.schema import neutral_keys
-from tinyproto.data.images import Images
+from tinyproto.data.dataset import Dataset
 from tinyproto.data.sources import SOURCES, Progress
 from tinyproto.errors import DataError, InUseError, RunFolderError, TinyProtoError
 from tinyproto.experiment import most_at_once
@@ -296,7 +296,7 @@ class _Datasets:
             self._observer.told(what)
 
 
-def _load(section: DataSection, progress: Progress) -> Images:
+def _load(section: DataSection, progress: Progress) -> Dataset:
     """Return the images of a section; raise DataError if less or more of the dataset is found than its cells use."""
     images = SOURCES[section.name].load(section.request(progress))
     if images.name != section.dataset:

@@ -11,7 +11,7 @@ import torch
 
 from support import NUM_CLASSES, make_images
 from support_cli import GoodRun, command, write_project
-from tinyproto.data.images import FederatedData
+from tinyproto.data.dataset import FederatedData
 from tinyproto.data.partition import Share
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to what a script starts in the background

@@ -19,7 +19,7 @@ from tinyproto.config.schema import EvaluateSection, TrainSection
 from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.core.streams import Streams, global_randomness
 from tinyproto.core.task import FitResult, TensorData
-from tinyproto.data.images import CountedSamples, FederatedData, Images
+from tinyproto.data.dataset import CountedSamples, Dataset, FederatedData
 from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.participation import EvaluatedClients, Trace
 from tinyproto.engine.server import NO_DEFENCE
@@ -36,7 +36,7 @@ NUM_CLASSES = 4
 PROTO_DIM = 12
 
 
-def make_images(samples: int, seed: int = 0) -> Images:
+def make_images(samples: int, seed: int = 0) -> Dataset:
     """Noisy 6×6 images with a bright quarter that names the class."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(samples) % NUM_CLASSES
@@ -44,10 +44,10 @@ def make_images(samples: int, seed: int = 0) -> Images:
     for index, label in enumerate(labels.tolist()):
         row, column = divmod(label, 2)
         pixels[index, 0, 3 * row : 3 * row + 3, 3 * column : 3 * column + 3] += 120
-    return Images("quarters", pixels.to(torch.uint8), labels, NUM_CLASSES, scale=2 / 255, shift=-1.0)
+    return Dataset("quarters", pixels.to(torch.uint8), labels, NUM_CLASSES, scale=2 / 255, shift=-1.0)
 
 
-def make_patterns(samples: int, classes: int, shape: tuple[int, int, int], seed: int = 0) -> Images:
+def make_patterns(samples: int, classes: int, shape: tuple[int, int, int], seed: int = 0) -> Dataset:
     """Noise over one smooth pattern for each class: of any shape, and learnable."""
     generator = torch.Generator().manual_seed(seed)
     channels, height, width = shape
@@ -55,7 +55,7 @@ def make_patterns(samples: int, classes: int, shape: tuple[int, int, int], seed:
     patterns = functional.interpolate(coarse, (height, width), mode="bilinear")
     labels = torch.arange(samples) % classes
     pixels = 160 * patterns[labels] + 90 * torch.rand(samples, *shape, generator=generator)
-    return Images("patterns", pixels.to(torch.uint8), labels, classes, scale=2 / 255, shift=-1.0)
+    return Dataset("patterns", pixels.to(torch.uint8), labels, classes, scale=2 / 255, shift=-1.0)
 
 
 def tiny_net(input_shape: Sequence[int], proto_dim: int, num_classes: int) -> SplitModel:

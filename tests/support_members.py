@@ -44,7 +44,7 @@ def small_values(name: str = "tinyproto_fp", clients: int = 3, rounds: int = 2, 
 def write_arrays(file: Path, client: int, classes: int = CLASSES, shape: tuple[int, int, int] = SHAPE) -> Path:
     """A client's own samples: 16 to train on, 8 to test on."""
     images = make_patterns(24, classes, shape, seed=client)
-    pixels, labels = images.pixels.numpy(), images.labels.numpy()
+    pixels, labels = images.inputs.numpy(), images.labels.numpy()
     file.parent.mkdir(parents=True, exist_ok=True)
     np.savez(file, x_train=pixels[:16], y_train=labels[:16], x_test=pixels[16:], y_test=labels[16:])
     return file

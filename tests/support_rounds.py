@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support import FEDERATION, PROTO_DIM, InProcess, SimulationSettings, tiny_net
 from tinyproto.algorithms import ALGORITHMS, Algorithm
-from tinyproto.data.images import FederatedData
+from tinyproto.data.dataset import FederatedData
 from tinyproto.engine.client import LocalTraining, PrototypeSamples
 
 

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 import tinyproto as tp
-from tinyproto.data import Images
+from tinyproto.data import Dataset
 from tinyproto.errors import ConfigError, DataError, ModelError
 
 CLIENTS, CLASSES, DIM, CPS_DIM, ROUNDS = 4, 3, 6, 2, 2
 
 
-def make_images(name: str = "arrays") -> Images:
+def make_images(name: str = "arrays") -> Dataset:
     """Three classes of 8×8 images, each bright in its own rows; α = 1000 gives every client some of each."""
     random = np.random.RandomState(0)
     labels = np.arange(180) % CLASSES

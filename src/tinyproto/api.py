@@ -11,7 +11,7 @@ from torch import nn
 
 from tinyproto.algorithms.base import Client
 from tinyproto.config.load import parse_config
-from tinyproto.data.images import Images
+from tinyproto.data.dataset import Dataset
 from tinyproto.data.partition import KEYS_OF_KIND
 from tinyproto.data.sources import load
 from tinyproto.engine.round import RoundRecord
@@ -53,7 +53,7 @@ class Result:
 
 def simulate(
     *,
-    data: Images | str = "digits",
+    data: Dataset | str = "digits",
     algorithm: str | Mapping[str, Any] = "tinyproto_ft",
     models: ModelEntry | Sequence[ModelEntry] | None = None,
     num_clients: int = 20,
@@ -84,7 +84,7 @@ def simulate(
 
     """
     images = load(data) if isinstance(data, str) else data
-    if not isinstance(images, Images):
+    if not isinstance(images, Dataset):
         raise ConfigError(
             f"data has to come from tinyproto.data.load, from_arrays or from_dataset, not be a {type(data).__name__}"
         )
@@ -159,7 +159,7 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _entries(models: ModelEntry | Sequence[ModelEntry] | None, images: Images) -> list[Any]:
+def _entries(models: ModelEntry | Sequence[ModelEntry] | None, images: Dataset) -> list[Any]:
     if models is None:
         return list(small_networks(images.input_shape, images.vocabulary))
     if isinstance(models, Sequence) and not isinstance(models, str | nn.Module):

@@ -16,7 +16,7 @@ from tinyproto.builder import Cell, Setup, build_defence, build_setup, resolve_d
 from tinyproto.config.load import Config
 from tinyproto.core.streams import one_thread
 from tinyproto.core.task import Trainer, batch_sizes
-from tinyproto.data.images import FederatedData, Images
+from tinyproto.data.dataset import Dataset, FederatedData
 from tinyproto.data.normalise import with_statistics
 from tinyproto.data.partition import holdings, train_rows
 from tinyproto.data.sources import SOURCES, Progress, silent
@@ -44,7 +44,7 @@ MOST_ON_A_GPU = 8
 class Experiment:
     """A config with its data and partition; every error in them is found before a run folder exists."""
 
-    def __init__(self, config: Config, images: Images | None = None, progress: Progress = silent) -> None:
+    def __init__(self, config: Config, images: Dataset | None = None, progress: Progress = silent) -> None:
         self.config = config
         model = config.model
         if not model.models:

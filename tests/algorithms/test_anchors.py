@@ -24,7 +24,7 @@ from tinyproto.algorithms.base import Algorithm, ClientInfo, Round, expected_fra
 from tinyproto.algorithms.defence import Defence, defended
 from tinyproto.core.masks import build_masks
 from tinyproto.core.prototypes import Message
-from tinyproto.data.images import FederatedData
+from tinyproto.data.dataset import FederatedData
 from tinyproto.engine.client import LocalTraining
 from tinyproto.errors import WireError
 from tinyproto.wire.codec import encode

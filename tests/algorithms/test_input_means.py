@@ -20,7 +20,7 @@ from tinyproto.algorithms.input_means import (
 )
 from tinyproto.core.prototypes import Message
 from tinyproto.core.task import State, TensorData, batch_plan
-from tinyproto.data.images import FederatedData
+from tinyproto.data.dataset import FederatedData
 from tinyproto.data.partition import Partition
 from tinyproto.engine.measure import WAYS
 from tinyproto.engine.training import EagerTrainer

@@ -25,7 +25,7 @@ from tinyproto.algorithms.tinyproto_sphere import SPEC, SphereServer
 from tinyproto.core import cps
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.task import State
-from tinyproto.data.images import FederatedData
+from tinyproto.data.dataset import FederatedData
 from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.training import EagerTrainer
 from tinyproto.wire.values import VALUE_TYPES, ValueName, WireSettings

@@ -25,13 +25,13 @@ from benchmarks.communication import (
     train,
     with_noise,
 )
-from tinyproto.data.images import Images
+from tinyproto.data.dataset import Dataset
 from tinyproto.data.partition import Share
 
 
-def images(labels: list[int]) -> Images:
+def images(labels: list[int]) -> Dataset:
     pixels = torch.zeros(len(labels), 1, 2, 2, dtype=torch.uint8)
-    return Images("made", pixels, torch.tensor(labels), max(labels) + 1, scale=1.0, shift=0.0)
+    return Dataset("made", pixels, torch.tensor(labels), max(labels) + 1, scale=1.0, shift=0.0)
 
 
 def test_few_samples_are_as_many_of_each_class_and_all_others_are_tested_on_once() -> None:

@@ -164,5 +164,5 @@ def test_made_up_images_have_cifar_s_shape_and_every_class() -> None:
     images = synthetic_images(30)
     assert images.input_shape == SHAPE
     assert images.class_counts(torch.arange(30)).tolist() == [3] * 10
-    assert torch.equal(images.pixels, synthetic_images(30).pixels)
-    assert images.pixels.float().std() > 10
+    assert torch.equal(images.inputs, synthetic_images(30).inputs)
+    assert images.inputs.float().std() > 10

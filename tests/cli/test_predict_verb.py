@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("predict")
     grid.run(make_experiment(made, CONFIG), made / "runs")
     (made / "photos" / "more").mkdir(parents=True)
-    for name, digit in zip(("a", "b", "more/c"), tp.data.load("digits").pixels.numpy(), strict=False):
+    for name, digit in zip(("a", "b", "more/c"), tp.data.load("digits").inputs.numpy(), strict=False):
         Image.fromarray(np.rint(digit[0] * (255 / 16)).astype(np.uint8)).save(made / "photos" / f"{name}.png")
     (made / "photos" / "notes.txt").write_text("no image")
     return made

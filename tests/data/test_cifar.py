@@ -13,7 +13,7 @@ import torch
 
 from support_data import CIFAR10_PYTHON, Array, Python2Pickle, random_pixels, write_binary, write_cifar10_binary
 from tinyproto.data import load
-from tinyproto.data.images import Images
+from tinyproto.data.dataset import Dataset
 from tinyproto.data.sources import Request, cifar, locate
 from tinyproto.errors import DataError
 
@@ -62,8 +62,8 @@ def test_every_official_layout_gives_train_then_test(
     images = load(name, tmp_path / folder if inside else tmp_path)
     assert (images.name, images.num_classes) == (name, 10 if name == "cifar10" else 100)
     assert images.labels.tolist() == labels
-    assert images.pixels.dtype == torch.uint8
-    assert images.pixels.numpy().tolist() == pixels.reshape(-1, 3, 32, 32).tolist()
+    assert images.inputs.dtype == torch.uint8
+    assert images.inputs.numpy().tolist() == pixels.reshape(-1, 3, 32, 32).tolist()
     assert locate(name, tmp_path) == str(tmp_path / folder)
 
 
@@ -144,7 +144,7 @@ def test_a_python_file_with_fewer_labels_than_images_is_corrupt(tmp_path: Path) 
     assert f"{file} is corrupt: its data has shape (2, 3072) for 1 labels" in refused(tmp_path)
 
 
-def with_first_labels(root: Path, checksum: str) -> Images:
+def with_first_labels(root: Path, checksum: str) -> Dataset:
     """Load four images as if they were the official ones, known by their first labels."""
     layout = replace(cifar.CIFAR100.binary, files={"train.bin": checksum, "test.bin": checksum})
     official = replace(cifar.CIFAR100, first_labels=(7, 8), binary=layout)

@@ -34,14 +34,14 @@ class Endless(IterableDataset[Any]):
 
 def test_a_torch_dataset_gives_its_items() -> None:
     images = from_dataset(TensorDataset(INPUTS, LABELS), name="mine")
-    assert torch.equal(images.pixels, INPUTS)
+    assert torch.equal(images.inputs, INPUTS)
     assert (images.labels.tolist(), images.name) == (LABELS.tolist(), "mine")
 
 
 def test_images_and_class_names_of_a_torch_dataset_survive() -> None:
     images = from_dataset(Pictures())
     assert (images.dtype, images.input_shape, images.class_names) == ("uint8", (3, 6, 8), ("ant", "bee"))
-    assert images.pixels[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
+    assert images.inputs[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
     assert images.name == "pictures"
 
 
@@ -78,13 +78,13 @@ def test_token_ids_and_class_names_of_a_split_are_read() -> None:
     )
     images = from_dataset(made, vocabulary=9)
     assert (images.dtype, images.vocabulary, images.class_names) == ("int64", 9, ("no", "yes"))
-    assert (images.pixels.tolist(), images.labels.tolist()) == ([[1, 2, 0], [3, 4, 5]], [1, 0])
+    assert (images.inputs.tolist(), images.labels.tolist()) == ([[1, 2, 0], [3, 4, 5]], [1, 0])
 
 
 def test_columns_of_numbers_become_a_table() -> None:
     images = from_dataset(split({"a": [1, 2], "b": [0.5, 1.5], "kind": ["x", "y"]}), label="kind")
     assert (images.columns, images.class_names) == (("a", "b"), ("x", "y"))
-    assert images.pixels.tolist() == [[1.0, 0.5], [2.0, 1.5]]
+    assert images.inputs.tolist() == [[1.0, 0.5], [2.0, 1.5]]
 
 
 def test_images_of_a_split_become_pixels() -> None:
@@ -94,7 +94,7 @@ def test_images_of_a_split_become_pixels() -> None:
         lambda hf: hf.Features({"image": hf.Image(), "label": hf.Value("int64")}),
     )
     images = from_dataset(made, name="shades")
-    assert (images.dtype, images.input_shape, images.pixels[:, 0, 0, 0].tolist()) == ("uint8", (1, 4, 4), [7, 9])
+    assert (images.dtype, images.input_shape, images.inputs[:, 0, 0, 0].tolist()) == ("uint8", (1, 4, 4), [7, 9])
 
 
 def test_columns_of_text_are_refused_by_name() -> None:

@@ -55,20 +55,20 @@ def test_an_empty_test_part_keeps_the_shape_of_an_image() -> None:
 
 def test_all_clients_share_one_pool_of_pixels() -> None:
     pools = {part(client).pool.data_ptr() for part in (FEDERATION.train, FEDERATION.test) for client in range(3)}
-    assert pools == {FEDERATION.images.pixels.data_ptr()}
+    assert pools == {FEDERATION.images.inputs.data_ptr()}
 
 
 def test_a_subset_of_a_clients_samples_stays_in_the_pool() -> None:
     subset = FEDERATION.train(0).subset(torch.tensor([2, 0]))
     assert subset.inputs.flatten().tolist() == [10, 40]
     assert subset.labels.tolist() == [0, 2]
-    assert subset.pool.data_ptr() == FEDERATION.images.pixels.data_ptr()
+    assert subset.pool.data_ptr() == FEDERATION.images.inputs.data_ptr()
 
 
 def test_moving_a_federation_moves_its_pool_once() -> None:
     assert FEDERATION.to("cpu").images is FEDERATION.images
     moved = FEDERATION.to("meta")
-    assert moved.train(0).pool is moved.test(1).pool is moved.images.pixels
+    assert moved.train(0).pool is moved.test(1).pool is moved.images.inputs
     assert moved.train(0).labels.device.type == "meta"
 
 

@@ -13,7 +13,7 @@ import torch
 from support_data import write_binary, write_cifar10_binary, write_picture, write_tiny_imagenet
 from tinyproto.config import parse_config
 from tinyproto.data import load
-from tinyproto.data.images import Images, SharedPixels
+from tinyproto.data.dataset import Dataset, SharedArray
 from tinyproto.data.sources import full_name, part_name, tiny_imagenet
 from tinyproto.data.sources.tiny_imagenet import WNIDS
 from tinyproto.errors import DataError
@@ -23,14 +23,14 @@ from tinyproto.workers.child import SharedDataset, received_dataset
 PART = "tiny_imagenet, first 2 classes"
 
 
-def first_of(images: Images, count: int) -> tuple[list[int], list[int]]:
+def first_of(images: Dataset, count: int) -> tuple[list[int], list[int]]:
     """Labels and all pixels of the first classes, picked here."""
     kept = images.labels < count
-    return images.labels[kept].tolist(), images.pixels[kept].flatten().tolist()
+    return images.labels[kept].tolist(), images.inputs[kept].flatten().tolist()
 
 
-def held(images: Images) -> tuple[list[int], list[int]]:
-    return images.labels.tolist(), images.pixels.flatten().tolist()
+def held(images: Dataset) -> tuple[list[int], list[int]]:
+    return images.labels.tolist(), images.inputs.flatten().tolist()
 
 
 # Tiny-ImageNet
@@ -177,7 +177,7 @@ def test_images_left_out_take_no_memory_and_a_worker_maps_the_rest() -> None:
     assert os.fstat(part.shared.descriptor).st_size == len(part) * 64
     handover = SharedDataset(part)
     request = handover.request({})
-    for name, descriptor in zip(("pixels", "labels"), handover.descriptors, strict=True):
+    for name, descriptor in zip(("inputs", "labels"), handover.descriptors, strict=True):
         request.head[name]["descriptor"] = os.dup(descriptor)
     received = received_dataset(request)
     assert received is not None
@@ -186,7 +186,7 @@ def test_images_left_out_take_no_memory_and_a_worker_maps_the_rest() -> None:
 
 
 def test_more_images_than_are_moved_at_a_time_keep_their_order() -> None:
-    pool = SharedPixels.blank((5000, 1, 1, 2))
+    pool = SharedArray.blank((5000, 1, 1, 2))
     pool.array[:] = np.arange(10_000, dtype=np.int64).view(np.uint8)[: 10_000 * 8 : 8].reshape(5000, 1, 1, 2)
     places = np.flatnonzero(np.random.default_rng(0).random(5000) < 0.6)
     expected = pool.tensor.clone()[torch.from_numpy(places)]

@@ -26,9 +26,9 @@ def test_class_folders_sorted_by_name_are_the_classes(tmp_path: Path) -> None:
     assert (images.name, images.class_names) == (tmp_path.name, ("Ant", "cat", "dog"))
     assert (images.num_classes, images.input_shape) == (3, (3, 8, 8))
     assert images.labels.tolist() == [0, 0, 1, 1, 2, 2]
-    assert images.pixels[:, 0, 3, 3].tolist() == [90, 91, 10, 11, 50, 51]
-    assert images.pixels[:, 0, 0, 3].tolist() == [0] * 6
-    assert images.pixels.dtype == torch.uint8
+    assert images.inputs[:, 0, 3, 3].tolist() == [90, 91, 10, 11, 50, 51]
+    assert images.inputs[:, 0, 0, 3].tolist() == [0] * 6
+    assert images.inputs.dtype == torch.uint8
 
 
 @pytest.mark.parametrize("second", ["val", "test", "valid"])
@@ -50,11 +50,11 @@ def test_all_grey_stays_grey_and_one_colour_image_makes_all_colour(tmp_path: Pat
         write_picture(tmp_path / "a" / f"{index}.png", 10 + index, mode="L")
     grey = load("image_folder", tmp_path)
     assert grey.input_shape == (1, 8, 8)
-    assert grey.pixels[:, 0, 3, 3].tolist() == [10, 11, 12]
+    assert grey.inputs[:, 0, 3, 3].tolist() == [10, 11, 12]
     write_picture(tmp_path / "a" / "3.png", 13)
     colour = load("image_folder", tmp_path)
     assert colour.input_shape == (3, 8, 8)
-    assert colour.pixels[0, :, 3, 3].tolist() == [10, 10, 10]
+    assert colour.inputs[0, :, 3, 3].tolist() == [10, 10, 10]
 
 
 def test_images_of_several_sizes_need_an_image_size(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_images_of_several_sizes_need_an_image_size(tmp_path: Path) -> None:
         load("image_folder", tmp_path)
     images = load("image_folder", tmp_path, image_size=6)
     assert images.input_shape == (3, 6, 6)
-    assert images.pixels[:, 0, 4, 4].tolist() == [10, 200]
+    assert images.inputs[:, 0, 4, 4].tolist() == [10, 200]
 
 
 @pytest.mark.parametrize("mode", ["P", "RGBA", "LA", "CMYK", "1"])
@@ -73,7 +73,7 @@ def test_images_of_every_8_bit_mode_are_read(tmp_path: Path, mode: str) -> None:
     suffix = "jpg" if mode == "CMYK" else "png"
     write_picture(tmp_path / "a" / "0.png", 7)
     Image.new("RGB", (8, 8), (255, 255, 255)).convert(mode).save(tmp_path / "a" / f"1.{suffix}")
-    assert int(load("image_folder", tmp_path).pixels[1].min()) > 250
+    assert int(load("image_folder", tmp_path).inputs[1].min()) > 250
 
 
 def test_an_image_of_16_bits_is_refused_and_not_cut_off(tmp_path: Path) -> None:

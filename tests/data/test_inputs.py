@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tinyproto.data import Images, Share, from_arrays, load
+from tinyproto.data import Dataset, Share, from_arrays, load
 from tinyproto.data.normalise import with_normalisation, with_statistics
 from tinyproto.data.partition import train_rows
 from tinyproto.errors import DataError
@@ -21,7 +21,7 @@ TABLE = RANDOM.normal((5.0, -1000.0, 0.0), (1.0, 200.0, 0.0), (40, 3))
 LABELS = np.arange(40) % 4
 
 
-def seen(images: Images) -> torch.Tensor:
+def seen(images: Dataset) -> torch.Tensor:
     return images.take(torch.arange(len(images))).batch(slice(None)).inputs
 
 
@@ -31,7 +31,7 @@ def test_floats_of_any_shape_are_stored_as_float32(shape: tuple[int, ...], dtype
     values = RANDOM.normal(size=shape).astype(dtype)
     images = from_arrays(values, LABELS)
     assert (images.dtype, images.input_shape) == ("float32", shape[1:])
-    assert np.array_equal(images.pixels.numpy(), values.astype(np.float32))
+    assert np.array_equal(images.inputs.numpy(), values.astype(np.float32))
 
 
 def test_floats_are_normalised_by_the_training_samples_of_each_column() -> None:
@@ -56,14 +56,14 @@ def test_agreed_constants_replace_the_statistics() -> None:
     images = from_arrays(TABLE, LABELS, normalise={"mean": [5.0, -1000.0, 0.0], "std": 2.0})
     assert (images.scale, images.shift) == ((0.5, 0.5, 0.5), (-2.5, 500.0, 0.0))
     assert with_statistics(images, np.arange(3)) is images
-    torch.testing.assert_close(seen(images), (images.pixels - torch.tensor([5.0, -1000.0, 0.0])) / 2)
+    torch.testing.assert_close(seen(images), (images.inputs - torch.tensor([5.0, -1000.0, 0.0])) / 2)
     pixels = from_arrays(np.full((1, 3, 2, 2), 4, np.uint8), [0], normalise={"mean": [1.0, 2.0, 3.0], "std": 1.0})
     assert seen(pixels)[0, :, 0, 0].tolist() == [3.0, 2.0, 1.0]
 
 
 def test_none_shows_values_as_they_are_stored() -> None:
     images = with_statistics(from_arrays(TABLE, LABELS, normalise="none"), np.arange(40))
-    assert torch.equal(seen(images), images.pixels)
+    assert torch.equal(seen(images), images.inputs)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_an_npz_file_holds_any_of_them(values: Any, tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", x=values, y=LABELS, class_names=np.array(["a", "b", "c", "d"]))
     images = load("npz", tmp_path / "mine.npz")
     again = from_arrays(values, LABELS, class_names=["a", "b", "c", "d"])
-    assert torch.equal(images.pixels, again.pixels)
+    assert torch.equal(images.inputs, again.inputs)
     assert (images.name, images.class_names, images.vocabulary) == ("mine", again.class_names, again.vocabulary)
 
 
@@ -134,7 +134,7 @@ def test_a_child_process_gets_them_with_all_facts(values: Any, tmp_path: Path) -
     images = with_statistics(load("npz", tmp_path / "mine.npz"), np.arange(20))
     handover = SharedDataset(images)
     request = handover.request({})
-    for part in ("pixels", "labels"):  # a child inherits copies of the descriptors
+    for part in ("inputs", "labels"):  # a child inherits copies of the descriptors
         request.head[part]["descriptor"] = os.dup(request.head[part]["descriptor"])
     received = received_dataset(request)
     assert received is not None
@@ -147,16 +147,16 @@ def test_wine_is_scikit_learns() -> None:
     from sklearn.datasets import load_wine
 
     theirs, ours = load_wine(), load("wine")
-    assert np.array_equal(ours.pixels.numpy(), theirs.data.astype(np.float32))
+    assert np.array_equal(ours.inputs.numpy(), theirs.data.astype(np.float32))
     assert ours.labels.tolist() == theirs.target.tolist()
     assert (ours.columns, ours.class_names) == (tuple(theirs.feature_names), tuple(theirs.target_names))
 
 
 def test_signals_are_the_same_whenever_they_are_drawn() -> None:
     first, again = load("signals"), load("signals", first_classes=4)
-    assert torch.equal(first.pixels[first.labels < 4], again.pixels)
+    assert torch.equal(first.inputs[first.labels < 4], again.inputs)
     assert first.labels.bincount().tolist() == [150] * 6
     assert again.class_names == ("sine", "square", "sawtooth", "rising")
     torch.testing.assert_close(
-        first.pixels[0, 0, :4], torch.tensor([-1.756989, -0.692023, -1.222031, -0.132474]), atol=1e-5, rtol=0
+        first.inputs[0, 0, :4], torch.tensor([-1.756989, -0.692023, -1.222031, -0.132474]), atol=1e-5, rtol=0
     )  # fmt: skip

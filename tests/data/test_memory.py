@@ -30,7 +30,7 @@ def measure(name, root):
     data = FederatedData(images, Partition(num_clients=5, alpha=1.0).shares(images.labels.numpy()))
     clients = [(data.train(client), data.test(client)) for client in range(5)]
     assert sum(len(part) for parts in clients for part in parts) == len(images)
-    return [images.pixels.numel(), resident("VmHWM") - before]
+    return [images.inputs.numel(), resident("VmHWM") - before]
 
 measure("digits", None)
 print(json.dumps({name + root[-6:]: measure(name, root) for name, root in json.loads(sys.argv[1])}))

@@ -21,7 +21,7 @@ def test_images_and_labels_are_taken_as_they_are(tmp_path: Path, compressed: boo
     (np.savez_compressed if compressed else np.savez)(file, images=PIXELS, labels=LABELS)
     images = load("npz", file)
     assert (images.name, images.num_classes) == ("mine", 4)
-    assert images.pixels.numpy().tolist() == PIXELS.tolist()
+    assert images.inputs.numpy().tolist() == PIXELS.tolist()
     assert images.labels.tolist() == LABELS.tolist()
     assert images.shared is not None
 
@@ -30,7 +30,7 @@ def test_train_and_test_are_merged_in_that_order(tmp_path: Path) -> None:
     parts = {"x_test": PIXELS[4:], "y_test": LABELS[4:], "x_train": PIXELS[:4], "y_train": LABELS[:4]}
     np.savez(tmp_path / "a.npz", **parts)  # type: ignore[arg-type]
     images = load("npz", tmp_path / "a.npz")
-    assert images.pixels.numpy().tolist() == PIXELS.tolist()
+    assert images.inputs.numpy().tolist() == PIXELS.tolist()
     assert images.labels.tolist() == LABELS.tolist()
 
 
@@ -38,8 +38,8 @@ def test_channels_that_come_last_are_brought_forward(tmp_path: Path) -> None:
     last = np.ascontiguousarray(PIXELS.transpose(0, 2, 3, 1))
     np.savez(tmp_path / "a.npz", x_train=last[:4], y_train=LABELS[:4, None], x_test=last[4:], y_test=LABELS[4:, None])
     images = load("npz", tmp_path / "a.npz")
-    assert images.pixels.numpy().tolist() == PIXELS.tolist()
-    assert images.pixels.is_contiguous()
+    assert images.inputs.numpy().tolist() == PIXELS.tolist()
+    assert images.inputs.is_contiguous()
     assert images.labels.tolist() == LABELS.tolist()
 
 

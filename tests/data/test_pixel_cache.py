@@ -13,7 +13,7 @@ import pytest
 
 from support_data import write_picture
 from tinyproto.data import load
-from tinyproto.data.images import Images
+from tinyproto.data.dataset import Dataset
 from tinyproto.errors import DataError
 
 
@@ -37,7 +37,7 @@ class Watch:
         self.last = (done, total)
 
 
-def loaded(folder: Path, cache: Path | None = None) -> tuple[Images, list[str]]:
+def loaded(folder: Path, cache: Path | None = None) -> tuple[Dataset, list[str]]:
     watch = Watch()
     images = load("image_folder", folder, cache=cache, progress=watch)
     assert not watch.said or watch.last == (len(images), len(images))
@@ -53,7 +53,7 @@ def test_a_second_load_decodes_nothing_and_gives_the_same(folder: Path) -> None:
     assert said == ["decoding 6 images of image_folder"]
     again, said = loaded(folder)
     assert said == []
-    assert again.pixels.equal(first.pixels)
+    assert again.inputs.equal(first.inputs)
     assert again.labels.equal(first.labels)
     assert sorted(path.name for path in cache_of(folder).parent.iterdir()) == [
         "image_folder-as_stored.json", "image_folder-as_stored.pixels",
@@ -61,10 +61,10 @@ def test_a_second_load_decodes_nothing_and_gives_the_same(folder: Path) -> None:
 
 
 def test_nothing_can_write_through_to_the_cache(folder: Path) -> None:
-    loaded(folder)[0].pixels[:] = 0
+    loaded(folder)[0].inputs[:] = 0
     assert loaded(folder)[1] == []
-    loaded(folder)[0].pixels[:] = 0
-    assert int(loaded(folder)[0].pixels.max()) > 0
+    loaded(folder)[0].inputs[:] = 0
+    assert int(loaded(folder)[0].inputs.max()) > 0
 
 
 def truncate(cache: Path) -> None:
@@ -95,11 +95,11 @@ def spoil_note(cache: Path) -> None:
     ],
 )
 def test_a_cache_of_no_use_is_made_anew_with_a_word(folder: Path, harm: Callable[[Path], None], word: str) -> None:
-    good = loaded(folder)[0].pixels.clone()
+    good = loaded(folder)[0].inputs.clone()
     harm(cache_of(folder))
     again, said = loaded(folder)
     assert said == [f"decoding 6 images of image_folder again: the cache is {word}"]
-    assert again.pixels.equal(good)
+    assert again.inputs.equal(good)
     assert loaded(folder)[1] == []
 
 
@@ -109,7 +109,7 @@ def test_a_changed_an_added_and_a_removed_image_are_noticed(folder: Path) -> Non
     write_picture(folder / "cats" / "1.png", 200)
     images, said = loaded(folder)
     assert said == [f"decoding 6 images of image_folder {word}"]
-    assert int(images.pixels[1, 0, 3, 3]) == 200
+    assert int(images.inputs[1, 0, 3, 3]) == 200
     write_picture(folder / "cats" / "7.png", 200)
     assert loaded(folder)[1] == [f"decoding 7 images of image_folder {word}"]
     (folder / "cats" / "7.png").unlink()
@@ -170,4 +170,4 @@ data.load("image_folder", sys.argv[1])
     assert subprocess.run([sys.executable, "-c", killed, str(folder)], check=False).returncode == 9
     images, said = loaded(folder)
     assert said == ["decoding 6 images of image_folder"]
-    assert int(images.pixels[0, 0, 3, 3]) == 10
+    assert int(images.inputs[0, 0, 3, 3]) == 10

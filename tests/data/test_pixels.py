@@ -10,18 +10,18 @@ import sys
 import pytest
 import torch
 
-from tinyproto.data.images import Images, SharedPixels
+from tinyproto.data.dataset import Dataset, SharedArray
 from tinyproto.workers.child import SharedDataset, received_dataset
 
 READ_ELSEWHERE = """
 import json, sys
-from tinyproto.data.images import SharedPixels
-print(SharedPixels(**json.loads(sys.argv[1])).tensor.flatten().tolist())
+from tinyproto.data.dataset import SharedArray
+print(SharedArray(**json.loads(sys.argv[1])).tensor.flatten().tolist())
 """
 
 
-def filled() -> SharedPixels:
-    pixels = SharedPixels.blank((2, 1, 1, 3))
+def filled() -> SharedArray:
+    pixels = SharedArray.blank((2, 1, 1, 3))
     pixels.array[:] = [[[[1, 2, 3]]], [[[4, 5, 255]]]]
     return pixels
 
@@ -42,7 +42,7 @@ def test_another_process_reads_what_was_written() -> None:
 def test_what_another_mapping_writes_stays_its_own() -> None:
     pixels = filled()
     assert pixels.descriptor is not None
-    other = SharedPixels(os.dup(pixels.descriptor), pixels.shape)
+    other = SharedArray(os.dup(pixels.descriptor), pixels.shape)
     other.array[0] = 9
     assert pixels.tensor.flatten().tolist() == [1, 2, 3, 4, 5, 255]
 
@@ -59,16 +59,16 @@ def test_without_memory_files_a_nameless_file_takes_their_place(monkeypatch: pyt
 
 def test_a_worker_is_handed_the_same_dataset() -> None:
     shared = filled()
-    images = Images("tiny", shared.tensor, torch.tensor([1, 0]), 3, 0.5, -2.0, shared)
+    images = Dataset("tiny", shared.tensor, torch.tensor([1, 0]), 3, 0.5, -2.0, shared)
     handover = SharedDataset(images)
     request = handover.request({"name": "x"})
-    for name, descriptor in zip(("pixels", "labels"), handover.descriptors, strict=True):
+    for name, descriptor in zip(("inputs", "labels"), handover.descriptors, strict=True):
         request.head[name]["descriptor"] = os.dup(descriptor)
     received = received_dataset(request)
     assert received is not None
     assert (received.name, received.num_classes, received.scale, received.shift) == ("tiny", 3, 0.5, -2.0)
     assert received.labels.tolist() == [1, 0]
-    assert received.pixels.equal(images.pixels)
+    assert received.inputs.equal(images.inputs)
 
 
 def test_where_no_such_file_may_be_the_pixels_are_this_process_s_and_workers_load_their_own(
@@ -80,6 +80,6 @@ def test_where_no_such_file_may_be_the_pixels_are_this_process_s_and_workers_loa
     monkeypatch.setattr(os, "ftruncate", too_large)
     shared = filled()
     assert shared.tensor.sum() == 270
-    handover = SharedDataset(Images("tiny", shared.tensor, torch.tensor([1, 0]), 3, 0.5, -2.0, shared))
+    handover = SharedDataset(Dataset("tiny", shared.tensor, torch.tensor([1, 0]), 3, 0.5, -2.0, shared))
     assert handover.descriptors == []
     assert received_dataset(handover.request({"name": "x"})) is None

@@ -17,7 +17,7 @@ def test_the_digits_need_no_files() -> None:
     digits = load("digits")
     assert digits.name == "digits"
     assert digits.input_shape == (1, 8, 8)
-    assert digits.pixels.dtype == torch.uint8
+    assert digits.inputs.dtype == torch.uint8
     assert torch.bincount(digits.labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     assert (len(digits), digits.num_classes) == (1797, 10)
 
@@ -92,8 +92,8 @@ def test_the_embedded_digits_are_scikit_learn_s_whichever_way_they_are_read(monk
 
     digits = load_digits()
     read = load("digits")
-    assert read.pixels.squeeze(1).numpy().tolist() == digits.images.tolist()
+    assert read.inputs.squeeze(1).numpy().tolist() == digits.images.tolist()
     assert read.labels.tolist() == digits.target.tolist()
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert load("digits").pixels.equal(read.pixels)
+    assert load("digits").inputs.equal(read.inputs)
     assert load("digits").labels.equal(read.labels)

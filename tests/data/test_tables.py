@@ -27,7 +27,7 @@ def write(folder: Path, text: str, name: str = "pets.csv") -> Path:
 def test_a_table_names_its_features_its_classes_and_itself(tmp_path: Path) -> None:
     images = load("table", write(tmp_path, ROWS), label="species")
     assert (images.name, images.columns, images.class_names) == ("pets", ("age", "height"), ("cat", "dog"))
-    assert images.pixels.tolist() == [[1.0, 10.5], [2.0, 20.5], [3.0, 30.5]]
+    assert images.inputs.tolist() == [[1.0, 10.5], [2.0, 20.5], [3.0, 30.5]]
     assert images.labels.tolist() == [0, 1, 0]
 
 
@@ -35,7 +35,7 @@ def test_a_table_names_its_features_its_classes_and_itself(tmp_path: Path) -> No
 def test_columns_are_found_by_name_whatever_their_order_and_number(tmp_path: Path, delimiter: str) -> None:
     other = "name,species,height,age\nTom,cat,10.5,1\n\nRex,dog,20.5,2\n".replace(",", delimiter)
     images = load("table", write(tmp_path, f"\ufeff{other}"), label="species", columns=["age", "height"])
-    assert images.pixels.tolist() == [[1.0, 10.5], [2.0, 20.5]]
+    assert images.inputs.tolist() == [[1.0, 10.5], [2.0, 20.5]]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_labels_are_numbers_or_names(
 
 def test_with_a_vocabulary_the_columns_are_token_ids(tmp_path: Path) -> None:
     images = load("table", write(tmp_path, "a,b,label\n3,0,0\n7,2,1\n"), vocabulary=10)
-    assert (images.dtype, images.vocabulary, images.pixels.tolist()) == ("int64", 10, [[3, 0], [7, 2]])
+    assert (images.dtype, images.vocabulary, images.inputs.tolist()) == ("int64", 10, [[3, 0], [7, 2]])
     with pytest.raises(DataError, match="not token ids"):
         load("table", write(tmp_path, "a,b,label\n3.5,0,0\n7,2,1\n"), vocabulary=10)
 
@@ -111,7 +111,7 @@ def test_a_parquet_file_is_read_like_a_csv_file(tmp_path: Path) -> None:
     columns = {"age": [1, 2, 3], "height": [10.5, 20.5, 30.5], "species": ["cat", "dog", "cat"]}
     parquet.write_table(pyarrow.table(columns), tmp_path / "pets.parquet")
     ours, same = (load("table", path, label="species") for path in (tmp_path / "pets.parquet", write(tmp_path, ROWS)))
-    assert np.array_equal(ours.pixels, same.pixels)
+    assert np.array_equal(ours.inputs, same.inputs)
     assert ours.facts() == same.facts()
     parquet.write_table(pyarrow.table({**columns, "age": [1, None, 3]}), tmp_path / "pets.parquet")
     with pytest.raises(DataError, match="column 'age', row 2: missing value"):

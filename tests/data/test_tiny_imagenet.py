@@ -41,14 +41,14 @@ def test_sorted_train_comes_before_val_by_class(folder: Path) -> None:
         *(f"train/{name}/images/{name}_{index}.JPEG" for name in ("n01", "n02", "n03") for index in range(3)),
         *(f"val/images/val_{index}.JPEG" for index in (0, 3, 1, 4, 2, 5)),
     ]
-    for path, pixels in zip(in_order, images.pixels.numpy(), strict=True):
+    for path, pixels in zip(in_order, images.inputs.numpy(), strict=True):
         expected = np.asarray(Image.open(folder / path).convert("RGB")).transpose(2, 0, 1)
         assert pixels.tolist() == expected.tolist(), path
 
 
 def test_a_grey_image_becomes_colour(folder: Path) -> None:
     assert Image.open(folder / "train/n02/images/n02_0.JPEG").mode == "L"
-    grey = load("tiny_imagenet", folder).pixels[3]
+    grey = load("tiny_imagenet", folder).inputs[3]
     assert grey[0].equal(grey[1])
     assert grey[0].equal(grey[2])
 

@@ -13,7 +13,7 @@ from support import FEDERATION, PROTO_DIM, InProcess, SimulationSettings, same_t
 from tinyproto.algorithms import ALGORITHMS, Algorithm
 from tinyproto.algorithms.base import Round
 from tinyproto.core.prototypes import Message, class_means
-from tinyproto.data.images import FederatedData
+from tinyproto.data.dataset import FederatedData
 from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.measure import Meter, score
 from tinyproto.engine.round import RoundRecord, play_round

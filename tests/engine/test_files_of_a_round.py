@@ -9,7 +9,7 @@ from types import FrameType
 import tinyproto
 from support_rounds import build, simulation
 from tinyproto.algorithms.base import Round
-from tinyproto.data.images import FederatedData
+from tinyproto.data.dataset import FederatedData
 from tinyproto.engine.measure import Meter
 from tinyproto.engine.round import play_round
 from tinyproto.engine.server import RoundPlan

@@ -13,7 +13,7 @@ import torch
 from support import NUM_CLASSES, PROTO_DIM, InProcess, SimulationSettings, same_tensors, tiny_net
 from support_rounds import build
 from tinyproto.algorithms.base import Algorithm, Round
-from tinyproto.data.images import FederatedData
+from tinyproto.data.dataset import FederatedData
 from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.measure import Meter
 from tinyproto.engine.round import RoundRecord, play_round

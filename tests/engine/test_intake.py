@@ -17,7 +17,7 @@ from tinyproto.algorithms.base import Algorithm, ClientInfo, Round, ServerSide, 
 from tinyproto.algorithms.fedproto import StreamingServer
 from tinyproto.algorithms.streaming import Gathered, OrderedUploads, StreamingSide
 from tinyproto.core.prototypes import Message, PackedRows, Prototypes
-from tinyproto.data.images import FederatedData
+from tinyproto.data.dataset import FederatedData
 from tinyproto.engine.measure import Meter
 from tinyproto.engine.round import play_round
 from tinyproto.engine.server import Reply, RoundPlan

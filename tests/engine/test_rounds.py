@@ -15,7 +15,7 @@ from support_rounds import build, simulation
 from tinyproto.algorithms import ALGORITHMS
 from tinyproto.algorithms.base import Round, expected_frames
 from tinyproto.core.prototypes import Message, Prototypes, class_means
-from tinyproto.data.images import FederatedData
+from tinyproto.data.dataset import FederatedData
 from tinyproto.engine import round as round_module
 from tinyproto.engine.checks import check_scores, read_hello
 from tinyproto.engine.client import LocalTraining

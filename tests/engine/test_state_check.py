@@ -18,7 +18,7 @@ from support_rounds import build
 from tinyproto.algorithms import ALGORITHMS
 from tinyproto.algorithms.base import Round
 from tinyproto.core.prototypes import Message, Prototypes
-from tinyproto.data.images import FederatedData
+from tinyproto.data.dataset import FederatedData
 from tinyproto.engine.checks import SUSPECT_NORM, Settled, settle, unsendable
 from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.measure import Meter

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from support_members import TOKEN, small_values, write_join
 from tinyproto.cli.main import app
 from tinyproto.config import parse_config
-from tinyproto.data.images import FederatedData
+from tinyproto.data.dataset import FederatedData
 from tinyproto.errors import ConfigError
 from tinyproto.experiment import Experiment
 from tinyproto.federation.client_data import ClientDataSection, client_data
@@ -64,7 +64,7 @@ def test_a_clients_table_is_read_by_the_terms_names(tmp_path: Path) -> None:
         f"{kind},text,{height},{age},{'test' if age > 8 else 'train'}\n" for age, height, kind in ROWS
     )
     data = read(write(tmp_path, text=text), terms_of(table_values()))
-    assert data.images.pixels[:, 0].tolist() == [row[0] for row in ROWS]
+    assert data.images.inputs[:, 0].tolist() == [row[0] for row in ROWS]
     assert data.images.class_names == ("cat", "cow", "dog")
     assert data.train_counts.tolist() == [[5, 0, 4]]
     assert len(data.test(0)) == 3

@@ -419,7 +419,7 @@ def test_a_clients_own_network_may_be_a_dotted_path(tmp_path: Path, monkeypatch:
 
 def write_images(folder: Path, names: list[str], parts: tuple[str, ...] = ("train", "test")) -> None:
     images = make_patterns(4 * len(names), len(names), SHAPE)
-    for index, (pixels, label) in enumerate(zip(images.pixels, images.labels.tolist(), strict=True)):
+    for index, (pixels, label) in enumerate(zip(images.inputs, images.labels.tolist(), strict=True)):
         place = folder / parts[index >= 3 * len(names)] / names[label]
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels[0].numpy()).save(place / f"{index}.png")

@@ -13,7 +13,7 @@ from support import InProcess, SimulationSettings, make_patterns
 from support_data import dirichlet_shares
 from tinyproto.algorithms import ALGORITHMS, Algorithm, FederationSpec
 from tinyproto.core.task import FeatureModel, FitResult, State, Task, TensorData, Trainer
-from tinyproto.data.images import FederatedData
+from tinyproto.data.dataset import FederatedData
 from tinyproto.engine.client import LocalTraining
 from tinyproto.models import build_model
 from tinyproto.models.count import count_parameters

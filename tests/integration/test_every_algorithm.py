@@ -26,7 +26,7 @@ from tinyproto.algorithms import ALGORITHMS, Algorithm
 from tinyproto.algorithms.auxiliary import AuxiliaryClient
 from tinyproto.config import parse_config
 from tinyproto.core.streams import Streams
-from tinyproto.data.images import FederatedData
+from tinyproto.data.dataset import FederatedData
 from tinyproto.data.partition import Share
 from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.measure import WAYS, Cost

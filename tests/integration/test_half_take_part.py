@@ -13,7 +13,7 @@ from support_rounds import build
 from tinyproto import grid
 from tinyproto.algorithms import ALGORITHMS
 from tinyproto.config import Config, parse_config
-from tinyproto.data.images import FederatedData
+from tinyproto.data.dataset import FederatedData
 from tinyproto.engine.client import LocalTraining
 from tinyproto.experiment import Experiment
 from tinyproto.report.page import make_report

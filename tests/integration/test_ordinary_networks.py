@@ -11,7 +11,7 @@ from benchmarks.ordinary import NETWORKS, PATTERNS, draw_pattern, plain_cnn
 from tinyproto.core.cps import longest_prototype
 
 
-def patterns(per_class: int) -> tp.data.Images:
+def patterns(per_class: int) -> tp.data.Dataset:
     draws = np.random.default_rng(0)
     images = np.stack([draw_pattern(name, draws) for name in PATTERNS for _ in range(per_class)])
     return tp.data.from_arrays(images.transpose(0, 3, 1, 2), np.repeat(np.arange(len(PATTERNS)), per_class))

@@ -18,7 +18,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 RANDOM = np.random.default_rng(0)
 
 
-def texts(samples: int = 240, length: int = 12) -> tp.data.Images:
+def texts(samples: int = 240, length: int = 12) -> tp.data.Dataset:
     """Token ids of four classes, each with words of its own among common ones; short texts are padded."""
     labels = np.arange(samples) % 4
     ids = RANDOM.integers(1, 20, (samples, length))
@@ -28,7 +28,7 @@ def texts(samples: int = 240, length: int = 12) -> tp.data.Images:
     return tp.data.from_arrays(ids, labels, name="texts", class_names=["a", "b", "c", "d"], vocabulary=40)
 
 
-def small(data: tp.data.Images | str, algorithm: str, rounds: int, **train: Any) -> tp.api.Result:
+def small(data: tp.data.Dataset | str, algorithm: str, rounds: int, **train: Any) -> tp.api.Result:
     models = "small_mlp_a" if algorithm == "fedavg" and data == "wine" else None
     if algorithm == "fedavg" and data != "wine":
         models = "small_text_a"
@@ -68,7 +68,7 @@ def test_the_configs_run_and_keep_the_names_of_classes(
         assert result["accuracy"]["best"]["local"] >= least
     client = tp.load_client(tmp_path / "runs" / name, 1, label="tinyproto_ft")
     data = tp.data.load(name)
-    found = client.predict(data.pixels.numpy().astype("float64"), "local")
+    found = client.predict(data.inputs.numpy().astype("float64"), "local")
     assert found.scores.shape == (len(data), classes)
     assert client.classes == data.class_names
     assert float((found.labels == data.labels).float().mean()) >= least - 0.2

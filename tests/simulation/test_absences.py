@@ -14,7 +14,7 @@ from support_rounds import build
 from tinyproto.algorithms import ALGORITHMS
 from tinyproto.algorithms.base import Round
 from tinyproto.core.streams import Streams
-from tinyproto.data.images import FederatedData
+from tinyproto.data.dataset import FederatedData
 from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.measure import WAYS, Cost
 from tinyproto.engine.participation import Event, Trace, read_trace, with_absences

@@ -13,7 +13,7 @@ from support import FEDERATION, PROTO_DIM, InProcess, SimulationSettings, same_t
 from tinyproto.algorithms import ALGORITHMS, Algorithm
 from tinyproto.algorithms.base import Client
 from tinyproto.core.prototypes import Message
-from tinyproto.data.images import FederatedData
+from tinyproto.data.dataset import FederatedData
 from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.participation import EvaluatedClients
 from tinyproto.engine.round import RoundRecord

@@ -16,7 +16,7 @@ from support_rounds import build
 from tinyproto.algorithms import ALGORITHMS
 from tinyproto.algorithms.base import Client, FederationSpec
 from tinyproto.core.task import FitResult, Task
-from tinyproto.data.images import FederatedData
+from tinyproto.data.dataset import FederatedData
 from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.training import EagerTrainer
 from tinyproto.errors import LeftOutError

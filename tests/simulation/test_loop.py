@@ -9,7 +9,7 @@ from support import NUM_CLASSES, PROTO_DIM, InProcess, SimulationSettings, head_
 from tinyproto.algorithms import ALGORITHMS, Algorithm
 from tinyproto.algorithms.base import FederationSpec
 from tinyproto.core.streams import Streams, one_thread
-from tinyproto.data.images import FederatedData
+from tinyproto.data.dataset import FederatedData
 from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.participation import draw_participants
 from tinyproto.engine.round import RoundRecord

@@ -37,7 +37,7 @@ SHAPE = (3, 10, 8)
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     images = make_patterns(60, 4, SHAPE)
-    np.savez(folder / "data.npz", images=images.pixels.numpy(), labels=images.labels.numpy())
+    np.savez(folder / "data.npz", images=images.inputs.numpy(), labels=images.labels.numpy())
     return grid.run(make_experiment(folder, CONFIG.replace("DATA", str(folder / "data.npz"))), folder / "runs")
 
 
@@ -47,7 +47,7 @@ def client(run: Path) -> tp.TrainedClient:
 
 
 def pixels() -> np.ndarray[Any, np.dtype[np.uint8]]:
-    return make_patterns(5, 4, SHAPE, seed=3).pixels.numpy()
+    return make_patterns(5, 4, SHAPE, seed=3).inputs.numpy()
 
 
 @pytest.mark.parametrize("rule", ["head", "global", "local"])
@@ -75,7 +75,7 @@ def test_a_picture_of_another_size_and_mode_is_converted(tmp_path: Path, client:
 def test_a_picture_for_the_digits_is_scaled_to_their_sixteen_shades(tmp_path: Path) -> None:
     config = CONFIG.replace("{name: npz, root: DATA}", "{name: digits}").replace("local, fedproto", "local")
     client = tp.load_client(grid.run(make_experiment(tmp_path, config), tmp_path / "runs"), 0)
-    digit = tp.data.load("digits").pixels[:1].numpy()
+    digit = tp.data.load("digits").inputs[:1].numpy()
     picture = Image.fromarray(np.rint(digit[0, 0] * (255 / 16)).astype(np.uint8))
     assert torch.equal(client.predict(picture, "head").scores, client.predict(digit, "head").scores)
     assert torch.equal(client.predict(digit[0, 0], "head").scores, client.predict(digit, "head").scores)

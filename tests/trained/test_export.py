@@ -59,7 +59,7 @@ def test_a_torch_file_answers_batches_of_any_size_with_our_scores(tmp_path: Path
     answers = torch.export.load(file, extra_files=extra).module()
     assert json.loads(json.loads(extra[FACTS_FILE])["classes"]) == ["ant", "bee", "cät", "dog", "eel"]
     for count in (1, 7):
-        inputs = make_patterns(count, K, SHAPE, seed=count).pixels
+        inputs = make_patterns(count, K, SHAPE, seed=count).inputs
         scores = answers(inputs)
         torch.testing.assert_close(scores, client.predict(inputs, rule).scores.float(), rtol=1e-4, atol=1e-5)
 
@@ -75,7 +75,7 @@ def check_onnx(folder: Path, network: str, rule: str) -> None:
     assert json.loads(facts["classes"]) == list(client.classes)
     assert (facts["rule"], facts["client"]) == (rule, "3")
     for count in (1, 7):
-        inputs = make_patterns(count, K, SHAPE, seed=count).pixels
+        inputs = make_patterns(count, K, SHAPE, seed=count).inputs
         (scores,) = session.run(None, {"inputs": inputs.numpy()})
         assert scores.dtype == np.float32
         torch.testing.assert_close(
@@ -100,7 +100,7 @@ def test_a_device_without_torch_classifies_with_the_file(tmp_path: Path) -> None
     need_onnx()
     client, file, photo = make_client(), tmp_path / "client.onnx", tmp_path / "photo.png"
     export_client(client, file, "onnx", "global")
-    Image.fromarray(make_patterns(1, K, (3, 50, 40)).pixels[0].permute(1, 2, 0).numpy()).save(photo)
+    Image.fromarray(make_patterns(1, K, (3, 50, 40)).inputs[0].permute(1, 2, 0).numpy()).save(photo)
     script = ROOT / "examples" / "classify_with_onnx.py"
     blocked = "import runpy, sys; sys.modules.update(torch=None, tinyproto=None); del sys.argv[0]; "
     words = [sys.executable, "-c", f"{blocked}runpy.run_path(sys.argv[0], run_name='__main__')"]

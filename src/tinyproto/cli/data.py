@@ -14,7 +14,7 @@ from tinyproto.errors import Interrupted
 from tinyproto.report.words import class_labels, counted, number
 
 if TYPE_CHECKING:
-    from tinyproto.data import Images
+    from tinyproto.data import Dataset
 
 data = typer.Typer(
     name="data",
@@ -89,7 +89,7 @@ def split(config: ConfigFile, overrides: Overrides = None, json: Json = False) -
     output.console.print(_table(class_labels(dataset.class_names, dataset.num_classes), **held))
 
 
-def _facts(dataset: Images, counts: list[list[int]], train: list[int], test: list[int]) -> str:
+def _facts(dataset: Dataset, counts: list[list[int]], train: list[int], test: list[int]) -> str:
     pairs = sum(count > 0 for row in counts for count in row)
     held, available = sum(map(sum, counts)), len(dataset)
     unused = f"; {number(available - held)} of {number(available)} samples are unused" if held < available else ""

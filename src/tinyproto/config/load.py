@@ -19,7 +19,7 @@ from tinyproto.config.algorithms import AlgorithmEntry, resolve_algorithms
 from tinyproto.config.data_section import Section
 from tinyproto.config.presets import PRESETS
 from tinyproto.config.schema import ConfigModel, schema_fields
-from tinyproto.data.images import Images
+from tinyproto.data.dataset import Dataset
 from tinyproto.data.partition import KEYS_OF_KIND
 from tinyproto.data.sources import find_source
 from tinyproto.errors import ConfigError, TinyProtoError
@@ -132,7 +132,7 @@ def overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str,
     return changed
 
 
-def parse_config(values: Mapping[str, Any], source: str = "the config", images: Images | None = None) -> Config:
+def parse_config(values: Mapping[str, Any], source: str = "the config", images: Dataset | None = None) -> Config:
     """Check a config given as plain values; with `images`, data and networks may be Python objects."""
     preset_name = values.get("preset", "sound")
     if not isinstance(preset_name, str) or preset_name not in PRESETS:

@@ -15,7 +15,7 @@ from tinyproto.config.data_section import NEUTRAL, DataSection, PartitionSection
 from tinyproto.core.masks import MaskKind
 from tinyproto.core.sizes import bytes_of
 from tinyproto.core.task import LastBatch
-from tinyproto.data.images import CountedSamples, Dtype, TestScope
+from tinyproto.data.dataset import CountedSamples, Dtype, TestScope
 from tinyproto.engine.client import PrototypeSamples
 from tinyproto.engine.participation import EvaluatedClients
 from tinyproto.engine.training import Precision, TrainerName

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tinyproto.data.images import Images, SharedPixels
+from tinyproto.data.dataset import Dataset, SharedArray
 from tinyproto.data.inputs import assembled
 from tinyproto.data.sources.base import Progress
 from tinyproto.errors import DataError
@@ -60,20 +60,20 @@ class ImageFiles:
         """Return the path of one image."""
         return self.folder / self.paths[index]
 
-    def load(self, cache: Path | None, progress: Progress) -> Images:
+    def load(self, cache: Path | None, progress: Progress) -> Dataset:
         """Return the images, from the cache if it is valid; a network sees −1 to 1."""
         shared = _pixels(self, cache, progress)
         labels = np.array(self.labels, dtype=np.int64)
         return assembled(self.name, shared.tensor, labels, tuple(self.class_names or self.classes), shared=shared)
 
 
-def _pixels(files: ImageFiles, cache: Path | None, progress: Progress) -> SharedPixels:
+def _pixels(files: ImageFiles, cache: Path | None, progress: Progress) -> SharedArray:
     """Return all pixels, (N, C, H, W)."""
     notes, digest, why = _notes(files, cache), _digest(files), ""
     for note in notes:
         if note.exists():
             found = _read_cache(note, digest)
-            if isinstance(found, SharedPixels):
+            if isinstance(found, SharedArray):
                 return found
             why = f" again: the cache is {found}"
             break
@@ -195,13 +195,13 @@ def _notes(files: ImageFiles, cache: Path | None) -> list[Path]:
     return [files.folder / CACHE_FOLDER / name, user_caches / elsewhere]
 
 
-def _read_cache(note: Path, digest: str) -> SharedPixels | str:
+def _read_cache(note: Path, digest: str) -> SharedArray | str:
     """Return the pixels, or the reason that the cache cannot be used, as an adjective."""
     try:
         facts = json.loads(note.read_text())
         if (facts["format"], facts["images"]) != (CACHE_FORMAT, digest):
             return "of other images"
-        pixels = SharedPixels(os.open(note.with_suffix(".pixels"), os.O_RDONLY), facts["shape"])
+        pixels = SharedArray(os.open(note.with_suffix(".pixels"), os.O_RDONLY), facts["shape"])
         return pixels if zlib.crc32(pixels.array.data) == facts["crc32"] else "damaged"
     except (OSError, ValueError, KeyError, TypeError):
         return "damaged"
@@ -209,18 +209,18 @@ def _read_cache(note: Path, digest: str) -> SharedPixels | str:
 
 def _write_cache(
     note: Path, digest: str, shape: Sequence[int], files: ImageFiles, progress: Callable[[int], None]
-) -> SharedPixels:
+) -> SharedArray:
     """Decode straight into a new cache file, which gets its name once it is complete."""
     target = note.with_suffix(".pixels")
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
         with partial.open("w+b") as file:
             _allocate(file.fileno(), math.prod(shape))
-            blank = SharedPixels(os.dup(file.fileno()), shape, writable=True)
+            blank = SharedArray(os.dup(file.fileno()), shape, writable=True)
             _decode_all(files, blank.array, progress)
             checksum = zlib.crc32(blank.array.data)
             os.fsync(file.fileno())
-            pixels = SharedPixels(os.dup(file.fileno()), shape)
+            pixels = SharedArray(os.dup(file.fileno()), shape)
         partial.replace(target)
         facts = {"format": CACHE_FORMAT, "shape": list(shape), "images": digest, "crc32": checksum}
         partial.write_text(json.dumps(facts) + "\n")

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tinyproto.data.images import Factor, Images, SharedPixels
+from tinyproto.data.dataset import Dataset, Factor, SharedArray
 from tinyproto.data.labels import Labels
 from tinyproto.errors import DataError
 
@@ -73,8 +73,8 @@ def channels_last(shape: Sequence[int]) -> bool:
 def assembled(
     name: str, values: Tensor, labels: Labels, class_names: tuple[str, ...] | None = None, *,
     num_classes: int | None = None, columns: Sequence[str] | None = None, vocabulary: int | None = None,
-    shared: SharedPixels | None = None,
-) -> Images:  # fmt: skip
+    shared: SharedArray | None = None,
+) -> Dataset:  # fmt: skip
     """Return the dataset of stored inputs (N, …) and class numbers (N,); raise DataError if they do not fit."""
     targets = torch.from_numpy(labels)
     if targets.dim() != 1 or len(targets) != len(values):
@@ -91,7 +91,7 @@ def assembled(
     if columns is not None and (len(columns),) != tuple(values.shape[1:]):
         raise DataError(f"samples of shape {tuple(values.shape[1:])} cannot have {len(columns)} columns")
     scale, shift = _NORMALISATION[dtype]
-    return Images(
+    return Dataset(
         name, values, targets, classes, scale, shift, shared, class_names,
         None if columns is None else tuple(columns), _vocabulary(values, dtype, vocabulary),
     )  # fmt: skip

@@ -15,14 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tinyproto.data.images import AT_ONCE, Factor, Images
+from tinyproto.data.dataset import AT_ONCE, Dataset, Factor
 from tinyproto.errors import DataError
 
 Normalise = Literal["auto", "none"] | Mapping[str, float | Sequence[float]]
 """auto: images to −1 … 1, other values by mean and std of training samples; none: as stored; or `mean` and `std`."""
 
 
-def with_normalisation(images: Images, how: Normalise) -> Images:
+def with_normalisation(images: Dataset, how: Normalise) -> Dataset:
     """Return the dataset with the scale and shift asked for; `auto` keeps those of its source."""
     if how == "auto":
         return images
@@ -38,7 +38,7 @@ def with_normalisation(images: Images, how: Normalise) -> Images:
     return replace(images, scale=_factor(1 / (std + 0 * mean)), shift=_factor(-mean / std))
 
 
-def with_statistics(images: Images, train: NDArray[np.int64]) -> Images:
+def with_statistics(images: Dataset, train: NDArray[np.int64]) -> Dataset:
     """Return the dataset with scale and shift from its samples at `train`, unless they are known already.
 
     Each column or channel gets mean 0 and standard deviation 1; one that is constant is only shifted.
@@ -46,10 +46,10 @@ def with_statistics(images: Images, train: NDArray[np.int64]) -> Images:
     if images.scale is not None:
         return images
     pieces = torch.split(torch.from_numpy(train), AT_ONCE)
-    size = max(images.pixels[0, 0].numel(), 1) * len(train)
-    mean = torch.stack([_sums(images.pixels[rows].double()) for rows in pieces]).sum(0) / size
-    centre = mean.view(-1, *[1] * (images.pixels.dim() - 2))
-    squares = torch.stack([_sums((images.pixels[rows].double() - centre).square()) for rows in pieces]).sum(0)
+    size = max(images.inputs[0, 0].numel(), 1) * len(train)
+    mean = torch.stack([_sums(images.inputs[rows].double()) for rows in pieces]).sum(0) / size
+    centre = mean.view(-1, *[1] * (images.inputs.dim() - 2))
+    squares = torch.stack([_sums((images.inputs[rows].double() - centre).square()) for rows in pieces]).sum(0)
     std = (squares / size).sqrt()
     std = torch.where(std > 1e-7 * mean.abs(), std, 1.0)  # rounding alone makes a constant column vary by less
     return replace(images, scale=_factor(1 / std), shift=_factor(-mean / std))
@@ -60,7 +60,7 @@ def _sums(values: Tensor) -> Tensor:
     return values.transpose(0, 1).flatten(1).sum(1)
 
 
-def _tensor(images: Images, name: str, given: float | Sequence[float]) -> Tensor:
+def _tensor(images: Dataset, name: str, given: float | Sequence[float]) -> Tensor:
     values = torch.tensor(given, dtype=torch.float64)
     length = images.input_shape[0]
     if values.dim() > 1 or (values.dim() == 1 and len(values) != length):

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field, model_validator
 
 from tinyproto.config.data_section import DataSection, PartitionSection, Positive, Section
-from tinyproto.data.images import FederatedData, Images
+from tinyproto.data.dataset import Dataset, FederatedData
 from tinyproto.data.normalise import with_normalisation, with_statistics
 from tinyproto.data.partition import Share, split_part, train_rows
 from tinyproto.data.sources import SOURCES, Request, arrays, image_folder, tables
@@ -61,7 +61,7 @@ class ClientDataSection(Section):
 class Samples:
     """A client's samples, independent of any federation."""
 
-    images: Images
+    images: Dataset
     share: Share
     path: Path | None  # None for a share
 
@@ -82,7 +82,7 @@ def client_data(section: ClientDataSection, client: int, terms: Terms) -> Federa
     return FederatedData(images, [samples.share])
 
 
-def _checked_inputs(images: Images, client: int, terms: Terms) -> Images:
+def _checked_inputs(images: Dataset, client: int, terms: Terms) -> Dataset:
     """Return the images if their type, shape and token ids are those of the terms; raise Refusal otherwise."""
     inputs = terms.inputs
     if images.dtype != inputs.dtype:
@@ -206,7 +206,7 @@ def _from_folder(section: ClientDataSection, path: Path, progress: Progress) -> 
     return Samples(found.load(None, progress), share, path)
 
 
-def _with_the_terms_labels(samples: Samples, terms: Terms) -> Images:
+def _with_the_terms_labels(samples: Samples, terms: Terms) -> Dataset:
     """Return images labelled with the federation's class numbers; a client need not have all classes."""
     images, path = samples.images, samples.path
     if path is None:

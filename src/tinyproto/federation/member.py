@@ -23,7 +23,7 @@ from torch import Tensor
 from tinyproto.algorithms.base import Client, ClientInfo
 from tinyproto.builder import Setup, resolve_device
 from tinyproto.core.streams import one_thread
-from tinyproto.data.images import FederatedData, Images
+from tinyproto.data.dataset import Dataset, FederatedData
 from tinyproto.engine.measure import Stopwatch
 from tinyproto.engine.training import make_trainer
 from tinyproto.errors import DamagedError, ModelError, TinyProtoError, WireError, one_line
@@ -174,7 +174,7 @@ class Member:
             files.save(clients[self.client], self.join.model, asked.round_number, asked.kind, reply, saved, facts)
         return reply
 
-    def _facts(self, images: Images, terms: Terms, setup: Setup, asked: Header) -> dict[str, Any]:
+    def _facts(self, images: Dataset, terms: Terms, setup: Setup, asked: Header) -> dict[str, Any]:
         """Return what `tinyproto predict` has to know of the network after a round, as `Experiment.facts_of_model`."""
         agreed = terms.classes is not None or self.join.data.share is None  # a share has the names of its dataset
         return {

@@ -24,7 +24,7 @@ from tinyproto.config.data_section import NormaliseSection, Positive, Section
 from tinyproto.config.load import Config, parse_config
 from tinyproto.config.schema import PresetName, PrototypesSection, Seed, WireSection
 from tinyproto.core.task import LastBatch
-from tinyproto.data.images import Dtype
+from tinyproto.data.dataset import Dtype
 from tinyproto.data.normalise import Normalise
 from tinyproto.data.sources import SOURCES
 from tinyproto.errors import ConfigError, TinyProtoError

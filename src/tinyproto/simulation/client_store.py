@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tinyproto.algorithms.base import Client, ClientInfo
 from tinyproto.builder import Setup
-from tinyproto.data.images import CountedSamples, FederatedData
+from tinyproto.data.dataset import CountedSamples, FederatedData
 from tinyproto.engine.measure import Stopwatch
 from tinyproto.errors import ClientStateError, one_line
 from tinyproto.models import entry_name

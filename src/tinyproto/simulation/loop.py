@@ -16,7 +16,7 @@ from tinyproto.builder import Setup
 from tinyproto.config.schema import EvaluateSection, TrainSection
 from tinyproto.core.streams import one_thread
 from tinyproto.core.task import Trainer
-from tinyproto.data.images import CountedSamples, FederatedData
+from tinyproto.data.dataset import CountedSamples, FederatedData
 from tinyproto.engine.client import ClientRuntime, Steps
 from tinyproto.engine.measure import Clock, Meter, Stopwatch
 from tinyproto.engine.participation import Trace, plan_round, with_absences

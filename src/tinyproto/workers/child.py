@@ -15,7 +15,7 @@ from typing import IO, Any, NamedTuple
 
 import torch
 
-from tinyproto.data.images import Images, SharedPixels
+from tinyproto.data.dataset import Dataset, SharedArray
 from tinyproto.errors import LeftOutError, TinyProtoError, one_line
 
 
@@ -166,10 +166,10 @@ _FACTS = ("name", "num_classes", "scale", "shift", "class_names", "columns", "vo
 class SharedDataset:
     """A dataset in open files that child processes inherit; if it has none, each child loads the dataset."""
 
-    def __init__(self, images: Images) -> None:
+    def __init__(self, images: Dataset) -> None:
         assert images.shared is not None
-        labels = SharedPixels.holding(images.labels.numpy())  # a pipe holds little until a child reads it
-        self._parts = {"pixels": images.shared, "labels": labels}
+        labels = SharedArray.holding(images.labels.numpy())  # a pipe holds little until a child reads it
+        self._parts = {"inputs": images.shared, "labels": labels}
         self._facts = {name: getattr(images, name) for name in _FACTS}
 
     @property
@@ -186,11 +186,11 @@ class SharedDataset:
         return Parcel({**head, "images": self._facts, **addresses})
 
 
-def received_dataset(request: Parcel) -> Images | None:
+def received_dataset(request: Parcel) -> Dataset | None:
     """Return the dataset in the child; None if the child has to load it."""
     if "images" not in request.head:
         return None
-    pixels, labels = (SharedPixels(**request.head[name]) for name in ("pixels", "labels"))
+    inputs, labels = (SharedArray(**request.head[name]) for name in ("inputs", "labels"))
     found = request.head["images"]
     facts: dict[str, Any] = {name: tuple(fact) if isinstance(fact, list) else fact for name, fact in found.items()}
-    return Images(pixels=pixels.tensor, labels=labels.tensor, shared=pixels, **facts)
+    return Dataset(inputs=inputs.tensor, labels=labels.tensor, shared=inputs, **facts)

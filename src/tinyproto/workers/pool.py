@@ -9,7 +9,7 @@ from typing import Any
 from safetensors.torch import load
 from torch import Tensor
 
-from tinyproto.data.images import Images
+from tinyproto.data.dataset import Dataset
 from tinyproto.engine.server import Reply
 from tinyproto.errors import TinyProtoError, WireError, WorkerError
 from tinyproto.simulation.loop import HostReport
@@ -23,7 +23,7 @@ MOST_FRAME_BYTES = 64 * 2**20
 class WorkerPool:
     """Worker processes until it is closed; each holds a share of the clients of the current cell."""
 
-    def __init__(self, config: Mapping[str, Any], images: Images, count: int) -> None:
+    def __init__(self, config: Mapping[str, Any], images: Dataset, count: int) -> None:
         dataset = SharedDataset(images)
         self._workers = [_Worker(index, config, dataset) for index in range(count)]
         self._shares: Sequence[Sequence[int]] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tinyproto.data.images import Dtype, Images
+from tinyproto.data.dataset import Dataset, Dtype
 from tinyproto.data.normalise import Normalise
 from tinyproto.data.sources import arrays, cifar, embedded, image_folder, tables, tiny_imagenet
 from tinyproto.data.sources.base import (
@@ -55,7 +55,7 @@ def load(
     vocabulary: int | None = None,
     normalise: Normalise = "auto",
     progress: Progress = silent,
-) -> Images:
+) -> Dataset:
     """Load a dataset by name.
 
     Args:

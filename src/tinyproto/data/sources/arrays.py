@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tinyproto.data.images import Images, SharedPixels
+from tinyproto.data.dataset import Dataset, SharedArray
 from tinyproto.data.inputs import as_array, assembled, channels_last, check_values, storage
 from tinyproto.data.labels import class_numbers
 from tinyproto.data.normalise import Normalise, with_normalisation
@@ -31,7 +31,7 @@ def from_arrays(
     inputs: Any, labels: Any, *, num_classes: int | None = None, name: str = "arrays",
     class_names: Sequence[str] | None = None, columns: Sequence[str] | None = None, vocabulary: int | None = None,
     normalise: Normalise = "auto",
-) -> Images:  # fmt: skip
+) -> Dataset:  # fmt: skip
     """Make a dataset from arrays in memory.
 
     Args:
@@ -72,7 +72,7 @@ def from_arrays(
     return with_normalisation(made, normalise)
 
 
-def load(request: Request) -> Images:
+def load(request: Request) -> Dataset:
     """Load an .npz file with `images` and `labels`, `x` and `y`, or `x_train`, `y_train`, `x_test`, `y_test`, merged.
 
     `class_names` may be there too.
@@ -92,7 +92,7 @@ def load(request: Request) -> Images:
         raise DataError(f"{request.root}: {error}") from None
 
 
-def _load(archive: zipfile.ZipFile, request: Request) -> Images:
+def _load(archive: zipfile.ZipFile, request: Request) -> Dataset:
     there = [file.removesuffix(".npy") for file in archive.namelist()]
     pairs = [pair for pair in PAIRS if set(pair) & set(there)]
     missing = [name for pair in pairs for name in pair if name not in there]
@@ -126,7 +126,7 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     return read(stream)
 
 
-def _read_inputs(archive: zipfile.ZipFile, names: list[str]) -> SharedPixels:
+def _read_inputs(archive: zipfile.ZipFile, names: list[str]) -> SharedArray:
     """Read the inputs straight into shared memory, moving channels from last to first place on the way."""
     shapes: list[tuple[int, ...]] = []
     kinds: set[str] = set()
@@ -152,7 +152,7 @@ def _read_inputs(archive: zipfile.ZipFile, names: list[str]) -> SharedPixels:
         raise DataError("there has to be at least one sample")
     last = kind != "int64" and channels_last((total, *first))
     forward = (first[2], *first[:2]) if last else (1, *first) if kind == "uint8" and len(first) == 2 else first
-    shared = SharedPixels.blank((total, *forward), kind)
+    shared = SharedArray.blank((total, *forward), kind)
     target = shared.array.transpose(0, 2, 3, 1) if last else shared.array.reshape(total, *first)
     ends = np.cumsum([shape[0] for shape in shapes])
     for name, part in zip(names, np.split(target, ends[:-1]), strict=True):

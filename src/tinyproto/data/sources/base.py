@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tinyproto.data.images import Dtype, Images
+from tinyproto.data.dataset import Dataset, Dtype
 from tinyproto.data.normalise import Normalise, with_normalisation
 from tinyproto.errors import DataError
 
@@ -41,13 +41,13 @@ class Request:
 class Source:
     """A named dataset: the function that loads it, and where its files are."""
 
-    read: Callable[[Request], Images]
+    read: Callable[[Request], Dataset]
     where: str | tuple[str, ...]  # a description, or the official names of the folder with its files
     always: tuple[int, tuple[int, ...]] | None = None  # K and the shape of a sample, if the same for every copy
     dtype: Dtype = "uint8"  # of its samples, unless its files decide
     columns: tuple[str, ...] | None = None  # names of its features, if the same for every copy
 
-    def load(self, request: Request) -> Images:
+    def load(self, request: Request) -> Dataset:
         """Load the dataset, with the normalisation that the request asks for."""
         return with_normalisation(self.read(request), request.normalise)
 
@@ -74,7 +74,7 @@ def check_first_classes(first_classes: int | None, num_classes: int, where: obje
     return first_classes
 
 
-def only_first_classes(images: Images, first_classes: int | None) -> Images:
+def only_first_classes(images: Dataset, first_classes: int | None) -> Dataset:
     """Return the samples of the first so many classes in the same order, and free the memory of the others."""
     count = check_first_classes(first_classes, images.num_classes, images.name)
     if count is None:
@@ -87,7 +87,7 @@ def only_first_classes(images: Images, first_classes: int | None) -> Images:
     return replace(
         images,
         name=part_name(images.name, count),
-        pixels=images.shared.tensor,
+        inputs=images.shared.tensor,
         labels=images.labels[places],
         num_classes=count,
         class_names=None if images.class_names is None else images.class_names[:count],

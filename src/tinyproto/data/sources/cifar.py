@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tinyproto.data.images import Images, SharedPixels
+from tinyproto.data.dataset import Dataset, SharedArray
 from tinyproto.data.inputs import assembled
 from tinyproto.data.labels import Labels
 from tinyproto.data.sources.base import (
@@ -116,7 +116,7 @@ Fill = Callable[[NDArray[np.uint8], Labels], None]
 """Copies the images and labels of one file into these arrays."""
 
 
-def load(cifar: Cifar, request: Request) -> Images:
+def load(cifar: Cifar, request: Request) -> Dataset:
     """Load all images of the layout that exists; verify the published checksums if these are the official images."""
     root = request.root or DEFAULT_ROOT
     folder, layout = _find(cifar, root)
@@ -150,11 +150,11 @@ def _find(cifar: Cifar, root: Path) -> tuple[Path, Layout]:
     )
 
 
-def _load(cifar: Cifar, folder: Path, layout: Layout) -> Images:
+def _load(cifar: Cifar, folder: Path, layout: Layout) -> Dataset:
     measure = _measure_binary if layout is cifar.binary else _measure_python
     pieces = [(folder / name, *measure(cifar, folder / name)) for name in layout.files]
     total = sum(count for _, count, _ in pieces)
-    shared = SharedPixels.blank((total, 3, 32, 32))
+    shared = SharedArray.blank((total, 3, 32, 32))
     rows, labels = shared.array.reshape(total, PIXELS), np.empty(total, dtype=np.int64)
     start = 0
     for path, count, fill in pieces:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tinyproto.data.images import Images
+from tinyproto.data.dataset import Dataset
 from tinyproto.data.inputs import as_array
 from tinyproto.data.normalise import Normalise
 from tinyproto.data.sources.arrays import from_arrays
@@ -18,7 +18,7 @@ def from_dataset(
     dataset: Any, *, name: str | None = None, label: str = "label", columns: Sequence[str] | None = None,
     num_classes: int | None = None, class_names: Sequence[str] | None = None, vocabulary: int | None = None,
     normalise: Normalise = "auto",
-) -> Images:  # fmt: skip
+) -> Dataset:  # fmt: skip
     """Make a dataset from another library's; all samples are read once, so a random augmentation is drawn once.
 
     Args:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tinyproto.data.images import Images, SharedPixels
+from tinyproto.data.dataset import Dataset, SharedArray
 from tinyproto.data.inputs import assembled
 from tinyproto.data.sources.base import Request, only_first_classes
 
@@ -24,30 +24,30 @@ WAVES = ("sine", "square", "sawtooth", "rising", "falling", "burst")
 PER_WAVE, LENGTH = 150, 64
 
 
-def load_digits(request: Request) -> Images:
+def load_digits(request: Request) -> Dataset:
     """Load 1 797 handwritten digits of 8×8 pixels; the pixels 0 to 16 become −1 to 1."""
     table = _sklearn_table("digits", "digits.csv.gz")
-    shared = SharedPixels.blank((len(table), 1, 8, 8))
+    shared = SharedArray.blank((len(table), 1, 8, 8))
     shared.array[:] = table[:, :-1].reshape(shared.shape)
     labels = torch.from_numpy(table[:, -1].astype(np.int64))
-    images = Images("digits", shared.tensor, labels, num_classes=10, scale=1 / 8, shift=-1.0, shared=shared, white=16)
+    images = Dataset("digits", shared.tensor, labels, num_classes=10, scale=1 / 8, shift=-1.0, shared=shared, white=16)
     return only_first_classes(images, request.first_classes)
 
 
-def load_wine(request: Request) -> Images:
+def load_wine(request: Request) -> Dataset:
     """Load a table of 178 wines: 13 measurements each, and the cultivar as class."""
     table = _sklearn_table("wine", "wine_data.csv", skip=1)
-    shared = SharedPixels.holding(table[:, :-1].astype(np.float32))
+    shared = SharedArray.holding(table[:, :-1].astype(np.float32))
     labels = table[:, -1].astype(np.int64)
     wines = assembled("wine", shared.tensor, labels, WINES, columns=WINE_COLUMNS, shared=shared)
     return only_first_classes(wines, request.first_classes)
 
 
-def load_signals(request: Request) -> Images:
+def load_signals(request: Request) -> Dataset:
     """Draw 900 noisy signals of one channel and 64 steps; the class is the form of the wave."""
     random = np.random.RandomState(0)  # noqa: NPY002: its draws never change between releases of numpy
     labels = np.tile(np.arange(len(WAVES)), PER_WAVE)
-    shared = SharedPixels.holding(np.stack([_wave(WAVES[label], random) for label in labels])[:, None])
+    shared = SharedArray.holding(np.stack([_wave(WAVES[label], random) for label in labels])[:, None])
     signals = assembled("signals", shared.tensor, labels.astype(np.int64), WAVES, shared=shared)
     return only_first_classes(signals, request.first_classes)
 

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from tinyproto.data.dataset import Dataset
 from tinyproto.data.decode import ImageFiles
-from tinyproto.data.images import Images
 from tinyproto.data.sources.base import Request, check_first_classes, part_name
 from tinyproto.errors import DataError
 
@@ -17,7 +17,7 @@ PARTS = ("train", "val", "valid", "test")
 """A folder that has no subfolders but these has several parts, which are merged in this order."""
 
 
-def load(request: Request) -> Images:
+def load(request: Request) -> Dataset:
     """Load the images of a folder."""
     return listing(request).load(request.cache, request.progress)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tinyproto.data.images import Images, SharedPixels
+from tinyproto.data.dataset import Dataset, SharedArray
 from tinyproto.data.inputs import assembled
 from tinyproto.data.labels import class_numbers_of_texts
 from tinyproto.data.sources.base import Request, only_first_classes
@@ -28,7 +28,7 @@ Columns = Mapping[str, Sequence[Any]]
 """The cells of each column, from first to last row; text in a .csv file."""
 
 
-def load(request: Request) -> Images:
+def load(request: Request) -> Dataset:
     """Load a table; a text column or a missing value is an error unless `columns` leaves it out."""
     if request.root is None:
         raise DataError("data.root has to name the .csv or .parquet file")
@@ -36,7 +36,7 @@ def load(request: Request) -> Images:
     return only_first_classes(table_images(table, request), request.first_classes)
 
 
-def table_images(table: Columns, request: Request, without: Sequence[str] = ()) -> Images:
+def table_images(table: Columns, request: Request, without: Sequence[str] = ()) -> Dataset:
     """Return the dataset of a table that was read; columns `without` are never features."""
     file = Path(str(request.root))
     try:
@@ -49,7 +49,7 @@ def table_images(table: Columns, request: Request, without: Sequence[str] = ()) 
         if not features or request.label in features:
             raise DataError(f"data.columns has to name the features, without the label {request.label!r}")
         kind = "float32" if request.vocabulary is None else "int64"
-        shared = SharedPixels.blank((len(labels), len(features)), kind)
+        shared = SharedArray.blank((len(labels), len(features)), kind)
         for place, name in enumerate(features):
             cells = _column(table, name, "data.columns has to name columns of the file")
             shared.array[:, place] = _numbers(name, cells, kind)

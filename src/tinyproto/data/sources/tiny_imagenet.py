@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from tinyproto.data.dataset import Dataset
 from tinyproto.data.decode import ImageFiles
-from tinyproto.data.images import Images
 from tinyproto.data.sources.base import (
     DEFAULT_ROOT,
     Request,
@@ -24,7 +24,7 @@ PER_CLASS = 550
 """Images of each class, train and val together."""
 
 
-def load(request: Request) -> Images:
+def load(request: Request) -> Dataset:
     """Load the images of all classes, or of the first ones if their number is asked for."""
     return listing(request).load(request.cache, request.progress)
 

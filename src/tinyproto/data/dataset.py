@@ -36,7 +36,7 @@ DTYPES: Mapping[str, torch.dtype] = {"uint8": torch.uint8, "float32": torch.floa
 """How inputs are stored: images, values, and token ids."""
 
 
-class SharedPixels:
+class SharedArray:
     """Samples in an open file; all processes that map it share its memory.
 
     Without a file (`descriptor` None) they are in the memory of this process.
@@ -55,12 +55,12 @@ class SharedPixels:
         self.tensor: Tensor = torch.frombuffer(memory, dtype=DTYPES[dtype]).reshape(self.shape)
 
     @classmethod
-    def blank(cls, shape: Sequence[int], dtype: str = "uint8") -> SharedPixels:
+    def blank(cls, shape: Sequence[int], dtype: str = "uint8") -> SharedArray:
         """Return zeros to fill through `array`; their file has no name and ends with the last process that maps it."""
         return cls(_nameless_file(_bytes(shape, dtype)), shape, dtype, writable=True)
 
     @classmethod
-    def holding(cls, values: NDArray[Any]) -> SharedPixels:
+    def holding(cls, values: NDArray[Any]) -> SharedArray:
         """Return a copy of an array."""
         shared = cls.blank(values.shape, str(values.dtype))
         shared.array[:] = values
@@ -113,16 +113,16 @@ def _nameless_file(size: int) -> int | None:
 
 
 @dataclass(frozen=True)
-class Images:
+class Dataset:
     """A labelled dataset in memory: images, values of any shape, or token ids."""
 
     name: str
-    pixels: Tensor = field(repr=False)  # (N, ...) uint8 (images: (N, C, H, W)), float32, or int64 (token ids)
+    inputs: Tensor = field(repr=False)  # (N, ...) uint8 (images: (N, C, H, W)), float32, or int64 (token ids)
     labels: Tensor = field(repr=False)  # (N,) int64
     num_classes: int
-    scale: Factor | None  # a network sees pixel · scale + shift; None: still to be computed from training samples
+    scale: Factor | None  # a network sees input · scale + shift; None: still to be computed from training samples
     shift: Factor | None
-    shared: SharedPixels | None = field(default=None, repr=False)  # holds `pixels`, for workers to map
+    shared: SharedArray | None = field(default=None, repr=False)  # holds `inputs`, for workers to map
     class_names: tuple[str, ...] | None = field(default=None, repr=False)  # by label; None if classes have no names
     columns: tuple[str, ...] | None = field(default=None, repr=False)  # names of a table's features
     vocabulary: int | None = field(default=None, repr=False)  # the number of token ids; None for other inputs
@@ -131,12 +131,12 @@ class Images:
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Return the shape of one sample: (C, H, W) for images."""
-        return tuple(self.pixels.shape[1:])
+        return tuple(self.inputs.shape[1:])
 
     @property
     def dtype(self) -> str:
         """Return how inputs are stored: uint8, float32 or int64."""
-        return str(self.pixels.dtype).removeprefix("torch.")
+        return str(self.inputs.dtype).removeprefix("torch.")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -162,30 +162,30 @@ class Images:
     def take(self, indices: Tensor) -> TensorData:
         """Return the samples at `indices` without copying them."""
         indices = indices.to(self.labels.device)
-        return TensorData(self.pixels, self.labels[indices], *self._factors, rows=indices)
+        return TensorData(self.inputs, self.labels[indices], *self._factors, rows=indices)
 
     @cached_property
     def _factors(self) -> tuple[float | Tensor, float | Tensor]:
         """Return scale and shift with the shape that broadcasts over a sample, on the device of the samples."""
-        rest = [1] * (self.pixels.dim() - 2)
+        rest = [1] * (self.inputs.dim() - 2)
         scale, shift = (
-            torch.tensor(factor, device=self.pixels.device).view(-1, *rest) if isinstance(factor, tuple) else factor
+            torch.tensor(factor, device=self.inputs.device).view(-1, *rest) if isinstance(factor, tuple) else factor
             for factor in (self.scale, self.shift)
         )
         return 1.0 if scale is None else scale, 0.0 if shift is None else shift
 
-    def to(self, device: torch.device | str) -> Images:
+    def to(self, device: torch.device | str) -> Dataset:
         """Return the same dataset on another device."""
-        if self.pixels.device == torch.device(device):
+        if self.inputs.device == torch.device(device):
             return self
-        return replace(self, pixels=self.pixels.to(device), labels=self.labels.to(device), shared=None)
+        return replace(self, inputs=self.inputs.to(device), labels=self.labels.to(device), shared=None)
 
 
 @dataclass(frozen=True)
 class FederatedData:
     """A dataset and the clients' shares of it: one pool of samples, and each client's positions in it."""
 
-    images: Images
+    images: Dataset
     shares: Sequence[Share]
     scope: TestScope = "own"
 
