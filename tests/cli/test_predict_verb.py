@@ -66,7 +66,7 @@ def test_json_has_class_label_and_score_by_each_rule(folder: Path) -> None:
 )
 def test_files_folders_and_patterns_name_images(folder: Path, given: list[str], names: list[str]) -> None:
     done = called("predict", "runs/kept", *given, "--client", "0", "--label", "local", "--json", cwd=folder)
-    images = [found["image"] for found in json.loads(done.stdout)["predictions"]]
+    images = [found["input"] for found in json.loads(done.stdout)["predictions"]]
     assert images == [f"photos/{name}.png" for name in names]
 
 
@@ -74,7 +74,7 @@ def test_the_table_has_a_row_for_each_image_and_tells_which_client_and_what_it_l
     done = called("predict", "runs/kept", "photos", "--client", "0", "--label", "local", cwd=folder)
     title, *table, lacking = [line.strip() for line in done.stdout.splitlines() if line.strip()]
     assert title == "client 0, small_cnn_c, local, seed 0: runs/kept/models/local-0/client-0.safetensors"
-    assert table[0].split() == ["image", "head", "score", "local", "score"]
+    assert table[0].split() == ["input", "head", "score", "local", "score"]
     assert [line.split()[0] for line in table[2:]] == ["photos/a.png", "photos/b.png", "photos/more/c.png"]
     assert lacking == "client 0 received no global prototypes (its method is local)"
 

@@ -130,7 +130,9 @@ def test_the_dataset_is_not_loaded_again_by_the_cells(tmp_path: Path) -> None:
     ready = experiment(tmp_path, *overrides, "train.parallel_cells=2", "partition.min_samples=5")
     (tmp_path / "mine.npz").unlink()
     folder = grid.run(ready, tmp_path / "runs")
-    assert [result["dataset"] for result in json.loads((folder / "summary.json").read_text())["results"]] == ["npz"] * 2
+    assert [result["dataset"] for result in json.loads((folder / "summary.json").read_text())["results"]] == [
+        "mine"
+    ] * 2
 
 
 def moody(folder: Path, monkeypatch: pytest.MonkeyPatch, mishap: str, together: int) -> Experiment:

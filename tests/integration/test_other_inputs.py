@@ -57,9 +57,10 @@ def test_a_text_network_learns_which_words_are_whose() -> None:
 
 
 @pytest.mark.parametrize(("name", "least", "classes"), [("wine", 0.75, 3), ("signals", 0.4, 6)])
-def test_the_configs_run_and_keep_the_names_of_classes(
-    name: str, least: float, classes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_configs_run_keep_the_names_of_classes_and_predict_from_a_file(
+    name: str, least: float, classes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     words = ["run", str(CONFIGS / f"{name}.yaml"), "train.rounds=4", "seeds=[0]", "algorithms=[local, tinyproto_ft]"]
     assert in_process(monkeypatch, tmp_path, *words, "train.learning_rate=0.05", "keep_models=true", "--json") == 0
     results = json.loads((tmp_path / "runs" / name / "summary.json").read_text())["results"]
@@ -72,6 +73,19 @@ def test_the_configs_run_and_keep_the_names_of_classes(
     assert found.scores.shape == (len(data), classes)
     assert client.classes == data.class_names
     assert float((found.labels == data.labels).float().mean()) >= least - 0.2
+    if data.columns is None:
+        np.save(tmp_path / "new.npy", data.inputs[:2].numpy())
+    else:  # columns in another order, one more, and no labels
+        columns = list(reversed(data.columns))
+        rows = [[*map(str, reversed(row)), "blue"] for row in data.inputs[:2].tolist()]
+        (tmp_path / "new.csv").write_text("\n".join(map(",".join, [[*columns, "glass"], *rows])))
+    file = "new.npy" if data.columns is None else "new.csv"
+    capsys.readouterr()
+    asked = ("predict", f"runs/{name}", "--client=1", "--label=tinyproto_ft", file, "--json")
+    assert in_process(monkeypatch, tmp_path, *asked) == 0
+    told = json.loads(capsys.readouterr().out)["predictions"]
+    assert [each["input"] for each in told] == [f"{file}, row 1", f"{file}, row 2"]
+    assert [each["local"]["class"] for each in told] == found.classes[:2]
 
 
 def test_worker_processes_map_floats_and_give_the_same_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ def test_a_picture_for_the_digits_is_scaled_to_their_sixteen_shades(tmp_path: Pa
         (pixels()[:, :2], "of shape 3 × 10 × 8, alone or in a batch, not 5 × 2 × 10 × 8"),
         ("none.png", "none.png does not exist"),
         (__file__, "cannot be decoded as an image: UnidentifiedImageError"),
-        (None, "cannot classify a NoneType; give paths, PIL images or an array"),
+        (None, "cannot classify a NoneType; give files, PIL images or an array"),
         (Image.new("I;16", (8, 10)), "the image has more than 8 bits per channel"),
     ],
 )

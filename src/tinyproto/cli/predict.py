@@ -40,9 +40,11 @@ Seed = Annotated[int | None, typer.Option(metavar="N", help="The seed, if the ru
 
 def predict(
     path: Trained,
-    images: Annotated[
+    files: Annotated[
         list[str],
-        typer.Argument(metavar="IMAGES", help="Image files, folders of them, or patterns such as '*.png'."),
+        typer.Argument(
+            metavar="FILES", help="Images, folders of them, patterns such as '*.png', tables (.csv) or .npy arrays."
+        ),
     ],
     client: ClientNumber = None,
     label: Label = None,
@@ -60,23 +62,28 @@ def predict(
     - tinyproto predict runs/kept --client 3 photo.png
     - tinyproto predict runs/kept --client 3 --algorithm tinyproto_ft --seed 0 photos --json
     - tinyproto predict clients/client-0 'photos/*.png'
+    - tinyproto predict runs/pets --client 0 new.csv
     """
+    import torch
+
     from tinyproto.trained import load_client
 
     output = Output(json=json)
-    files = list(_image_files(images))
+    found = list(_named(files))
     trained = load_client(path, client, label=label, seed=seed)
-    features = trained.features(files)
+    batches = [trained.inputs.batch(file) for file in found]
+    names = [name for file, batch in zip(found, batches, strict=True) for name in _rows(file, len(batch))]
+    features = trained.features(torch.cat(batches))
     by_rule = {rule: trained.decide(features, rule) for rule in trained.rules}
     output.say(_title(trained))
-    output.result(_values(trained, files, by_rule))
+    output.result(_values(trained, names, by_rule))
     if not output.wants_json:
         table = plain_table()
-        for name in ("image", *(part for rule in by_rule for part in (rule, "score"))):
+        for name in ("input", *(part for rule in by_rule for part in (rule, "score"))):
             table.add_column(name, justify="right" if name == "score" else "left")
-        for row, file in enumerate(files):
-            found = [(one.classes[row], f"{_best(one, row):.3g}") for one in by_rule.values()]
-            table.add_row(escape(file), *(escape(word) for words in found for word in words))
+        for row, name in enumerate(names):
+            words = [word for one in by_rule.values() for word in (one.classes[row], f"{_best(one, row):.3g}")]
+            table.add_row(escape(name), *map(escape, words))
         output.console.print(table)
     for reason in _missing(trained).values():
         output.say(reason)
@@ -95,9 +102,9 @@ def export(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Write a trained client as one file that takes raw images and answers with a score for each class.
+    """Write a trained client as one file that takes raw inputs and answers with a score for each class.
 
-    Normalisation, network and prototypes are inside. The input is a batch of any size, uint8 as in training. The
+    Normalisation, network and prototypes are inside. The input is a batch of any size, as stored: uint8 for images. The
     highest score wins; the scores are those of **tinyproto predict**. The file is checked against our own answers
     before it gets its name. ONNX needs the extra **export**; to run such a file a device needs onnxruntime only.
 
@@ -138,23 +145,28 @@ def _best(found: Prediction, row: int) -> float:
     return float(found.scores[row, found.labels[row]]) + 0.0  # not −0
 
 
-def _values(trained: TrainedClient, files: Sequence[str], by_rule: dict[str, Prediction]) -> dict[str, Any]:
+def _rows(file: str, count: int) -> list[str]:
+    """Name the inputs of a file: by the file alone, or by row if it has several."""
+    return [file] if count == 1 else [f"{file}, row {row + 1}" for row in range(count)]
+
+
+def _values(trained: TrainedClient, names: Sequence[str], by_rule: dict[str, Prediction]) -> dict[str, Any]:
     def one(row: int) -> dict[str, Any]:
         return {
             rule: {"class": found.classes[row], "label": int(found.labels[row]), "score": _best(found, row)}
             for rule, found in by_rule.items()
         }
 
-    names = ("client", "label", "seed", "network", "dataset")
+    facts = ("client", "label", "seed", "network", "dataset")
     return {
-        **{name: trained.facts.get(name) for name in names},
+        **{name: trained.facts.get(name) for name in facts},
         "file": str(trained.path),
         "missing": _missing(trained),
-        "predictions": [{"image": file, **one(row)} for row, file in enumerate(files)],
+        "predictions": [{"input": name, **one(row)} for row, name in enumerate(names)],
     }
 
 
-def _image_files(given: Sequence[str]) -> Iterator[str]:
+def _named(given: Sequence[str]) -> Iterator[str]:
     """Yield the files that paths, folders and patterns name; raise DataError if one of them names none."""
     from tinyproto.data.sources.image_folder import SUFFIXES, images_below
 

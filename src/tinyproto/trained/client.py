@@ -65,8 +65,9 @@ class TrainedClient:
         """Classify raw inputs; what training did to them is done here.
 
         Args:
-            x: one or many images: paths, PIL images, or a uint8 array or tensor (N, C, H, W), also without N or with C
-                last. Pictures are converted and resized to the network's input.
+            x: one or many inputs: files, PIL images, or an array or tensor (N, …) as stored, also without N, or with
+                channels last. Pictures are converted and resized to the network's input; a file may also be a table,
+                whose columns are matched by name, or an .npy array.
             rule: `head`, the nearest `global` prototype (as in the paper's tables) or the nearest `local` one.
 
         """

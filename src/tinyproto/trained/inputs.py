@@ -1,19 +1,20 @@
-"""Raw inputs of a trained network from what a user has: pictures, their paths, or arrays as in training."""
+"""Raw inputs of a trained network from what a user has: pictures, files, or arrays as in training."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tinyproto.data.decode import pixels_of
+from tinyproto.data.sources import tables
 from tinyproto.errors import DataError, one_line
 
 PICTURE_CHANNELS = (1, 3, 4)
@@ -28,12 +29,14 @@ class InputFormat:
     scale: float | Sequence[float]  # numbers, or lists along the first axis
     shift: float | Sequence[float]
     white: int  # the stored value of a white pixel
+    columns: tuple[str, ...] | None  # of a table
 
     @classmethod
     def of(cls, facts: dict[str, Any]) -> InputFormat:
         """Read it from the facts of a network; those of earlier releases were of images."""
         dtype: torch.dtype = getattr(torch, facts.get("dtype", "uint8"))
-        return cls(tuple(facts["input_shape"]), dtype, facts["scale"], facts["shift"], facts.get("white", 255))
+        columns = None if facts.get("columns") is None else tuple(facts["columns"])
+        return cls(tuple(facts["input_shape"]), dtype, facts["scale"], facts["shift"], facts.get("white", 255), columns)
 
     @property
     def words(self) -> str:
@@ -47,39 +50,43 @@ class InputFormat:
         return (scale.reshape(along) if scale.dim() else scale), (shift.reshape(along) if shift.dim() else shift)
 
     def batch(self, given: Any) -> Tensor:
-        """Return one or many inputs as a batch (N, ...); raise DataError if they do not fit."""
-        if _is_picture(given):
+        """Return one or many inputs as a batch (N, ...); raise DataError if they do not fit.
+
+        A file is a picture, an .npy array, or a table, whose columns are matched by name.
+        """
+        if _is_path(given) or _is_picture(given):
             given = [given]
-        if isinstance(given, Sequence) and given and all(map(_is_picture, given)):
-            inputs = torch.from_numpy(np.stack([self._picture(one) for one in given]))
+        if isinstance(given, Sequence) and given and all(_is_path(one) or _is_picture(one) for one in given):
+            inputs = torch.cat([self._file(Path(one)) if _is_path(one) else self._picture(one) for one in given])
         else:
             inputs = self._array(given)
         return inputs.contiguous()  # the layout decides how a convolution rounds
 
-    def _picture(self, given: Any) -> NDArray[np.uint8]:
+    def _file(self, path: Path) -> Tensor:
+        if path.suffix.lower() == ".npy":
+            with _reading(path, "an .npy array"):
+                return self._array(np.load(path, allow_pickle=False))
+        if self.columns is not None:
+            if path.suffix.lower() not in tables.SUFFIXES:
+                raise DataError(f"{path}: the network takes tables ({', '.join(tables.SUFFIXES)})")
+            return torch.from_numpy(tables.read_rows(path, self.columns, str(self.dtype).removeprefix("torch.")))
         import PIL.Image
 
+        with _reading(path, "an image"), PIL.Image.open(path) as image:
+            return self._picture(image, path)
+
+    def _picture(self, image: Any, where: object = "the image") -> Tensor:
         if self.dtype != torch.uint8 or len(self.shape) != 3 or self.shape[0] not in PICTURE_CHANNELS:
-            raise DataError(f"the network takes {self.words}, not pictures; give it an array")
-        shape = (self.shape[0], self.shape[1], self.shape[2])
-        if not isinstance(given, str | os.PathLike):
-            pixels = pixels_of(given, shape, "the image")
-        else:
-            path = Path(given)
-            try:
-                with PIL.Image.open(path) as image:
-                    pixels = pixels_of(image, shape, path)
-            except FileNotFoundError as error:
-                raise DataError(f"{path} does not exist") from error
-            except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
-                raise DataError(f"{path} cannot be decoded as an image: {one_line(error)}") from error
-        return pixels if self.white == 255 else np.rint(pixels * (self.white / 255)).astype(np.uint8)
+            raise DataError(f"the network takes {self.words}, not pictures; give it an array or an .npy file")
+        pixels = pixels_of(image, (self.shape[0], self.shape[1], self.shape[2]), where)
+        stored = pixels if self.white == 255 else np.rint(pixels * (self.white / 255)).astype(np.uint8)
+        return torch.tensor(stored[None])
 
     def _array(self, given: Any) -> Tensor:
         try:
             inputs = torch.as_tensor(given)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise DataError(f"cannot classify a {type(given).__name__}; give paths, PIL images or an array") from error
+            raise DataError(f"cannot classify a {type(given).__name__}; give files, PIL images or an array") from error
         if inputs.is_floating_point() <= self.dtype.is_floating_point and self.dtype != torch.uint8:
             inputs = inputs.to(self.dtype)  # numbers that fit, such as numpy's float64
         if inputs.dtype != self.dtype:
@@ -97,9 +104,26 @@ class InputFormat:
         )
 
 
+def _is_path(given: Any) -> bool:
+    return isinstance(given, str | os.PathLike)
+
+
 def _is_picture(given: Any) -> bool:
-    """Return True for a path or a PIL image."""
-    return isinstance(given, str | os.PathLike) or hasattr(given, "convert")
+    """Return True for a PIL image."""
+    return hasattr(given, "convert")
+
+
+@contextmanager
+def _reading(path: Path, what: str) -> Iterator[None]:
+    """Turn errors in reading a file into a DataError that names it."""
+    import PIL.Image
+
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise DataError(f"{path} does not exist") from error
+    except (OSError, ValueError, EOFError, SyntaxError, PIL.Image.DecompressionBombError) as error:
+        raise DataError(f"{path} cannot be decoded as {what}: {one_line(error)}") from error
 
 
 def _times(shape: Sequence[int]) -> str:

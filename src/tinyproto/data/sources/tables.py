@@ -50,14 +50,30 @@ def table_images(table: Columns, request: Request, without: Sequence[str] = ()) 
             raise DataError(f"data.columns has to name the features, without the label {request.label!r}")
         kind = "float32" if request.vocabulary is None else "int64"
         shared = SharedArray.blank((len(labels), len(features)), kind)
-        for place, name in enumerate(features):
-            cells = _column(table, name, "data.columns has to name columns of the file")
-            shared.array[:, place] = _numbers(name, cells, kind)
+        fill(shared.array, table, features, kind)
         return assembled(
             file.stem, shared.tensor, labels, names, columns=features, vocabulary=request.vocabulary, shared=shared
         )
     except DataError as error:
         raise DataError(f"{file}: {error}") from None
+
+
+def fill(target: NDArray[Any], table: Columns, features: Sequence[str], kind: str) -> None:
+    """Write the named columns to `target`, (rows, features), as float32 or as int64 for token ids."""
+    for place, name in enumerate(features):
+        cells = _column(table, name, "data.columns has to name columns of the file")
+        target[:, place] = _numbers(name, cells, kind)
+
+
+def read_rows(file: Path, features: Sequence[str], kind: str) -> NDArray[Any]:
+    """Return the named columns of a file, (rows, features); it needs no labels."""
+    table = read_table(file)
+    rows = np.empty((len(next(iter(table.values()))), len(features)), kind)
+    try:
+        fill(rows, table, features, kind)
+    except DataError as error:
+        raise DataError(f"{file}: {error}") from None
+    return rows
 
 
 def read_table(file: Path) -> Columns:
