@@ -123,7 +123,7 @@ def export(
     done = export_client(trained, file, format_, rule)
     output.say(
         f"{file}: {done.bytes / 1000:,.0f} kB, rule {rule}, {len(trained.classes)} classes, "
-        f"{done.milliseconds:.2g} ms per image on one core; scores differ from ours by {done.difference:.1g} at most"
+        f"{done.milliseconds:.2g} ms per input on one core; scores differ from ours by {done.difference:.1g} at most"
     )
     output.result({**done._asdict(), "file": str(file), "rule": rule, "classes": trained.classes})
 

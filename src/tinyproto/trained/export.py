@@ -100,11 +100,12 @@ def require_packages() -> None:
 
 
 def facts_of(client: TrainedClient, rule: str) -> dict[str, str]:
-    """Return what a file says of itself: the classes, the rule, and whose network it is."""
+    """Return what a file says of itself: classes, the columns of a table, the rule, and whose network it is."""
     names = ("dataset", "algorithm", "seed", "client", "network")
     facts = {name: str(client.facts[name]) for name in names if name in client.facts}
-    white = str(client.inputs.white)
-    return {"classes": json.dumps(client.classes, ensure_ascii=False), "rule": rule, "white": white, **facts}
+    lists = {"classes": client.classes, "columns": client.inputs.columns}
+    words = {name: json.dumps(values, ensure_ascii=False) for name, values in lists.items() if values is not None}
+    return {**words, "rule": rule, "white": str(client.inputs.white), **facts}
 
 
 def _samples(client: TrainedClient, count: int) -> Tensor:
