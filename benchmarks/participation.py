@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from tinyproto.experiment import Experiment
 from tinyproto.report import svg
 from tinyproto.report.compare import Spread, compare, share_cell
 from tinyproto.report.page import figure_style
+from tinyproto.report.standalone import standalone
 from tinyproto.report.svg import (
     BOTTOM,
     LEFT,
@@ -140,10 +140,7 @@ def draw(curves: Curves) -> str:
     entries += [LegendEntry(f"{value:.0%} of them drop out", stroke("curve c0 dashed")) for value in lost]
     explained, bottom = legend(entries)
     picture = svg.figure(bottom, [*parts, *explained], "Accuracy against participation")
-    style = figure_style().split("@media")[0]  # its ground is white in the dark, too
-    colours = dict(re.findall(r"(--\w+): (#\w+);", style))
-    literal = re.sub(r"var\((--\w+)\)", lambda found: colours[found[1]], style)  # not all viewers know variables
-    return svg.with_style(picture, literal) + "\n"
+    return standalone(picture, figure_style()) + "\n"
 
 
 def _in_words(curves: Curves) -> str:

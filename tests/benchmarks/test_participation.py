@@ -36,8 +36,9 @@ def test_a_picture_has_a_title_a_ground_and_a_curve_per_method_and_dropout() -> 
     ground = tree.find(f"{space}rect")
     assert ground is not None
     assert ground.get("fill") == "#ffffff"
-    curves = {path.get("class") for path in tree.iter(f"{space}path")}
-    assert {"curve c0", "curve c1 dashed"} <= curves
+    curves = {(path.get("stroke"), path.get("stroke-dasharray") is not None) for path in tree.iter(f"{space}path")}
+    assert {dashed for _, dashed in curves} == {False, True}
+    assert len({colour for colour, _ in curves}) == 2
     words = {text.text for text in tree.iter(f"{space}text")}
     assert {"Local", "FedProto", "20% of them drop out"} <= words
 

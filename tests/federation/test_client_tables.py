@@ -86,9 +86,10 @@ def test_each_client_normalises_by_its_own_training_samples_unless_constants_are
     [
         ("age,size,kind", {}, "data", "there is no column 'height'"),
         ("age,height,class", {}, "data", "there is no column 'kind'"),
-        ("kind,height,age", {}, "data", "is not a number"),
+        ("kind,height,age", {}, "data", "unknown class '0'"),
         ("age,height,kind", {"normalise": {"mean": [1.0], "std": 1.0}}, "data", "mean has 1 numbers"),
-        ("age,height,kind", {"label": "age", "columns": ["height"]}, "classes", "has label 11"),
+        ("age,height,kind", {"label": "age", "columns": ["height"]}, "data", "unknown class '0'"),
+        ("age,height,kind", {"columns": ["kind", "height"], "label": "age"}, "data", "unknown class '0'"),
         ("age,height,kind,cow", {"columns": ["cow", "age"]}, "data", "line 2: 3 cells, the header has 4"),
     ],
 )
@@ -98,6 +99,36 @@ def test_a_table_that_does_not_fit_is_refused(
     with pytest.raises(Refusal, match=says) as refusal:
         read(write(tmp_path, header), terms_of(table_values(**data)))
     assert refusal.value.code == code
+
+
+@pytest.mark.parametrize("kinds", ["-1 0 1", "0 1", "1"])
+def test_classes_that_are_numbers_are_matched_by_name_whichever_a_client_has(tmp_path: Path, kinds: str) -> None:
+    values = {**table_values(), "federation": {"classes": ["-1", "0", "1"]}}
+    drawn = (kinds.split() * 12)[:12]
+    path = write(tmp_path, text="\n".join(["age,height,kind", *(f"1,2,{kind}" for kind in drawn)]))
+    data = read(path, terms_of(values))
+    assert [("-1", "0", "1")[label] for label in data.images.labels.tolist()] == drawn
+
+
+def test_a_share_is_labelled_in_the_order_of_the_terms_and_needs_their_columns(tmp_path: Path) -> None:
+    asked = {"share": {"data": {"name": "wine"}, "partition": {"num_clients": 2, "kind": "iid"}}}
+    backwards = ["class_2", "class_1", "class_0"]
+    values = {**table_values(), "data": {"name": "wine"}, "federation": {"classes": backwards, "clients": 2}}
+    told = client_data(ClientDataSection.model_validate(asked), 0, terms_of(values)).images
+    plain = client_data(ClientDataSection.model_validate(asked), 0, terms_of({**values, "federation": {"clients": 2}}))
+    assert told.class_names == tuple(backwards)
+    assert torch.equal(told.labels, 2 - plain.images.labels)
+    path = write(tmp_path)
+    swapped = {"data": {"name": "table", "root": str(path), "label": "kind", "columns": ["height", "age"]}}
+    section = ClientDataSection.model_validate({"share": {**swapped, "partition": {"num_clients": 2, "kind": "iid"}}})
+    with pytest.raises(Refusal, match=r"columns are \['age', 'height'\], those of client 0 are \['height', 'age'\]"):
+        client_data(section, 0, terms_of(table_values()))
+
+
+def test_integer_labels_of_an_npz_need_no_names_in_the_terms(tmp_path: Path) -> None:
+    images, labels = np.zeros((8, 1, 6, 6), np.uint8), np.arange(8) % 2 + 1
+    np.savez(tmp_path / "a.npz", x_train=images, y_train=labels, class_names=["a", "b", "c"])
+    assert read(tmp_path / "a.npz", terms_of(small_values())).images.labels.tolist() == labels.tolist()
 
 
 def test_a_table_needs_columns_in_the_terms(tmp_path: Path) -> None:

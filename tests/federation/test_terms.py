@@ -61,7 +61,7 @@ def test_terms_hold_nothing_of_the_coordinators_own() -> None:
     text = offered_terms(config, TOKEN).text()
     assert "secret" not in text
     assert sorted(json.loads(text)) == [
-        "algorithm", "classes", "clients", "digest", "federation", "input_shape", "inputs", "num_classes", "preset",
+        "algorithm", "classes", "clients", "digest", "federation", "input_shape", "num_classes", "preset",
         "protocol", "prototypes", "seed", "train", "wire",
     ]  # fmt: skip
 

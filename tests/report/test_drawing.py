@@ -178,11 +178,3 @@ def test_words_in_a_picture_are_words_whatever_they_contain() -> None:
     assert [element.text for element in root.iter(f"{space}text")] == [readable]
     assert root.get("aria-label") == readable
     assert root.get("role") == "img"
-
-
-def test_a_picture_for_a_file_of_its_own_brings_its_style() -> None:
-    root = ElementTree.fromstring(
-        svg.with_style(svg.figure(10, [svg.line(0, 0, 1, 1, "axis")], "a > b"), "line { x: 1 }")
-    )
-    assert [element.tag.partition("}")[2] for element in root] == ["style", "line"]
-    assert root[0].text == "line { x: 1 }"

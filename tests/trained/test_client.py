@@ -19,6 +19,7 @@ from support import make_patterns
 from support_grid import make_experiment
 from tinyproto import grid
 from tinyproto.errors import ConfigError, DataError, RunFolderError
+from tinyproto.trained.inputs import InputFormat
 
 CONFIG = """\
 name: trial
@@ -114,6 +115,27 @@ def rewritten(file: Path, target: Path, **facts: Any) -> Path:
     tag = {name: value for name, value in (known | facts).items() if value is not ...}
     safetensors.torch.save_file(tensors, target, {"tinyproto": json.dumps(tag)})
     return target
+
+
+def test_values_that_no_network_has_seen_are_refused(tmp_path: Path, client: tp.TrainedClient) -> None:
+    target = tmp_path / "client-1.safetensors"
+    floats = tp.load_client(rewritten(client.path, target, dtype="float32"))
+    strange = pixels().astype(np.float64)
+    strange[1, 0, 0, 0] = np.nan
+    with pytest.raises(DataError, match="sample 1 has the value nan"):
+        floats.predict(strange, "head")
+    ids = InputFormat.of({**client.facts, "dtype": "int64", "vocabulary": 9})
+    assert ids.batch(np.full(SHAPE, 8)).max() == 8
+    for value, says in ((9, "token ids are 0 … 8, but one is 9"), (-1, "token ids are 0 or more")):
+        with pytest.raises(DataError, match=says):
+            ids.batch(np.full(SHAPE, value))
+
+
+def test_the_white_of_an_earlier_release_s_digits_follows_from_their_normalisation(
+    tmp_path: Path, client: tp.TrainedClient
+) -> None:
+    old = rewritten(client.path, tmp_path / "client-1.safetensors", white=..., scale=0.125, shift=-1.0)
+    assert tp.load_client(old).inputs.white == 16
 
 
 def test_a_file_of_an_earlier_release_classifies_by_its_head(tmp_path: Path, client: tp.TrainedClient) -> None:

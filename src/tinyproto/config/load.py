@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 
 import tinyproto
 from tinyproto.config.algorithms import AlgorithmEntry, resolve_algorithms
-from tinyproto.config.data_section import Section
+from tinyproto.config.data_section import DataSection, Section
 from tinyproto.config.presets import PRESETS
 from tinyproto.config.schema import ConfigModel, schema_fields
 from tinyproto.data.dataset import Dataset
@@ -75,9 +75,13 @@ def has_own_data(resolved: Mapping[str, Any]) -> bool:
 def stated(resolved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config of a real federation without the sections that say nothing about its clients."""
     unsaid = {"models"} if not resolved["models"] else set()
-    if has_own_data(resolved):
-        unsaid |= {"data", "partition"} if resolved["federation"]["clients"] else {"data"}
-    return {key: value for key, value in resolved.items() if key not in unsaid}
+    if not has_own_data(resolved):
+        return {key: value for key, value in resolved.items() if key not in unsaid}
+    unsaid |= {"data", "partition"} if resolved["federation"]["clients"] else {"data"}
+    fields = DataSection.model_fields
+    agreed = {key: value for key, value in resolved["data"].items() if value != fields[key].default}  # such as columns
+    found = {key: value for key, value in resolved.items() if key not in unsaid}
+    return {**found, "data": agreed} if agreed else found
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:

@@ -17,7 +17,7 @@ from tinyproto.errors import DataError
 MINUS_ONE_TO_ONE = {"scale": 2 / 255, "shift": -1.0}
 """Pixels 0 to 255 as the paper shows them to a network."""
 
-_CHANNELS = (1, 3, 4)
+CHANNELS = (1, 3, 4)
 _NORMALISATION: dict[str, tuple[Factor | None, Factor | None]] = {
     "uint8": (MINUS_ONE_TO_ONE["scale"], MINUS_ONE_TO_ONE["shift"]),
     "float32": (None, None),
@@ -28,7 +28,8 @@ _NORMALISATION: dict[str, tuple[Factor | None, Factor | None]] = {
 def as_array(values: Any, what: str = "inputs") -> NDArray[Any]:
     """Return an array, a tensor or nested lists as an array; raise DataError if samples differ in shape."""
     if isinstance(values, Tensor):
-        values = values.detach().cpu().numpy()
+        values = values.detach().cpu()
+        values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()  # numpy has no bfloat16
     try:
         return np.asarray(values)
     except ValueError as error:
@@ -67,7 +68,7 @@ def check_values(values: NDArray[Any], what: str = "inputs", first: int = 0) -> 
 
 def channels_last(shape: Sequence[int]) -> bool:
     """Return True if (N, …) looks like images (N, H, W, C)."""
-    return len(shape) == 4 and shape[3] in _CHANNELS and shape[1] not in _CHANNELS
+    return len(shape) == 4 and shape[3] in CHANNELS and shape[1] not in CHANNELS
 
 
 def assembled(

@@ -39,11 +39,15 @@ def class_numbers(labels: Any, class_names: Sequence[str] | None = None) -> tupl
     return np.array([numbers[str(value)] for value in values.flat], dtype=np.int64).reshape(values.shape), names
 
 
-def class_numbers_of_texts(texts: Sequence[str], where: str) -> tuple[Labels, Names | None]:
+def class_numbers_of_texts(
+    texts: Sequence[str], where: str, class_names: Sequence[str] | None = None
+) -> tuple[Labels, Names | None]:
     """Return the same for the label column of a table, where integers such as 1, 2, 3 are names, too.
 
-    Classes are sorted, integers by value; integers that are exactly 0 … K−1 need no names.
+    Without `class_names`, classes are sorted, integers by value; integers that are exactly 0 … K−1 need no names.
     """
+    if class_names is not None:
+        return class_numbers(np.array(texts, dtype=np.str_), class_names)
     distinct = set(texts)
     try:
         order = sorted(distinct, key=int)

@@ -30,7 +30,7 @@ def with_normalisation(images: Dataset, how: Normalise) -> Dataset:
         raise DataError(f"{images.name} has token ids, which are not normalised; remove data.normalise")
     if how == "none":
         return replace(images, scale=1.0, shift=0.0)
-    if isinstance(how, str) or set(how) != {"mean", "std"}:
+    if not isinstance(how, Mapping) or set(how) != {"mean", "std"}:
         raise DataError(f"normalise has to be auto, none, or a mapping with mean and std, not {how!r}")
     mean, std = (_tensor(images, name, how[name]) for name in ("mean", "std"))
     if not bool((std > 0).all()):
@@ -61,7 +61,12 @@ def _sums(values: Tensor) -> Tensor:
 
 
 def _tensor(images: Dataset, name: str, given: float | Sequence[float]) -> Tensor:
-    values = torch.tensor(given, dtype=torch.float64)
+    try:
+        values = torch.tensor(given, dtype=torch.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"normalise: {name} has to be a number or a list of numbers, not {given!r}") from error
+    if not bool(values.isfinite().all()):
+        raise DataError(f"normalise: {name} has to be finite, not {given}")
     length = images.input_shape[0]
     if values.dim() > 1 or (values.dim() == 1 and len(values) != length):
         raise DataError(

@@ -46,5 +46,6 @@ class PrototypeRule(nn.Module):
         """Map (N, d) to (N, K)."""
         compared = Centred(self.classes, self.centre, self.values).compare(features).double()
         offset = (features - self.centre).double().square().sum(1, keepdim=True)
-        distances = (compared + offset).clamp_min(0.0).sqrt()  # (N, n)
+        squares = compared + offset
+        distances = (squares - squares.amin(1, keepdim=True).clamp_max(0.0)).sqrt()  # (N, n); rounding may go below 0
         return functional.pad(-distances, (0, 1), value=-torch.inf).index_select(1, self.columns)

@@ -64,12 +64,13 @@ class Samples:
     images: Dataset
     share: Share
     path: Path | None  # None for a share
+    numbered: bool = False  # labels are integers, whatever the names of the classes
 
 
 def client_data(section: ClientDataSection, client: int, terms: Terms) -> FederatedData:
     """Return a client's train and test part as a federation of one; raise Refusal if it does not fit the terms."""
     try:
-        samples = read_samples(section, client, terms.inputs)
+        samples = read_samples(section, client, terms)
         images = _checked_inputs(_with_the_terms_labels(samples, terms), client, terms)
         images = with_statistics(with_normalisation(images, terms.inputs.normalisation), samples.share.train)
     except DataError as error:
@@ -97,6 +98,11 @@ def _checked_inputs(images: Dataset, client: int, terms: Terms) -> Dataset:
             f"the federation's inputs are {_times(terms.input_shape)}, those of client {client} are "
             f"{_times(images.input_shape)}",
         )
+    if None not in (images.columns, inputs.columns) and list(images.columns or ()) != inputs.columns:
+        raise Refusal(
+            "shape",
+            f"the federation's columns are {inputs.columns}, those of client {client} are {list(images.columns or ())}",
+        )
     if (images.vocabulary or 0) > (inputs.vocabulary or 0):
         raise Refusal(
             "shape",
@@ -114,9 +120,7 @@ def check_samples(section: ClientDataSection, client: int, progress: Progress = 
         read_samples(section, client, None, progress)
 
 
-def read_samples(
-    section: ClientDataSection, client: int, inputs: InputTerms | None, progress: Progress = silent
-) -> Samples:
+def read_samples(section: ClientDataSection, client: int, terms: Terms | None, progress: Progress = silent) -> Samples:
     """Read a client's samples; raise DataError if they cannot be read or hold nothing to train on."""
     path = _path(section)
     if section.share is not None:
@@ -124,7 +128,7 @@ def read_samples(
     elif path.is_dir():
         samples = _from_folder(section, path, progress)
     else:
-        samples = _from_table(path, client, inputs) if _is_table(section) else _from_file(path)
+        samples = _from_table(path, client, terms) if _is_table(section) else _from_file(path)
     if not len(samples.share.train):
         raise DataError(f"{samples.path or 'its share'} has no training samples; each client needs at least one")
     return samples
@@ -146,16 +150,17 @@ def _is_table(section: ClientDataSection) -> bool:
     return _path(section).suffix.lower() in tables.SUFFIXES
 
 
-def _from_table(path: Path, client: int, inputs: InputTerms | None) -> Samples:
+def _from_table(path: Path, client: int, terms: Terms | None) -> Samples:
     """Read the terms' columns; a column `split` has train or test for each row, else a quarter is drawn for tests."""
-    if inputs is None or inputs.columns is None or inputs.label is None:
+    inputs = InputTerms() if terms is None else terms.inputs
+    if terms is None or inputs.columns is None or inputs.label is None:
         raise DataError(
             f"{path} is a table, but the federation's terms name no columns; the coordinator sets data.name to table, "
             "and data.columns"
         )
     table = tables.read_table(path)
     asked = Request(path, label=inputs.label, columns=tuple(inputs.columns), vocabulary=inputs.vocabulary)
-    images = tables.table_images(table, asked)
+    images = tables.table_dataset(table, asked, terms.classes)
     rows = np.arange(len(images))
     if SPLIT not in table:
         return Samples(images, split_part(rows, TRAIN_FRACTION, np.random.RandomState(client)), path)
@@ -178,9 +183,10 @@ def _from_file(path: Path) -> Samples:
         )
     images = arrays.load(Request(path))
     with np.load(path, allow_pickle=False) as found:
-        train = len(found["y_train"])
+        labels = found["y_train"]
     places = np.arange(len(images))
-    return Samples(images, Share(train=places[:train], test=places[train:]), path)
+    share = Share(train=places[: len(labels)], test=places[len(labels) :])
+    return Samples(images, share, path, numbered=labels.dtype.kind in "iub")
 
 
 def _arrays_in(path: Path) -> list[str] | None:
@@ -209,9 +215,9 @@ def _from_folder(section: ClientDataSection, path: Path, progress: Progress) -> 
 def _with_the_terms_labels(samples: Samples, terms: Terms) -> Dataset:
     """Return images labelled with the federation's class numbers; a client need not have all classes."""
     images, path = samples.images, samples.path
-    if path is None:
+    if path is None and (terms.classes is None or images.class_names is None):
         return images
-    if images.class_names is None:
+    if images.class_names is None or (samples.numbered and terms.classes is None):
         if images.num_classes > terms.num_classes:
             raise Refusal(
                 "classes",
@@ -221,7 +227,7 @@ def _with_the_terms_labels(samples: Samples, terms: Terms) -> Dataset:
     known = [str(number) for number in range(terms.num_classes)] if terms.classes is None else terms.classes
     for name in images.class_names:
         if name not in known:
-            place = path / "train" / name if path.is_dir() else path
+            place = "the share" if path is None else path / "train" / name if path.is_dir() else path
             raise Refusal("classes", f"{place}: {unknown('class', name, known)}")
     labels = torch.tensor([known.index(name) for name in images.class_names])[images.labels]
     return replace(images, labels=labels, num_classes=terms.num_classes, class_names=_names(terms))

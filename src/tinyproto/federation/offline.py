@@ -49,7 +49,8 @@ def train_offline(folder: Path, client: int, config: Config) -> Iterator[RoundRe
     The same config resumes where it stopped; another one starts a training of its own beside it.
     """
     model = config.model
-    token = hashlib.blake2b(json.dumps(config.resolved(), sort_keys=True).encode(), digest_size=16).hexdigest()
+    said = {**model.model_dump(mode="json", exclude_defaults=True), "algorithms": config.resolved()["algorithms"]}
+    token = hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=16).hexdigest()
     terms = offered_terms(config, token)
     setup = agree(terms, model.models)
     if setup.algorithm.row_width is not None or setup.algorithm.tensor_shapes:

@@ -57,11 +57,11 @@ class TrainTerms(Section):
 class InputTerms(Section):
     """The inputs of every client: their type, a table's columns by name, and who computes the normalisation."""
 
-    dtype: Dtype
-    label: str | None  # a table's column of labels
-    columns: list[str] | None  # a table's columns of features, in the order that networks see
-    vocabulary: Positive | None  # the number of token ids
-    normalise: Literal["auto", "none"] | NormaliseSection  # auto: each client computes its own
+    dtype: Dtype = "uint8"
+    label: str | None = None  # a table's column of labels
+    columns: list[str] | None = None  # a table's columns of features, in the order that networks see
+    vocabulary: Positive | None = None  # the number of token ids
+    normalise: Literal["auto", "none"] | NormaliseSection = "auto"  # auto: each client computes its own
 
     @property
     def normalisation(self) -> Normalise:
@@ -78,7 +78,7 @@ class Terms(Section):
     clients: Positive
     num_classes: Positive
     input_shape: list[Positive]
-    inputs: InputTerms
+    inputs: InputTerms = InputTerms()
     classes: list[str] | None
     preset: PresetName
     prototypes: PrototypesSection
@@ -88,8 +88,8 @@ class Terms(Section):
     seed: Seed
 
     def text(self) -> str:
-        """Return the terms as they travel."""
-        return self.model_dump_json()
+        """Return the terms as they travel; those of images are what releases without other inputs understand."""
+        return self.model_dump_json(exclude={"inputs"} if self.inputs == InputTerms() else None)
 
 
 def agree(terms: Terms, networks: Sequence[ModelEntry]) -> Setup:
@@ -222,6 +222,10 @@ def _sizes(config: Config) -> tuple[int, tuple[int, ...]]:
         known_shape = (len(data.columns),)
     classes = section.num_classes or (len(section.classes) if section.classes else data.first_classes or known_classes)
     shape = tuple(section.input_shape) if section.input_shape else known_shape
+    if data.columns is not None and shape != known_shape:
+        raise ConfigError(
+            f"federation.input_shape is {list(shape or ())}, but there are {len(data.columns)} data.columns; remove it"
+        )
     if classes is None or shape is None:
         of_table = "data.columns" if data.name == "table" else "federation.input_shape"
         key = "federation.num_classes" if classes is None else of_table
@@ -234,6 +238,8 @@ def _inputs(config: Config) -> InputTerms:
     section, data = config.model.federation, config.model.data
     source = SOURCES[data.name]
     dtype = section.dtype or ("int64" if data.vocabulary is not None else source.dtype)
+    if dtype == "uint8" and (data.columns or source.columns):
+        raise ConfigError("federation.dtype uint8 is for images, not for the columns of a table; remove it")
     if (dtype == "int64") != (data.vocabulary is not None):
         raise ConfigError(
             "federation.dtype int64 (token ids) and data.vocabulary (their number, which all clients agree on) go "

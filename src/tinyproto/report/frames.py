@@ -92,8 +92,8 @@ def _share(right: int | None, samples: int | None) -> float | None:
 
 
 def _columns(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the single values of nested mappings, by names such as accuracy_last_head."""
-    named = {key.replace(".", "_"): value for key, value in flat(values) if value != {}}
+    """Return the single values of nested mappings, by names such as accuracy_last_head; lists are left out."""
+    named = {key.replace(".", "_"): value for key, value in flat(values) if value != {} and "[" not in key}
     return {key: value for key, value in named.items() if not key.startswith(NO_COLUMN)}
 
 

@@ -107,12 +107,6 @@ def marker(x: float, y: float, class_: str, tip: str, radius: float = DOT, shape
     return element("path", title, d=f"M{steps}Z", class_=class_)
 
 
-def with_style(picture: str, style: str) -> str:
-    """Return a figure that can stand in a file of its own, with its stylesheet inside."""
-    start = picture.index(">") + 1
-    return f"{picture[:start]}{element('style', style)}{picture[start:]}"
-
-
 def figure(height: float, parts: Sequence[str], name: str) -> str:
     """Return a complete picture with an accessible name."""
     return element(

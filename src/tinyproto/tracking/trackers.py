@@ -130,6 +130,6 @@ def _settings(config: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[st
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers in nested mappings, by names such as accuracy/head; those of single clients are left out."""
-    found = {key.replace(".", "/"): value for key, value in flat(values) if "clients." not in key}
+    """Return the numbers in nested mappings, by names such as accuracy/head, without lists and single clients."""
+    found = {key.replace(".", "/"): value for key, value in flat(values) if "clients." not in key and "[" not in key}
     return {key: float(value) for key, value in found.items() if isinstance(value, int | float)}

@@ -112,8 +112,9 @@ def _samples(client: TrainedClient, count: int) -> Tensor:
     """Return raw inputs of the right kind, drawn from a generator of their own."""
     shape, drawn = (count, *client.inputs.shape), torch.Generator().manual_seed(0)
     if client.inputs.dtype.is_floating_point:
-        return torch.randn(shape, generator=drawn).to(client.inputs.dtype)
-    end = client.inputs.white + 1 if client.inputs.dtype == torch.uint8 else 2  # every vocabulary has two tokens
+        scale, shift = client.inputs.factors()
+        return (torch.randn(shape, generator=drawn) - shift) / scale
+    end = client.inputs.vocabulary or client.inputs.white + 1
     return torch.randint(end, shape, generator=drawn).to(client.inputs.dtype)
 
 

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from tinyproto.data.decode import pixels_of
+from tinyproto.data.inputs import CHANNELS, check_values
 from tinyproto.data.sources import tables
 from tinyproto.errors import DataError, one_line
-
-PICTURE_CHANNELS = (1, 3, 4)
 
 
 @dataclass(frozen=True)
@@ -30,13 +29,16 @@ class InputFormat:
     shift: float | Sequence[float]
     white: int  # the stored value of a white pixel
     columns: tuple[str, ...] | None  # of a table
+    vocabulary: int | None  # the number of token ids
 
     @classmethod
     def of(cls, facts: dict[str, Any]) -> InputFormat:
         """Read it from the facts of a network; those of earlier releases were of images."""
         dtype: torch.dtype = getattr(torch, facts.get("dtype", "uint8"))
         columns = None if facts.get("columns") is None else tuple(facts["columns"])
-        return cls(tuple(facts["input_shape"]), dtype, facts["scale"], facts["shift"], facts.get("white", 255), columns)
+        scale, shift = facts["scale"], facts["shift"]
+        white = facts["white"] if "white" in facts else round((1 - shift) / scale)  # seen as 1
+        return cls(tuple(facts["input_shape"]), dtype, scale, shift, white, columns, facts.get("vocabulary"))
 
     @property
     def words(self) -> str:
@@ -60,6 +62,9 @@ class InputFormat:
             inputs = torch.cat([self._file(Path(one)) if _is_path(one) else self._picture(one) for one in given])
         else:
             inputs = self._array(given)
+        check_values(inputs.numpy())
+        if self.vocabulary is not None and inputs.numel() and int(inputs.max()) >= self.vocabulary:
+            raise DataError(f"token ids are 0 … {self.vocabulary - 1}, but one is {int(inputs.max())}")
         return inputs.contiguous()  # the layout decides how a convolution rounds
 
     def _file(self, path: Path) -> Tensor:
@@ -76,7 +81,7 @@ class InputFormat:
             return self._picture(image, path)
 
     def _picture(self, image: Any, where: object = "the image") -> Tensor:
-        if self.dtype != torch.uint8 or len(self.shape) != 3 or self.shape[0] not in PICTURE_CHANNELS:
+        if self.dtype != torch.uint8 or len(self.shape) != 3 or self.shape[0] not in CHANNELS:
             raise DataError(f"the network takes {self.words}, not pictures; give it an array or an .npy file")
         pixels = pixels_of(image, (self.shape[0], self.shape[1], self.shape[2]), where)
         stored = pixels if self.white == 255 else np.rint(pixels * (self.white / 255)).astype(np.uint8)
@@ -84,7 +89,7 @@ class InputFormat:
 
     def _array(self, given: Any) -> Tensor:
         try:
-            inputs = torch.as_tensor(given)
+            inputs = torch.as_tensor(given).detach().cpu()
         except (TypeError, ValueError, RuntimeError) as error:
             raise DataError(f"cannot classify a {type(given).__name__}; give files, PIL images or an array") from error
         if inputs.is_floating_point() <= self.dtype.is_floating_point and self.dtype != torch.uint8:

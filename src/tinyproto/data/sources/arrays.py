@@ -150,7 +150,11 @@ def _read_inputs(archive: zipfile.ZipFile, names: list[str]) -> SharedArray:
     total, (kind,) = sum(shape[0] for shape in shapes), kinds
     if total == 0:
         raise DataError("there has to be at least one sample")
-    last = kind != "int64" and channels_last((total, *first))
+    last = channels_last((total, *first))
+    if last and kind != "uint8":
+        raise DataError(
+            f"inputs of shape {(total, *first)} look like (N, H, W, C); transpose them to (N, C, H, W) before saving"
+        )
     forward = (first[2], *first[:2]) if last else (1, *first) if kind == "uint8" and len(first) == 2 else first
     shared = SharedArray.blank((total, *forward), kind)
     target = shared.array.transpose(0, 2, 3, 1) if last else shared.array.reshape(total, *first)

@@ -33,17 +33,17 @@ def load(request: Request) -> Dataset:
     if request.root is None:
         raise DataError("data.root has to name the .csv or .parquet file")
     table = read_table(request.root)
-    return only_first_classes(table_images(table, request), request.first_classes)
+    return only_first_classes(table_dataset(table, request), request.first_classes)
 
 
-def table_images(table: Columns, request: Request, without: Sequence[str] = ()) -> Dataset:
-    """Return the dataset of a table that was read; columns `without` are never features."""
+def table_dataset(table: Columns, request: Request, class_names: Sequence[str] | None = None) -> Dataset:
+    """Return the dataset of a table that was read; the labels are among `class_names` if these are known."""
     file = Path(str(request.root))
     try:
         label = _texts(_column(table, request.label, "set data.label to the column that holds the classes"))
-        labels, names = class_numbers_of_texts(label, f"column {request.label!r}")
+        labels, names = class_numbers_of_texts(label, f"column {request.label!r}", class_names)
         if request.columns is None:
-            features = [name for name in table if name not in (request.label, *without)]
+            features = [name for name in table if name != request.label]
         else:
             features = list(request.columns)
         if not features or request.label in features:
