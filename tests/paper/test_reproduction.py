@@ -383,7 +383,7 @@ def test_a_dataset_that_is_not_there_fails_its_cells_alone(
     assert sentence.startswith(
         "python -m paper: error: 2 cells failed (table1_absent: FedProto, seed 0, table1_absent: Local"
     )
-    assert "tinyproto data fetch cifar10 --root nowhere" in sentence
+    assert f"tinyproto data fetch cifar10 --root {tmp_path / 'nowhere'}" in sentence
     assert sentence.endswith("; the same command tries again")
     assert list(recorded(tmp_path)) == ["table1_present/local-0"]
 
