@@ -126,7 +126,7 @@ class Dataset:
     class_names: tuple[str, ...] | None = field(default=None, repr=False)  # by label; None if classes have no names
     columns: tuple[str, ...] | None = field(default=None, repr=False)  # names of a table's features
     vocabulary: int | None = field(default=None, repr=False)  # the number of token ids; None for other inputs
-    white: int = 255  # the stored value of a white pixel
+    white: int = field(default=255, repr=False)  # the stored value of a white pixel
 
     @property
     def input_shape(self) -> tuple[int, ...]:
