@@ -53,7 +53,7 @@ def predict(
 ) -> None:
     """Classify images with a trained client: by its head, by global and by its own prototypes.
 
-    The run needs **keep_models=true**; a device needs nothing. Dataset are converted and resized to the network's
+    The run needs **keep_models=true**; a device needs nothing. Images are converted and resized to the network's
     input. The score of the head is its softmax. The score of a prototype rule is minus the distance to the nearest
     prototype. The highest score wins; compare scores of one rule only.
 
