@@ -54,7 +54,7 @@ def test_a_live_page_is_told_who_is_here() -> None:
 def test_each_event_that_matters_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(EVENTS, capsys) == [
         "resuming after round 2 of 5",
-        "1 client present, 2 needed; missing: 1, 2",
+        "1 client ready, 2 needed; missing: 1, 2",
         "client 1 joined",
         "node 9 refused: its client id is none of the federation's",
         "client 1 is silent in round 3: no answer within 60 s",
@@ -71,11 +71,11 @@ def test_each_event_that_matters_is_one_line(capsys: pytest.CaptureFixture[str])
     ("facts", "words"),
     [
         ({"present": [], "missing": [0, 1, 2], "needed": 2, "seconds": 120},
-         "0 clients present; waiting for: 0, 1, 2, or for any 2 after 120 s"),
-        ({"present": [], "missing": [0, 1], "needed": 2, "seconds": 120}, "0 clients present; waiting for: 0, 1"),
+         "0 clients ready; waiting for: 0, 1, 2, or for any 2 after 120 s"),
+        ({"present": [], "missing": [0, 1], "needed": 2, "seconds": 120}, "0 clients ready; waiting for: 0, 1"),
         ({"present": [0, 1], "missing": [2], "needed": 2, "seconds": 87},
-         "2 clients present, which is enough; waiting 87 s more for: 2"),
-        ({"present": [0], "missing": [1, 2], "needed": 2}, "1 client present, 2 needed; missing: 1, 2"),
+         "2 clients ready, which is enough; waiting 87 s more for: 2"),
+        ({"present": [0], "missing": [1, 2], "needed": 2}, "1 client ready, 2 needed; missing: 1, 2"),
     ],
 )  # fmt: skip
 def test_it_says_whom_it_waits_for_and_how_long(

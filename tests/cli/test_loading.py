@@ -51,5 +51,5 @@ def test_a_run_says_that_it_decodes_and_names_the_dataset(
     data = ("data={name: image_folder, root: pets}", "models=[small_cnn_a]")
     assert in_process(monkeypatch, project, "run", "trial.yaml", *short, *data) == 0
     out = capsys.readouterr().out
-    assert out.startswith("decoding 40 images of image_folder\n")
+    assert out.startswith("decoding 40 images of pets\n")
     assert "on pets" in out

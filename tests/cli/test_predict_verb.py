@@ -84,7 +84,7 @@ def test_the_table_has_a_row_for_each_image_and_tells_which_client_and_what_it_l
     [
         (
             "predict runs/kept photos",
-            "several algorithms; choose one with --algorithm (label= in Python): fedproto, local",
+            "several algorithms; choose one with --algorithm (label= in Python): fedproto, local; and a client with",
         ),
         ("predict runs/kept photos --label local", "clients 0 … 1; choose one with --client"),
         ("predict runs/none photos --client 0", "runs/none does not exist; give a run folder"),

@@ -195,7 +195,7 @@ def test_an_unknown_key_that_resembles_nothing_is_refused_with_all_that_are_know
         ("train={dropout: a.csv, late: 0.1}", "train: late and a file in dropout"),
         ("train.last_batch=first", "train.last_batch: input should be 'join', 'keep' or 'drop', not 'first'"),
         ("name=5", "name: input should be a valid string, not 5"),
-        ("seeds=3", "seeds: a list is needed: 'seeds=[3]', not 3"),
+        ("seeds=3", "seeds: a list is needed: 'seeds=[3]', not 3; it lists the seeds, not their number"),
         ("seeds=0,1", "seeds: a list is needed: 'seeds=[0,1]', not '0,1'"),
         ("seeds={a: 1}", "seeds: a list is needed, such as [a, b], not {'a': 1}"),
         ("seeds=[zero]", "seeds.0: input should be a valid integer, not 'zero'"),

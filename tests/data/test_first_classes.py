@@ -109,7 +109,10 @@ def test_part_and_whole_have_a_cache_each(folder: Path) -> None:
 
     for count in (None, 2, None, 2):
         load("tiny_imagenet", folder, first_classes=count, progress=progress)
-    assert told == ["decoding 20 images of tiny_imagenet", "decoding 10 images of tiny_imagenet"]
+    assert told == [
+        "decoding 20 images of tiny_imagenet, first 4 classes",
+        "decoding 10 images of tiny_imagenet, first 2 classes",
+    ]
 
 
 def test_the_official_classes_are_200_in_order() -> None:

@@ -50,7 +50,7 @@ def cache_of(folder: Path) -> Path:
 
 def test_a_second_load_decodes_nothing_and_gives_the_same(folder: Path) -> None:
     first, said = loaded(folder)
-    assert said == ["decoding 6 images of image_folder"]
+    assert said == [f"decoding 6 images of {folder.name}"]
     again, said = loaded(folder)
     assert said == []
     assert again.inputs.equal(first.inputs)
@@ -98,7 +98,7 @@ def test_a_cache_of_no_use_is_made_anew_with_a_word(folder: Path, harm: Callable
     good = loaded(folder)[0].inputs.clone()
     harm(cache_of(folder))
     again, said = loaded(folder)
-    assert said == [f"decoding 6 images of image_folder again: the cache is {word}"]
+    assert said == [f"decoding 6 images of {folder.name} again: the cache is {word}"]
     assert again.inputs.equal(good)
     assert loaded(folder)[1] == []
 
@@ -108,19 +108,19 @@ def test_a_changed_an_added_and_a_removed_image_are_noticed(folder: Path) -> Non
     word = "again: the cache is of other images"
     write_picture(folder / "cats" / "1.png", 200)
     images, said = loaded(folder)
-    assert said == [f"decoding 6 images of image_folder {word}"]
+    assert said == [f"decoding 6 images of {folder.name} {word}"]
     assert int(images.inputs[1, 0, 3, 3]) == 200
     write_picture(folder / "cats" / "7.png", 200)
-    assert loaded(folder)[1] == [f"decoding 7 images of image_folder {word}"]
+    assert loaded(folder)[1] == [f"decoding 7 images of {folder.name} {word}"]
     (folder / "cats" / "7.png").unlink()
-    assert loaded(folder)[1] == [f"decoding 6 images of image_folder {word}"]
+    assert loaded(folder)[1] == [f"decoding 6 images of {folder.name} {word}"]
 
 
 def test_a_cache_of_a_later_format_is_made_anew(folder: Path) -> None:
     loaded(folder)
     note = cache_of(folder).with_suffix(".json")
     note.write_text(json.dumps({**json.loads(note.read_text()), "format": 3}))
-    assert loaded(folder)[1] == ["decoding 6 images of image_folder again: the cache is of other images"]
+    assert loaded(folder)[1] == [f"decoding 6 images of {folder.name} again: the cache is of other images"]
 
 
 def test_the_user_may_say_where_the_cache_is(folder: Path, tmp_path: Path) -> None:
@@ -169,5 +169,5 @@ data.load("image_folder", sys.argv[1])
 """
     assert subprocess.run([sys.executable, "-c", killed, str(folder)], check=False).returncode == 9
     images, said = loaded(folder)
-    assert said == ["decoding 6 images of image_folder"]
+    assert said == [f"decoding 6 images of {folder.name}"]
     assert int(images.inputs[0, 0, 3, 3]) == 10

@@ -61,7 +61,8 @@ def test_its_verdict_advises_only_what_a_client_can_do(own: Path) -> None:
     (study,) = make_report([read_run(own)]).studies
     advice = [sentence for sentence in study.settings[0].verdict() if "unknown" in sentence]
     assert len(advice) == 1
-    assert "tinyproto join --offline" in advice[0]
+    assert "`tinyproto join --offline`" in advice[0]
+    assert "<code>tinyproto join --offline</code>" in make_report([read_run(own)]).html
 
 
 def test_a_dataset_that_gives_the_shape_is_called_the_config_s(tmp_path: Path) -> None:

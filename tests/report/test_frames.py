@@ -70,11 +70,18 @@ class TestWithPandas:
         Made(name="second").write(tmp_path / "second")
         assert tp.read_run(tmp_path).summary["run"].tolist() == ["first", "first", "second", "second"]
 
+    def test_names_of_classes_are_one_column(self, tmp_path: Path) -> None:
+        folder = Made(algorithms=("local",)).write(tmp_path / "run")
+        summary = json.loads((folder / "summary.json").read_text())
+        summary["results"][0]["class_names"] = ["ant", "bee"]
+        (folder / "summary.json").write_text(json.dumps(summary))
+        assert tp.read_run(folder).summary["class_names"].tolist() == [["ant", "bee"]]
+
     def test_a_committed_record_is_read(self) -> None:
         frames = tp.read_run(RESULTS / "quickstart")
         assert set(frames.summary["seed"]) == {0, 1, 2}
         assert frames.rounds.groupby("label")["round"].max().eq(31).all()
 
     def test_what_is_no_run_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(RunFolderError, match=r"is not a run folder: config\.yaml is missing"):
+        with pytest.raises(RunFolderError, match="is not a run folder: it does not exist"):
             tp.read_run(tmp_path / "nowhere")

@@ -121,7 +121,7 @@ class FederationProgress(Bars):
 
 def _waiting_words(event: dict[str, Any]) -> str:
     present, needed, seconds = len(event["present"]), event["needed"], event.get("seconds")
-    clients, missing = f"{counted(present, 'client')} present", ", ".join(map(str, event["missing"]))
+    clients, missing = f"{counted(present, 'client')} ready", ", ".join(map(str, event["missing"]))
     if seconds is None:
         return f"{clients}, {needed} needed; missing: {missing}"
     if present >= needed:

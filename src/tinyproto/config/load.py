@@ -224,7 +224,8 @@ def _sentence(error: ValidationError, source: str) -> str:
         return f"{key}: {first['ctx']['error']}"
     if first["type"] == "list_type" and isinstance(first["input"], str | int | float):
         asked = f"'{key}=[{first['input']}]'" if source == COMMAND_LINE else f"`{key}: [{first['input']}]`"
-        return f"{key}: a list is needed: {asked}, not {first['input']!r}"
+        counted = "; it lists the seeds, not their number" if key == "seeds" else ""
+        return f"{key}: a list is needed: {asked}, not {first['input']!r}{counted}"
     return f"{key}: {_reason(first)}, not {first['input']!r}"
 
 

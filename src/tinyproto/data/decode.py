@@ -78,7 +78,7 @@ def _pixels(files: ImageFiles, cache: Path | None, progress: Progress) -> Shared
             why = f" again: the cache is {found}"
             break
     shape = (len(files.paths), *_shape(files))
-    what = f"decoding {len(files.paths)} images of {files.source}{why}"
+    what = f"decoding {len(files.paths)} images of {files.name}{why}"
     problem: OSError | None = None
     for note in notes:
         try:

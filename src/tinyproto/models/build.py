@@ -179,8 +179,10 @@ def _probe(model: SplitModel, name: str, shape: ModelShape) -> None:
             with torch.no_grad():
                 outcome = part(values)
         except Exception as error:
+            fitting = ", ".join(small_networks(shape.input_shape, shape.vocabulary))
+            advice = f"; networks for such inputs: {fitting}" if what == "features" else ""
             raise ModelError(
-                f"model {name} fails on a batch of shape {tuple(values.shape)}: {one_line(error)}"
+                f"model {name} fails on a batch of shape {tuple(values.shape)}: {one_line(error)}{advice}"
             ) from error
         found = tuple(outcome.shape) if isinstance(outcome, Tensor) else type(outcome).__name__
         if found != needed:

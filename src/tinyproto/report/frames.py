@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinyproto.config.load import flat
 from tinyproto.errors import RunFolderError
 from tinyproto.report import runs
 from tinyproto.tracking.run_folder import PACKED, lines_kept, reading, record_from, sockets_from
@@ -91,10 +90,14 @@ def _share(right: int | None, samples: int | None) -> float | None:
     return right / samples if samples and right is not None else None
 
 
-def _columns(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the single values of nested mappings, by names such as accuracy_last_head; lists are left out."""
-    named = {key.replace(".", "_"): value for key, value in flat(values) if value != {} and "[" not in key}
-    return {key: value for key, value in named.items() if not key.startswith(NO_COLUMN)}
+def _columns(values: Mapping[str, Any], place: str = "") -> dict[str, Any]:
+    """Return the values of nested mappings by names such as accuracy_last_head; a list stays one value."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{place}{key}".replace(".", "_")
+        if not name.startswith(NO_COLUMN):
+            found |= _columns(value, f"{name}_") if isinstance(value, Mapping) else {name: value}
+    return found
 
 
 def _timings(file: Path) -> dict[tuple[str, int, int], dict[str, Any]]:

@@ -59,7 +59,7 @@ def column(name: str) -> str:
 
 
 def explained(words: str, seen: set[str] | None = None) -> str:
-    """Return plain words as HTML; each term that was not `seen` before becomes a button."""
+    """Return plain words as HTML; each term that was not `seen` before becomes a button, `words` become code."""
     seen = set() if seen is None else seen
     parts, end = [], 0
     for found in _PATTERN.finditer(words):
@@ -67,7 +67,7 @@ def explained(words: str, seen: set[str] | None = None) -> str:
             seen.add(found[0])
             parts += [escape(words[end : found.start()]), _button(found[0])]
             end = found.end()
-    return "".join([*parts, escape(words[end:])])
+    return re.sub(r"`([^`<]+)`", r"<code>\1</code>", "".join([*parts, escape(words[end:])]))
 
 
 def explanations(body: str) -> str:

@@ -67,7 +67,8 @@ def _kept_file(run: Path, client: int | None, label: str | None, seed: int | Non
 
         raise RunFolderError(why_missing(RunFolder(run), label, seed))
     if len(fitting) > 1:
-        raise RunFolderError(f"{run} kept networks of several {_choices(fitting)}")
+        also = "" if client is not None else "; and a client with --client (client=N in Python)"
+        raise RunFolderError(f"{run} kept networks of several {_choices(fitting)}{also}")
     ((found, of_seed, files),) = fitting
     last = len(files) - 1
     if client is None:

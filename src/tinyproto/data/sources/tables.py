@@ -61,7 +61,7 @@ def table_dataset(table: Columns, request: Request, class_names: Sequence[str] |
 def fill(target: NDArray[Any], table: Columns, features: Sequence[str], kind: str) -> None:
     """Write the named columns to `target`, (rows, features), as float32 or as int64 for token ids."""
     for place, name in enumerate(features):
-        cells = _column(table, name, "data.columns has to name columns of the file")
+        cells = _column(table, name, "the file needs every column that data.columns or a trained network names")
         target[:, place] = _numbers(name, cells, kind)
 
 
