@@ -324,5 +324,5 @@ def test_make_run_does_the_quickstart(clone: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     results = RunFolder(clone / "runs" / "quickstart").read_results()
-    assert [result["rounds"] for result in results] == [30] * 5
+    assert [result["rounds"] for result in results] == [30] * 7
     assert "TinyProto-FT" in done.stdout

@@ -131,6 +131,29 @@ def test_values_that_no_network_has_seen_are_refused(tmp_path: Path, client: tp.
             ids.batch(np.full(SHAPE, value))
 
 
+class Frame(dict[str, Any]):
+    """As much of a pandas data frame as is needed: columns by name."""
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self)
+
+    def __getitem__(self, names: Any) -> Any:
+        return Frame({name: self.get(name) for name in names})
+
+    def to_numpy(self) -> np.ndarray[Any, Any]:
+        return np.stack(list(self.values()), 1)
+
+
+def test_the_columns_of_a_data_frame_are_matched_by_name(client: tp.TrainedClient) -> None:
+    facts = {**client.facts, "dtype": "float32", "input_shape": [2], "columns": ["age", "height"], "vocabulary": None}
+    table = InputFormat.of(facts)
+    frame = Frame(height=np.array([1.0, 2.0]), name=np.array(["a", "b"]), age=np.array([3.0, 4.0]))
+    assert table.batch(frame).tolist() == [[3.0, 1.0], [4.0, 2.0]]
+    with pytest.raises(DataError, match="the table has no column 'age'; the network takes age, height"):
+        table.batch(Frame(height=np.array([1.0])))
+
+
 def test_the_white_of_an_earlier_release_s_digits_follows_from_their_normalisation(
     tmp_path: Path, client: tp.TrainedClient
 ) -> None:

@@ -66,8 +66,8 @@ class TrainedClient:
 
         Args:
             x: one or many inputs: files, PIL images, or an array or tensor (N, …) as stored, also without N, or with
-                channels last. Pictures are converted and resized to the network's input; a file may also be a table,
-                whose columns are matched by name, or an .npy array.
+                channels last. Pictures are converted and resized to the network's input. A file may also be a table or
+                an .npy array; columns of tables and data frames are matched by name.
             rule: `head`, the nearest `global` prototype (as in the paper's tables) or the nearest `local` one.
 
         """

@@ -88,6 +88,11 @@ class InputFormat:
         return torch.tensor(stored[None])
 
     def _array(self, given: Any) -> Tensor:
+        if self.columns is not None and hasattr(given, "columns"):  # a data frame, whose columns have names
+            missing = [name for name in self.columns if name not in given.columns]
+            if missing:
+                raise DataError(f"the table has no column {missing[0]!r}; the network takes {', '.join(self.columns)}")
+            given = given[list(self.columns)].to_numpy()
         try:
             inputs = torch.as_tensor(given).detach().cpu()
         except (TypeError, ValueError, RuntimeError) as error:
