@@ -197,7 +197,7 @@ def better_rule(row: Row) -> tuple[str, float] | None:
 
 
 def accuracy_columns(comparison: Comparison) -> list[str]:
-    """Return the names of the accuracy columns: three rules, and points over Local by head and by headline rule."""
+    """Return the names of the accuracy columns: three rules and, with Local, points over it by one or two of them."""
     return [*RULES, *(f"Δ {rule}" for rule in _compared_rules(comparison))]
 
 
@@ -217,6 +217,8 @@ def table_cells(comparison: Comparison, row: Row) -> dict[str, str]:
     }
     if all(one.socket_bytes is None for one in comparison.rows):
         del cells["socket"]
+    if all(one.formula_parameters is None for one in comparison.rows):
+        del cells["formula"]
     return cells
 
 
@@ -229,4 +231,6 @@ def share_cell(found: Spread | None) -> str:
 
 
 def _compared_rules(comparison: Comparison) -> list[str]:
+    if comparison.baseline is None:
+        return []
     return ["head"] if comparison.rule == "head" else ["head", comparison.rule]

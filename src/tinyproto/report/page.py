@@ -223,9 +223,10 @@ def _table(setting: Setting) -> str:
     strong = [1 + list(RULE_NAMES).index(comparison.headline_rule(row)) for row in comparison.rows]
     caption = (
         f"Accuracy in %, {comparison.statistic_words}{f', {SPREAD_WORDS}' if comparison.has_deviations else ''}: by "
-        "own head, nearest global and nearest local prototype. Bold is the number a method is read by. Δ is in points "
-        "over Local by its better rule. Parameters and bytes per round are measured, up and down, for all clients; "
-        "“formula” is the paper's Table 2."
+        "own head, nearest global and nearest local prototype. Bold is the number a method is read by."
+        f"{' Δ is in points over Local by its better rule.' if comparison.baseline else ''} Parameters and bytes per "
+        "round are measured, up and down, for all clients"
+        f"{'; “formula” is the paper’s Table 2' if 'formula' in cells[0] else ''}."
         f"{' “socket” is the traffic on the network, polling included.' if 'socket' in cells[0] else ''}"
         f" {comparison.seeds_note}".rstrip()
     )
