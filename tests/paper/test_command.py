@@ -151,7 +151,7 @@ def test_records_of_extensions_bring_their_tables_figure_and_aims(
     page = (tmp_path / "report.html").read_text()
     assert page.index("Open readings") < page.index(">Extensions<") < page.index("Verdict")
     assert "TinyProto-FT, s=50, int4 stochastic" in page
-    assert "Not run yet: `python -m paper auto` runs it." in page
+    assert "Not run yet: <code>python -m paper auto</code> runs it." in page
 
 
 def test_the_paper_comes_before_the_studies_and_a_page_without_it_has_none(tmp_path: Path) -> None:
