@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from tinyproto.cli.main import run_app
 from tinyproto.cli.options import Json, Verbose
+from tinyproto.cli.terminal import run_app
 from tinyproto.errors import Interrupted
 
 FORWARDED = {"allow_extra_args": True, "ignore_unknown_options": True}

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tinyproto.cli.main import run_app
 from tinyproto.cli.options import Json, Quiet, Verbose
+from tinyproto.cli.terminal import run_app
 from tinyproto.errors import ConfigError
 
 RECORDS = Path("paper") / "records"

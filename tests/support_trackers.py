@@ -9,6 +9,15 @@ import pytest
 from tinyproto.tracking import tracker_packages, trackers
 from tinyproto.tracking.trackers import TrackedCell
 
+TRIAL = """\
+name: trial
+partition: {num_clients: 2, alpha: 0.5, min_samples: 20}
+models: [small_cnn_c]
+prototypes: {dim: 12, cps_dim: 3}
+train: {rounds: 3, batch_size: 64, workers: 1}
+checkpoint: {every_seconds: 1000}
+"""
+
 
 class Remembering:
     """The run of one cell; it fails at one round if it is asked to."""

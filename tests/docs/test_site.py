@@ -37,7 +37,7 @@ def test_a_page_loses_what_only_the_repository_understands() -> None:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built strictly: a broken link, an anchor that is not there or a page in no section is an error."""
+    """The site, built strictly: a broken link, a missing anchor or a page in no section is an error."""
     ready = subprocess.run(["make", ".venv-site/.site"], cwd=ROOT, capture_output=True, text=True, check=False)
     if ready.returncode and "No matching distribution" in ready.stderr:
         pytest.skip("the packages of the site need a package index")

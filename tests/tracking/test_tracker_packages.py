@@ -13,18 +13,11 @@ import pytest
 
 from support_cli import jsonl
 from support_grid import StopsAfter, make_experiment
+from support_trackers import TRIAL
 from tinyproto import grid
 from tinyproto.tracking.trackers import PACKAGES
 
-CONFIG = """\
-name: trial
-partition: {num_clients: 2, alpha: 0.5, min_samples: 20}
-models: [small_cnn_c]
-prototypes: {dim: 12, cps_dim: 3}
-train: {rounds: 3, batch_size: 64, workers: 1}
-checkpoint: {every_seconds: 1000}
-algorithms: [local, fedproto]
-"""
+CONFIG = f"{TRIAL}algorithms: [local, fedproto]\n"
 Curve = list[tuple[int, float]]  # steps and accuracies by head
 Found = dict[str, tuple[Curve, float, Any]]  # by cell: its curve, a value of its summary, train.rounds as it was told
 

@@ -1,4 +1,4 @@
-"""What trackers are told, once each round, and what happens if one fails; the packages have tests of their own."""
+"""Trackers hear of each round once, and one that fails does not stop the run; packages have tests of their own."""
 
 from __future__ import annotations
 
@@ -8,21 +8,16 @@ import pytest
 
 from support_cli import jsonl
 from support_grid import Recording, StopsAfter, make_experiment
-from support_trackers import remember
+from support_trackers import TRIAL, remember
 from tinyproto import grid
 from tinyproto.config import parse_config
 from tinyproto.errors import CellsFailed, ConfigError
 from tinyproto.tracking import trackers
 from tinyproto.tracking.run_folder import RunFolder
 
-CONFIG = """\
-name: trial
-partition: {num_clients: 2, alpha: 0.5, min_samples: 20}
-models: [small_cnn_c]
-prototypes: {dim: 12, cps_dim: 3}
-train: {rounds: 3, batch_size: 64, workers: 1}
-checkpoint: {every_seconds: 1000}
-algorithms: [{name: fedproto, label: "proto/type"}, local]
+CONFIG = f"""\
+{TRIAL}\
+algorithms: [{{name: fedproto, label: "proto/type"}}, local]
 tracking: [wandb, tensorboard]
 """
 Patch = pytest.MonkeyPatch

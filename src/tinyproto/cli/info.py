@@ -61,7 +61,7 @@ def list_models(shape: ModelShape, output: Output) -> None:
         f"Parameters of extractor and head for K = {shape.num_classes} and d = {shape.proto_dim}; width of the "
         f"features before they are pooled to d; multiply-accumulates for one {image} image. Names that end in "
         f"{SMALL_IMAGES} have a stride-1 stem, which is not the paper's. Names with cnn1d: for a signal as long as the "
-        f"image is wide; with text: for so many of {number(VOCABULARY)} token ids."
+        f"image is wide; with text: for a sequence of that length with {number(VOCABULARY)} token ids."
     )
     output.console.print(table)
 

@@ -5,9 +5,6 @@ Nothing heavy is imported here, so that --help is quick: each verb imports what 
 
 from __future__ import annotations
 
-import os
-import sys
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -17,11 +14,9 @@ import tinyproto
 from tinyproto.cli.data import data
 from tinyproto.cli.options import ConfigFile, Json, Live, Overrides, Quiet, Runs, Verbose
 from tinyproto.cli.predict import export, predict
-from tinyproto.cli.terminal import Output
-from tinyproto.errors import ConfigError, Interrupted, TinyProtoError
+from tinyproto.cli.terminal import Output, run_app
+from tinyproto.errors import ConfigError, Interrupted
 from tinyproto.report.formats import FigureFormat, TableFormat
-
-USER_ERROR = 2
 
 app = typer.Typer(
     name="tinyproto",
@@ -383,38 +378,6 @@ app.command()(export)
 def main() -> None:
     """Run the command."""
     run_app(app, "tinyproto")
-
-
-def run_app(app: typer.Typer, name: str) -> None:
-    """Run a command line: an error that a user can cause becomes one sentence on stderr and exit status 2."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # a terminal without Unicode shows ? instead of failing
-            stream.reconfigure(errors="replace")
-    try:
-        app()
-    except Interrupted as stopped:
-        print(f"{name}: interrupted; {stopped}", file=sys.stderr)
-        sys.exit(stopped.status)
-    except TinyProtoError as error:
-        print(f"{name}: error: {error}", file=sys.stderr)
-        sys.exit(USER_ERROR)
-    except OSError:
-        if _can_print(name, "\n"):
-            raise
-        sys.exit(USER_ERROR)
-    except SystemExit as ended:
-        sys.exit(ended.code if _can_print(name) else USER_ERROR)
-
-
-def _can_print(name: str, more: str = "") -> bool:
-    """Write out what was printed, and more; if that fails, such as on a full disk, say so and discard the rest."""
-    try:
-        print(end=more, flush=True)
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails again at its end
-        print(f"{name}: error: cannot write to standard output: {error.strerror or error}", file=sys.stderr)
-        return False
-    return True
 
 
 if __name__ == "__main__":

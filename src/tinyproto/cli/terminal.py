@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterable
+from io import TextIOWrapper
 from typing import Any
 
+import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tinyproto.errors import ConfigError
+from tinyproto.errors import ConfigError, Interrupted, TinyProtoError
 
 PLAIN_WIDTH = 120
+USER_ERROR = 2
 
 
 def plain_table() -> Table:
@@ -56,3 +61,35 @@ class Output:
         """Print the result if `--json` asks for it."""
         if self.wants_json:
             print(json.dumps(value, indent=indent, ensure_ascii=False))
+
+
+def run_app(app: typer.Typer, name: str) -> None:
+    """Run a command line: an error that a user can cause becomes one sentence on stderr and exit status 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal without Unicode shows ? instead of failing
+            stream.reconfigure(errors="replace")
+    try:
+        app()
+    except Interrupted as stopped:
+        print(f"{name}: interrupted; {stopped}", file=sys.stderr)
+        sys.exit(stopped.status)
+    except TinyProtoError as error:
+        print(f"{name}: error: {error}", file=sys.stderr)
+        sys.exit(USER_ERROR)
+    except OSError:
+        if _can_print(name, "\n"):
+            raise
+        sys.exit(USER_ERROR)
+    except SystemExit as ended:
+        sys.exit(ended.code if _can_print(name) else USER_ERROR)
+
+
+def _can_print(name: str, more: str = "") -> bool:
+    """Write out what was printed, and more; if that fails, such as on a full disk, say so and discard the rest."""
+    try:
+        print(end=more, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails again at its end
+        print(f"{name}: error: cannot write to standard output: {error.strerror or error}", file=sys.stderr)
+        return False
+    return True

@@ -39,6 +39,14 @@ class NormaliseSection(Section):
     std: float | list[float]
 
 
+Normalisation = Literal["auto", "none"] | NormaliseSection
+
+
+def plain(normalise: Normalisation) -> Normalise:
+    """Return `normalise` in plain values."""
+    return normalise if isinstance(normalise, str) else normalise.model_dump()
+
+
 class DataSection(Section):
     """The dataset."""
 
@@ -71,7 +79,7 @@ class DataSection(Section):
         None,
         description="npz, table: inputs are token ids 0 … vocabulary − 1; null: none, or those of the .npz",
     )
-    normalise: Literal["auto", "none"] | NormaliseSection = Field(
+    normalise: Normalisation = Field(
         "auto",
         description="auto: pixels to −1 … 1, floats to mean 0 and std 1 of each column or channel, over the training "
         "samples (in a federation, each client over its own); none: as stored; {mean: …, std: …}: these constants, a "
@@ -113,13 +121,8 @@ class DataSection(Section):
         root, cache = (None if path is None else Path(path).expanduser().absolute() for path in (self.root, self.cache))
         return Request(
             root, cache, self.image_size, progress, self.first_classes, self.label or "label",
-            None if self.columns is None else tuple(self.columns), self.vocabulary, self.normalisation,
+            None if self.columns is None else tuple(self.columns), self.vocabulary, plain(self.normalise),
         )  # fmt: skip
-
-    @property
-    def normalisation(self) -> Normalise:
-        """Return `normalise` in plain values."""
-        return self.normalise if isinstance(self.normalise, str) else self.normalise.model_dump()
 
 
 class PartitionSection(Section):

@@ -26,6 +26,16 @@ class Batch(NamedTuple):
     labels: Tensor  # (B,) int64
 
 
+def as_seen(stored: Tensor, scale: float | Tensor, shift: float | Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return samples as a network sees them: stored · scale + shift; token ids (int64) as they are."""
+    if stored.dtype == torch.int64:
+        return stored
+    values = stored.to(dtype)
+    if not isinstance(scale, Tensor) and (scale, shift) == (1.0, 0.0):
+        return values
+    return values * scale + shift
+
+
 @dataclass(frozen=True)
 class TensorData:
     """Samples in memory as they are stored (uint8, float32 or int64), converted batch by batch.
@@ -52,13 +62,8 @@ class TensorData:
         return Batch(self.converted(self._stored(indices)), self.labels[indices])
 
     def converted(self, stored: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return stored samples as a network sees them: stored · scale + shift; token ids (int64) as they are."""
-        if stored.dtype == torch.int64:
-            return stored
-        values = stored.to(dtype)
-        if not isinstance(self.scale, Tensor) and (self.scale, self.shift) == (1.0, 0.0):
-            return values
-        return values * self.scale + self.shift
+        """Return stored samples as a network sees them."""
+        return as_seen(stored, self.scale, self.shift, dtype)
 
     def subset(self, indices: Tensor) -> TensorData:
         """Return only the samples at `indices`."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 
-from tinyproto.config.data_section import DataSection, PartitionSection, Positive, Section
+from tinyproto.config.data_section import DataSection, PartitionSection, Positive, Section, plain
 from tinyproto.data.dataset import Dataset, FederatedData
 from tinyproto.data.normalise import with_normalisation, with_statistics
 from tinyproto.data.partition import Share, split_part, train_rows
@@ -72,7 +72,7 @@ def client_data(section: ClientDataSection, client: int, terms: Terms) -> Federa
     try:
         samples = read_samples(section, client, terms)
         images = _checked_inputs(_with_the_terms_labels(samples, terms), client, terms)
-        images = with_statistics(with_normalisation(images, terms.inputs.normalisation), samples.share.train)
+        images = with_statistics(with_normalisation(images, plain(terms.inputs.normalise)), samples.share.train)
     except DataError as error:
         raise Refusal("data", f"the data of client {client}: {error}") from error
     if images.num_classes != terms.num_classes:

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import StringConstraints, ValidationError
 
@@ -20,12 +20,11 @@ from tinyproto.algorithms.auxiliary import SMALLEST
 from tinyproto.algorithms.base import FederationSpec
 from tinyproto.algorithms.exchange import smallest
 from tinyproto.builder import Cell, Setup, build_setup
-from tinyproto.config.data_section import NormaliseSection, Positive, Section
+from tinyproto.config.data_section import Normalisation, Positive, Section
 from tinyproto.config.load import Config, parse_config
 from tinyproto.config.schema import PresetName, PrototypesSection, Seed, WireSection
 from tinyproto.core.task import LastBatch
 from tinyproto.data.dataset import Dtype
-from tinyproto.data.normalise import Normalise
 from tinyproto.data.sources import SOURCES
 from tinyproto.errors import ConfigError, TinyProtoError
 from tinyproto.federation.refusals import Refusal
@@ -61,12 +60,7 @@ class InputTerms(Section):
     label: str | None = None  # a table's column of labels
     columns: list[str] | None = None  # a table's columns of features, in the order that networks see
     vocabulary: Positive | None = None  # the number of token ids
-    normalise: Literal["auto", "none"] | NormaliseSection = "auto"  # auto: each client computes its own
-
-    @property
-    def normalisation(self) -> Normalise:
-        """Return `normalise` in plain values."""
-        return self.normalise if isinstance(self.normalise, str) else self.normalise.model_dump()
+    normalise: Normalisation = "auto"  # auto: each client computes its own
 
 
 class Terms(Section):

@@ -34,7 +34,7 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True)
 class TrackedCell:
-    """What a tracker knows of a cell before its first round."""
+    """A cell as a tracker knows it before the first round."""
 
     folder: Path  # for this tracker, shared by the cells of the run
     run: str  # the name of the run folder

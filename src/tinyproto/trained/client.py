@@ -81,7 +81,7 @@ class TrainedClient:
         whole = []
         with one_thread():
             for part in torch.split(self.inputs.batch(x), _AT_ONCE):
-                data = TensorData(prepared(part, scale, shift), torch.zeros(len(part), dtype=torch.int64))
+                data = TensorData(part, torch.zeros(len(part), dtype=torch.int64), scale, shift)
                 whole += EagerTrainer().features([self.model], [data])
         return torch.cat(whole)
 
@@ -112,11 +112,6 @@ class TrainedClient:
         if rule == "local":
             return f"{who} has no local prototypes, since it never trained"
         return f"{who} received no global prototypes (its method is {self.facts['algorithm']})"
-
-
-def prepared(raw: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """Return raw inputs as a network sees them; token ids stay as they are."""
-    return raw if raw.dtype == torch.int64 else raw.float() * scale + shift
 
 
 def read_client(file: Path) -> TrainedClient:

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from tinyproto.core.streams import one_thread
+from tinyproto.core.task import as_seen
 from tinyproto.errors import ConfigError, ModelError, one_line
 from tinyproto.imports import unknown
-from tinyproto.trained.client import TrainedClient, prepared
+from tinyproto.trained.client import TrainedClient
 
 FORMATS: Mapping[str, str] = {"onnx": ".onnx", "torch": ".pt2"}
 """Formats and the suffixes of their files."""
@@ -58,7 +59,7 @@ class Classifier(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map raw inputs (N, ...) to scores (N, K)."""
-        scores: Tensor = self.rule(self.extractor(prepared(inputs, self.scale, self.shift)))
+        scores: Tensor = self.rule(self.extractor(as_seen(inputs, self.scale, self.shift)))
         return scores.float()
 
 

@@ -75,7 +75,7 @@ def check_first_classes(first_classes: int | None, num_classes: int, where: obje
 
 
 def only_first_classes(images: Dataset, first_classes: int | None) -> Dataset:
-    """Return the samples of the first so many classes in the same order, and free the memory of the others."""
+    """Return the samples of the first `first_classes` classes in the same order, and free the memory of the others."""
     count = check_first_classes(first_classes, images.num_classes, images.name)
     if count is None:
         return images
