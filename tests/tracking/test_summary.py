@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from tinyproto.engine.measure import Cost, Purpose
+from tinyproto.engine.measure import Cost, Direction, Purpose
 from tinyproto.engine.round import RoundRecord, Traffic
-from tinyproto.tracking.summary import RoundResult, accuracy_summary, summarise
+from tinyproto.tracking.summary import RoundResult, SocketColumns, accuracy_summary, summarise
 
 Accuracy = dict[str, float | None]
 
@@ -118,6 +120,20 @@ def test_hello_closing_and_evaluation_bytes_are_told_apart() -> None:
     assert SUMMARY["closing_bytes"] == {"up": 60, "down": 170}
     assert SUMMARY["evaluation_bytes_per_round"] == {"up": 15, "down": 70}
     assert SUMMARY["socket_bytes_per_round"] is None
+
+
+def test_socket_bytes_kept_for_the_summary_are_the_counted_ones_in_a_fraction_of_the_memory() -> None:
+    counted: dict[int, dict[Direction, int]]
+    counted = {client: {"up": 5_000_000_000 + client, "down": 7} for client in (3, 40, 41)}
+    kept = RoundResult(RECORDS[1], SECONDS[1], sockets=counted).for_summary()
+    assert kept.sockets == counted
+    assert isinstance(kept.sockets, SocketColumns)
+    assert 4 not in kept.sockets
+    some = [replace(kept, sockets=SocketColumns(counted)), replace(kept, sockets={3: {"up": 2, "down": 1}})]
+    found = summarise([PLAYED[0], *some], {}, formula=None, peak_memory=0, derived={})["socket_bytes_per_round"]
+    assert found["clients"]["3"] == {"up": 2_500_000_002.5, "down": 4}
+    assert found["clients"]["41"] == {"up": 5_000_000_041, "down": 7}
+    assert found["down"] == 11
 
 
 def test_seconds_are_means_over_the_same_rounds_and_an_idle_phase_took_none() -> None:

@@ -21,8 +21,8 @@ SCALE, VALUES = 9, 11  # of a single row: behind the section's head and a bitmap
 
 def body(message: Message, kind: ValueType | None = None) -> bytearray:
     frame = encode(HEADER, message, Coding() if kind is None else Coding(kind))
-    decode(frame)  # is good
-    return bytearray(unpack(frame)[1])
+    decode(frame, HEADER.digest)  # is good
+    return bytearray(unpack(frame, HEADER.digest)[1])
 
 
 def row(*values: float) -> Message:
@@ -31,7 +31,7 @@ def row(*values: float) -> Message:
 
 def refused(mutated: bytes | bytearray, words: str) -> None:
     with pytest.raises(WireError, match=words):
-        decode(pack(HEADER, bytes(mutated)))
+        decode(pack(HEADER, bytes(mutated)), HEADER.digest)
 
 
 def test_integers_beyond_the_range_of_the_encoder_are_refused() -> None:
@@ -107,7 +107,7 @@ def test_a_value_of_float16_that_no_float32_has_is_refused() -> None:
             mutated = body(values, FLOAT16)
             struct.pack_into("<H", mutated, place, bits)
             if passes:
-                decoded = decode(pack(HEADER, bytes(mutated))).message
+                decoded = decode(pack(HEADER, bytes(mutated)), HEADER.digest).message
                 assert body(decoded, FLOAT16) == mutated
             else:
                 refused(mutated, NEVER)
@@ -162,9 +162,9 @@ def test_metrics_have_one_order_whoever_hands_them_over() -> None:
     names = ["cross_entropy", "regulariser", "a", "b", *list(METRIC_CODES)[:7]]
     for order in (list(values), list(reversed(values))):
         frame = encode(HEADER, Message(metrics={name: values[name] for name in order}))
-        assert list(decode(frame).message.metrics) == names
+        assert list(decode(frame, HEADER.digest).message.metrics) == names
         pieces = [metric(code, "<f", 1.0, "" if code else name) for code, name in zip(expected, names, strict=True)]
-        assert bytes(unpack(frame)[1]) == metrics(*pieces)
+        assert bytes(unpack(frame, HEADER.digest)[1]) == metrics(*pieces)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_metric_with_a_code_is_not_spelled_out() -> None:
 
 def test_tensors_out_of_order_are_refused() -> None:
     one, other = (bytes(body(Message(tensors={name: torch.ones(1)})))[3:] for name in ("a", "b"))
-    decode(pack(HEADER, struct.pack("<BH", 2, 2) + one + other))
+    decode(pack(HEADER, struct.pack("<BH", 2, 2) + one + other), HEADER.digest)
     refused(struct.pack("<BH", 2, 2) + other + one, "^tensor 'a': out of order, it follows 'b'$")
     refused(struct.pack("<BH", 2, 2) + one + one, "^tensor 'a': appears twice$")
 

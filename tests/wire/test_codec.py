@@ -23,7 +23,7 @@ def rows(num_classes: int, width: int, held: list[int]) -> Prototypes:
 
 def test_rows_come_back_bit_for_bit() -> None:
     message = Message(rows=rows(10, 4, [0, 3, 9]))
-    decoded = decode(encode(HEADER, message))
+    decoded = decode(encode(HEADER, message), DIGEST)
     assert decoded.header == HEADER
     assert decoded.message.rows is not None
     assert message.rows is not None
@@ -34,7 +34,7 @@ def test_rows_come_back_bit_for_bit() -> None:
 def test_tensors_and_metrics_come_back_with_names_shapes_and_values() -> None:
     tensors = {"head.weight": torch.randn(3, 4), "scalar": torch.tensor(2.5), "empty": torch.zeros(0, 5)}
     metrics = {"test_samples": 12.0, "correct_head": float(2**40 + 1), "my_metric": 0.1}
-    decoded = decode(encode(HEADER, Message(tensors=tensors, metrics=metrics))).message
+    decoded = decode(encode(HEADER, Message(tensors=tensors, metrics=metrics)), DIGEST).message
     assert decoded.rows is None
     assert list(decoded.tensors) == sorted(tensors)
     assert all(torch.equal(decoded.tensors[name], tensor) for name, tensor in tensors.items())
@@ -68,17 +68,17 @@ def test_the_order_of_metric_codes_is_part_of_the_protocol() -> None:
 
 def test_an_empty_message_is_a_bare_header() -> None:
     assert len(encode(HEADER, Message())) == HEADER_BYTES
-    assert decode(encode(HEADER, Message())).message == Message()
+    assert decode(encode(HEADER, Message()), DIGEST).message == Message()
 
 
 def test_the_evaluate_flag_travels() -> None:
     header = Header(Kind.TRAIN, 1, 0, DIGEST, evaluate=True)
-    assert decode(encode(header, Message())).header.evaluate
+    assert decode(encode(header, Message()), DIGEST).header.evaluate
 
 
 def refused(body: bytes, words: str) -> None:
     with pytest.raises(WireError, match=words):
-        decode(pack(HEADER, body))
+        decode(pack(HEADER, body), DIGEST)
 
 
 def test_each_malformed_section_is_refused_with_its_field() -> None:

@@ -6,43 +6,105 @@ import zlib
 import pytest
 
 from tinyproto.errors import WireError
-from tinyproto.wire.frame import HEADER_BYTES, Header, Kind, federation_digest, pack, unpack
+from tinyproto.wire.frame import (
+    EVERYONE,
+    HEADER_BYTES,
+    VERSION,
+    Header,
+    Kind,
+    federation_digest,
+    pack,
+    peek,
+    readdressed,
+    unpack,
+)
 
 DIGEST = federation_digest({"algorithm": "test"})
-FRAME = pack(Header(Kind.UPDATE, 7, 3, DIGEST), b"body")
+HEADER = Header(Kind.UPDATE, 7, 3, DIGEST)
+FRAME = pack(HEADER, b"body")
+GOLDEN = bytes.fromhex("02 82 07 00 00 00 ff ff ff ff 2f 87 ef d0 62 6f 64 79")
+OF_VERSION_1 = struct.pack("<4sBBHII16sII", b"TPRO", 1, 3, 0, 7, 3, DIGEST, 4, 0) + b"body"
+ANOTHER_FEDERATION = (
+    "checksum: the frame was damaged on the way or belongs to another federation; compare algorithm, classes, "
+    "prototype and CPS dimension, scaling, masks, mask seed and value types on both ends"
+)
 
 
-def patched(offset: int, layout: str, value: object) -> bytes:
-    """The frame with one header field changed and the checksum made right again."""
-    frame = bytearray(FRAME)
-    struct.pack_into(layout, frame, offset, value)
-    head, body = bytes(frame[: HEADER_BYTES - 4]), bytes(frame[HEADER_BYTES:])
-    frame[HEADER_BYTES - 4 : HEADER_BYTES] = struct.pack("<I", zlib.crc32(body, zlib.crc32(head)))
-    return bytes(frame)
+def patched(offset: int, value: int) -> bytes:
+    """The frame with one byte of its header changed and the checksum made right again."""
+    head, body = bytearray(FRAME[: HEADER_BYTES - 4]), FRAME[HEADER_BYTES:]
+    head[offset] = value
+    return bytes(head) + struct.pack("<I", zlib.crc32(DIGEST + head + body)) + body
 
 
-def test_a_header_comes_back() -> None:
-    header, body = unpack(FRAME)
-    assert header == Header(Kind.UPDATE, 7, 3, DIGEST)
+@pytest.mark.parametrize("evaluate", [False, True])
+@pytest.mark.parametrize("kind", Kind)
+def test_a_header_comes_back(kind: Kind, evaluate: bool) -> None:
+    sent = Header(kind, 7, EVERYONE, DIGEST, evaluate)
+    frame = pack(sent, b"body")
+    header, body = unpack(frame, DIGEST)
+    assert header == sent
     assert bytes(body) == b"body"
+    assert peek(frame) == sent._replace(digest=b"")
+
+
+def test_the_bytes_of_a_frame_are_fixed() -> None:
+    assert (VERSION, HEADER_BYTES) == (2, 14)
+    header = Header(Kind.TRAIN, 7, EVERYONE, bytes(range(16)), evaluate=True)
+    assert pack(header, b"body") == GOLDEN
+    assert unpack(GOLDEN, bytes(range(16)))[0] == header
 
 
 @pytest.mark.parametrize(
     ("frame", "words"),
     [
-        (FRAME[:10], "length: a frame has at least 40 bytes, .* 10"),
-        (patched(0, "<4s", b"NOPE"), "magic"),
-        (patched(4, "<B", 9), "version: .* version 1, .* version 9"),
-        (patched(5, "<B", 77), "kind: 77 is none of"),
-        (patched(6, "<H", 6), "flags"),
-        (patched(32, "<I", 5), "length: .* 5 bytes, 4 follow"),
-        (FRAME + b"x", "length"),
+        (FRAME[:10], "length: a frame has at least 14 bytes, .* 10"),
+        (patched(0, 9), "version: .* version 2, .* version 9"),
+        (OF_VERSION_1, "version: this side has version 2, the frame has version 1; install the same release"),
+        (patched(1, 77), "kind: 77 is none of"),
+        (patched(1, 0x80), "kind: 0 is none of"),
         (FRAME[:-1] + b"!", "checksum"),
     ],
 )
 def test_a_malformed_header_is_refused_with_its_field(frame: bytes, words: str) -> None:
     with pytest.raises(WireError, match=words):
-        unpack(frame)
+        unpack(frame, DIGEST)
+    if words != "checksum":
+        with pytest.raises(WireError, match=words):
+            peek(frame)
+
+
+@pytest.mark.parametrize("bit", range(8 * len(FRAME)))
+def test_a_frame_with_any_bit_flipped_is_refused(bit: int) -> None:
+    damaged = bytearray(FRAME)
+    damaged[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(WireError, match="version" if bit < 8 else "checksum"):
+        unpack(bytes(damaged), DIGEST)
+
+
+def test_a_frame_cut_off_or_extended_is_refused() -> None:
+    for size in range(len(FRAME)):
+        with pytest.raises(WireError, match="length" if size < HEADER_BYTES else "checksum"):
+            unpack(FRAME[:size], DIGEST)
+    for more in (b"\0", b"x", bytes(4), FRAME):
+        with pytest.raises(WireError, match="checksum"):
+            unpack(FRAME + more, DIGEST)
+
+
+def test_a_frame_of_another_federation_is_refused_and_says_what_to_compare() -> None:
+    with pytest.raises(WireError) as refused:
+        unpack(FRAME, federation_digest({"algorithm": "another"}))
+    assert str(refused.value) == ANOTHER_FEDERATION
+
+
+def test_a_frame_for_everyone_becomes_one_for_a_client() -> None:
+    for_everyone = pack(HEADER._replace(kind=Kind.TRAIN, client=EVERYONE, evaluate=True), b"body")
+    expected = pack(HEADER._replace(kind=Kind.TRAIN, evaluate=True), b"body")
+    assert readdressed(for_everyone, DIGEST, 3) == expected
+    with pytest.raises(WireError, match="checksum"):
+        readdressed(for_everyone, bytes(16), 3)
+    with pytest.raises(WireError, match="checksum"):
+        readdressed(for_everyone[:-1], DIGEST, 3)
 
 
 def test_requests_and_their_answers() -> None:

@@ -37,7 +37,7 @@ def test_a_good_frame_is_opened() -> None:
 @pytest.mark.parametrize(
     ("header", "words"),
     [
-        (HEADER._replace(digest=bytes(16)), "client 4, round 5, refused: digest"),
+        (HEADER._replace(digest=bytes(16)), "client 4, round 5, refused: checksum"),
         (HEADER._replace(kind=Kind.TRAIN), "kind: train instead of update"),
         (HEADER._replace(client=9), "client: the frame says client 9"),
         (HEADER._replace(round_number=4), "round: the frame says round 4"),
@@ -105,7 +105,7 @@ def test_foreign_rows_are_refused_before_memory_is_taken_for_them() -> None:
 
 def test_the_header_is_checked_before_the_body_is_read() -> None:
     frame = pack(HEADER._replace(digest=bytes(16)), b"garbage")
-    with pytest.raises(WireError, match="digest"):
+    with pytest.raises(WireError, match="checksum"):
         open_frame(frame, EXPECTED, client=4, round_number=5, kinds=(Kind.UPDATE,))
 
 

@@ -46,7 +46,7 @@ def expectation(up: ValueName = "float32", down: ValueName = "float32") -> Expec
 @TYPES
 def test_a_frame_says_its_type_and_rows_and_tensors_come_back_rounded(kind: ValueType) -> None:
     sent = message()
-    decoded = decode(encode(HEADER, sent, Coding(kind)))
+    decoded = decode(encode(HEADER, sent, Coding(kind)), DIGEST)
     got = decoded.message
     assert got.rows is not None
     assert sent.rows is not None
@@ -70,7 +70,7 @@ def test_payload_is_what_lies_in_the_frame(kind: ValueType) -> None:
     heads = 8 + 1 + 3 + sum(1 + len(name) + 2 + 4 * len(shape) for name, shape in SHAPES.items())
     metrics = 2 + 1 + 8
     assert payload_bytes(sent, kind) == len(frame) - HEADER_BYTES - heads - metrics
-    assert decode(frame).payload_bytes == payload_bytes(sent, kind)
+    assert decode(frame, DIGEST).payload_bytes == payload_bytes(sent, kind)
 
 
 @TYPES
@@ -128,7 +128,7 @@ def test_diverged_training_is_refused_in_the_same_words_whatever_the_type(
 def test_scales_that_no_sender_writes_are_refused(kind: ValueType) -> None:
     rows = Message(Prototypes(torch.ones(1, 2), torch.tensor([True])))
     expected = Expectation(DIGEST, 1, 2, wire=WireSettings(kind.name))
-    body = bytearray(unpack(encode(HEADER, rows, Coding(kind)))[1])
+    body = bytearray(unpack(encode(HEADER, rows, Coding(kind)), DIGEST)[1])
     scale = slice(9, 11)  # behind the section's head and the bitmap
     for bits, value in (
         (0xBF80, "-1"),
@@ -145,23 +145,23 @@ def test_scales_that_no_sender_writes_are_refused(kind: ValueType) -> None:
 
 
 def test_an_unknown_type_is_refused_with_the_known_ones() -> None:
-    body = bytearray(unpack(encode(HEADER, message()))[1])
+    body = bytearray(unpack(encode(HEADER, message()), DIGEST)[1])
     body[1] = 9
     with pytest.raises(WireError, match=r"dtype: rows have type 9, this side knows 1 \(float32\), 2 \(float16\), 3"):
-        decode(pack(HEADER, bytes(body)))
+        decode(pack(HEADER, bytes(body)), DIGEST)
 
 
 def test_a_frame_that_ends_within_its_scales_is_refused() -> None:
-    body = bytes(unpack(encode(HEADER, Message(message().rows), Coding(INT8)))[1])
+    body = bytes(unpack(encode(HEADER, Message(message().rows), Coding(INT8)), DIGEST)[1])
     with pytest.raises(WireError, match="rows values: needs 33 bytes, 5 are left"):
-        decode(pack(HEADER, body[:-28]))
+        decode(pack(HEADER, body[:-28]), DIGEST)
 
 
 def test_float32_rows_are_a_view_of_the_frame() -> None:
     from tinyproto.wire.codec import decode_body
 
     frame = encode(HEADER, message())
-    rows = decode_body(unpack(frame)[1], agreed=FLOAT32).rows
+    rows = decode_body(unpack(frame, DIGEST)[1], agreed=FLOAT32).rows
     assert rows is not None
     assert not rows.values.flags.owndata
     assert not rows.values.flags.writeable

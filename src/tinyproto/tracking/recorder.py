@@ -37,7 +37,7 @@ class CellRecorder:
         self, folder: RunFolder, config: Mapping[str, Any], identity: Mapping[str, Any], server: ServerRuntime,
         clients: StoredClients | None = None, every_seconds: float = 0.0,
     ) -> None:  # fmt: skip
-        self.rounds: list[RoundResult] = []  # of the whole cell, without the clients' columns
+        self.done = 0  # rounds in the files
         self._folder = folder
         self._config = config
         self._identity = dict(identity)
@@ -61,17 +61,22 @@ class CellRecorder:
             restore_server(self._server, checkpoint)
             if self._clients is not None:
                 self._clients.restore(checkpoint.clients)
-        recorded = [] if checkpoint is None else self._folder.read_rounds(self._identity)
+        recorded = () if checkpoint is None else self._folder.read_rounds(self._identity)
         self._trackers = open_trackers(self._folder, self._config, self._identity, warn or tell)
+        self.done = 0
         for result in recorded:
             self._trackers.log(result)
-        self.rounds = [result.for_summary() for result in recorded]
-        self._first = len(self.rounds) + 1
+            self.done += 1
+        self._first = self.done + 1
+
+    def rounds(self) -> list[RoundResult]:
+        """Return all rounds of the cell as a summary needs them; until then they are in the files only."""
+        return [result.for_summary() for result in self._folder.read_rounds(self._identity)]
 
     def append(self, result: RoundResult) -> Derived:
         """Append one round to the files; return what the algorithm derived, if this is the first round run now."""
         self._folder.append_round(self._identity, result)
-        self.rounds.append(result.for_summary())
+        self.done += 1
         self._trackers.log(result)
         record = result.record
         return self._server.derived(record.participants) if record.round == self._first and record.participants else {}
@@ -80,7 +85,7 @@ class CellRecorder:
         """Save a checkpoint if enough seconds have passed since the last one, or now."""
         if now or time.monotonic() - self._last >= self._every:
             save_checkpoint(
-                self._folder, self._config, next_round=len(self.rounds) + 1, server=self._server, clients=self._clients
+                self._folder, self._config, next_round=self.done + 1, server=self._server, clients=self._clients
             )
             self._last = time.monotonic()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import json
 import os
@@ -12,7 +11,6 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from torch import Tensor
 from tinyproto.engine.measure import WAYS, Cost, Direction
 from tinyproto.engine.round import ClientRecord, RoundRecord
 from tinyproto.errors import RunFolderError, one_line
+from tinyproto.storage.atomic import append_atomic, partial_name, write_atomic
 from tinyproto.storage.tensor_files import disk_words
 from tinyproto.tracking.summary import SCHEMA_VERSION, RoundResult
 
@@ -32,7 +31,7 @@ SERVE_FILE = "serve.json"
 FILES = {
     "config.yaml", "environment.json", "federation.json", "rounds.jsonl", "timings.jsonl", "prototypes.safetensors",
     "summary.json", "report.html", "checkpoint", "clients", "cells", "models", SERVE_FILE, "progress.jsonl",
-    "flower", "tracking",
+    "flower", "mqtt", "tracking",
 }  # fmt: skip
 
 
@@ -129,26 +128,25 @@ class RunFolder:
             results: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["results"]
             return list(results)
 
-    def read_rounds(self, identity: dict[str, Any]) -> list[RoundResult]:
-        """Return the recorded rounds of one cell."""
-        with reading(self.path / "rounds.jsonl"):
-            records = [record_from(record) for record in self._lines("rounds.jsonl", identity)]
+    def read_rounds(self, identity: dict[str, Any]) -> Iterator[RoundResult]:
+        """Yield the recorded rounds of one cell; only one of them is in memory."""
+        records, timings = (self._lines(name, identity) for name in ("rounds.jsonl", "timings.jsonl"))
         with reading(self.path / "timings.jsonl"):
-            timings = self._lines("timings.jsonl", identity)
-            return [
-                RoundResult(record, timing["seconds"], sockets=sockets_from(timing.get("socket_bytes")))
-                for record, timing in zip(records, timings, strict=True)
-            ]
+            for record, timing in zip(records, timings, strict=True):
+                with reading(self.path / "rounds.jsonl"):
+                    known = record_from(record)
+                yield RoundResult(known, timing["seconds"], sockets=sockets_from(timing.get("socket_bytes")))
 
     def read_prototypes(self) -> dict[str, Tensor]:
         """Return the prototypes of the completed cells."""
         with reading(self.path / "prototypes.safetensors") as file:
             return safetensors.torch.load_file(file) if file.is_file() else {}
 
-    def _lines(self, name: str, identity: dict[str, Any]) -> list[dict[str, Any]]:
-        text = (self.path / name).read_text(encoding="utf-8") if self.size(name) else ""
-        lines = [json.loads(line) for line in text.splitlines()]
-        return [line for line in lines if identity.items() <= line.items()]
+    def _lines(self, name: str, identity: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        if not self.size(name):
+            return
+        with reading(self.path / name) as file, file.open(encoding="utf-8") as stream:
+            yield from (line for line in map(json.loads, stream) if identity.items() <= line.items())
 
     def write_config(self, resolved: dict[str, Any]) -> None:
         """Write the config with everything decided; running it again repeats the run."""
@@ -176,7 +174,7 @@ class RunFolder:
 
     def write_prototypes(self, tensors: dict[str, Tensor]) -> None:
         """Write local and global prototypes at the end of each cell, for figures."""
-        partial = self.path / _partial("prototypes.safetensors")
+        partial = self.path / partial_name("prototypes.safetensors")
         with self.writing("prototypes.safetensors"):
             safetensors.torch.save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
             partial.replace(self.path / "prototypes.safetensors")
@@ -223,22 +221,11 @@ def _check_replaceable(path: Path, overwrite: bool) -> None:
             f"or `{how_to_resume(path)}` to resume it"
         )
     names = {entry.name for entry in path.iterdir()} if path.is_dir() else {path.name}
-    known = names <= FILES | {_partial(name) for name in FILES}
+    known = names <= FILES | {partial_name(name) for name in FILES}
     config = path / "config.yaml"
     begun = config.is_file() and config.read_bytes().startswith(b"schema_version:")
-    if names and not (known and (begun or names == {_partial("config.yaml")})):
+    if names and not (known and (begun or names == {partial_name("config.yaml")})):
         raise RunFolderError(f"{path} is not a run folder and is not overwritten; choose another name")
-
-
-def append_atomic(file: FileIO, data: bytes) -> None:
-    """Append all of the data to an open file, or raise OSError and append nothing."""
-    start = file.seek(0, os.SEEK_END)
-    try:
-        if file.write(data) != len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    except OSError:
-        file.truncate(start)
-        raise
 
 
 def not_a_run(path: Path) -> RunFolderError:
@@ -287,19 +274,6 @@ def lines_kept(file: Path) -> bytes:
     """Return the content of a file of lines, or of the compressed file that a record has instead."""
     packed = file.with_name(f"{file.name}{PACKED}")
     return gzip.decompress(packed.read_bytes()) if packed.is_file() and not file.is_file() else file.read_bytes()
-
-
-def write_atomic(file: Path, content: str | bytes, mode: int = 0o666) -> None:
-    """Write a file completely, or leave it as it was; it has its mode from the first byte on."""
-    partial = file.with_name(_partial(file.name))
-    partial.unlink(missing_ok=True)
-    partial.touch(mode)
-    partial.write_bytes(content.encode() if isinstance(content, str) else content)
-    partial.replace(file)
-
-
-def _partial(name: str) -> str:
-    return f".{name}.partial"
 
 
 def record_values(record: RoundRecord) -> dict[str, Any]:

@@ -141,9 +141,9 @@ def rows_frame_bytes(num_classes: int, width: int, values: ValueType, metrics: i
     return HEADER_BYTES + _ROWS_HEAD.size + bitmap + values.payload(num_classes, width) + metrics
 
 
-def decode(frame: bytes) -> Decoded:
-    """Decode a frame of any federation; raise WireError if it is malformed."""
-    header, body = unpack(frame)
+def decode(frame: bytes, digest: bytes) -> Decoded:
+    """Decode a frame of the federation with this digest; raise WireError if it is malformed."""
+    header, body = unpack(frame, digest)
     sections = decode_body(body)
     return Decoded(header, sections.message(), sections.payload_bytes, len(frame))
 
