@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,9 @@ from support import NUM_CLASSES, make_images
 from support_cli import GoodRun, command, write_project
 from tinyproto.data.dataset import FederatedData
 from tinyproto.data.partition import Share
+
+if TYPE_CHECKING:
+    from support_real_mqtt import RealMqtt, Start
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to what a script starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # else the commands under test would ignore it, too
@@ -48,6 +53,22 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> GoodRun:
     done = command("run", "trial.yaml", cwd=cwd)
     assert (done.returncode, done.stderr) == (0, "")
     return GoodRun(cwd, cwd / "runs" / "trial", done.stdout)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Prepare a federation of real processes over MQTT; what it starts ends with the test."""
+    from support_real_mqtt import RealMqtt
+
+    made: list[RealMqtt] = []
+
+    def prepare(**more: Any) -> RealMqtt:
+        made.append(RealMqtt(tmp_path, **more))
+        return made[-1]
+
+    yield prepare
+    for federation in made:
+        federation.clean_up()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

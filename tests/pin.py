@@ -2,8 +2,8 @@
 
 Run `python tests/pin.py COMMIT` before and after a change that must not change results. It covers, for every algorithm
 with one and with two workers, the bytes of rounds.jsonl, federation.json and the prototypes; the frames that travel
-for each value type, rounding, download and preset (their headers hold the federation's digest, which covers the masks);
-the partitions of every kind; and the key by which each committed record of the paper is recognised.
+for each value type, rounding, download and preset (their checksums cover the federation's digest, which covers the
+masks); the partitions of every kind; and the key by which each committed record of the paper is recognised.
 """
 
 from __future__ import annotations

@@ -15,7 +15,12 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from support import same_tensors
 from support_cli import environment, jsonl
+from tinyproto.config import load_config
+from tinyproto.experiment import Experiment
+from tinyproto.storage.checkpoint import load_newest
+from tinyproto.tracking.run_folder import record_values
 
 MARK = "TINYPROTO_TEST_MARK"
 CONFIG = """\
@@ -88,8 +93,12 @@ class Running:
     def all(self) -> list[int]:
         return marked(self.mark)
 
+    def find(self, program: str) -> list[int]:
+        """Return its processes with this in their command line."""
+        return [process for process in self.all() if any(program in command for command in commands([process]))]
+
     def has(self, program: str) -> bool:
-        return any(program in command for command in commands(self.all()))
+        return bool(self.find(program))
 
     def signal_all(self, number: int) -> None:
         """Signal all its processes at once, like a power cut."""
@@ -122,7 +131,10 @@ class Federation:
         self.config.write_text(CONFIG.format(rounds=rounds, quorum=quorum, deadline=deadline))
         self.run_folder = folder / "runs" / "trial"
         self.started: list[Running] = []
-        made = Running(folder, "init", "serve", "--init", "keys", "--clients", str(clients))
+        self.make_keys(clients)
+
+    def make_keys(self, clients: int) -> None:
+        made = Running(self.folder, "init", "serve", "--init", "keys", "--clients", str(clients))
         assert made.wait(60) == 0, made.said
 
     @property
@@ -172,3 +184,21 @@ class Federation:
     def clean_up(self) -> None:
         for running in self.started:
             running.kill_all()
+
+
+def assert_equal_to_the_simulation(federation: Federation) -> None:
+    """Bit for bit: the server's state, and every round's accuracies, losses and bytes."""
+    experiment = Experiment(load_config(federation.config, ["robust.defence=guard"]))  # `auto` of a federation
+    (cell,) = experiment.cells
+    simulation = experiment.simulation(cell, experiment.loopback(cell))
+    played = [{**cell.identity, **record_values(round_.record)} for round_ in simulation.rounds()]
+    assert [less_hellos(record) for record in federation.records()] == [less_hellos(record) for record in played]
+    checkpoint = load_newest(federation.run_folder / "checkpoint", federation.run_folder / "clients")
+    assert checkpoint is not None
+    assert checkpoint.position.next_round == experiment.config.model.train.rounds + 1
+    assert same_tensors(simulation.server.state, dict(checkpoint.server))
+
+
+def less_hellos(record: dict[str, Any]) -> dict[str, Any]:
+    """Remove hello traffic: a client that comes back is greeted again."""
+    return {**record, "traffic": {purpose: ways for purpose, ways in record["traffic"].items() if purpose != "hello"}}

@@ -20,7 +20,7 @@ from tinyproto.federation.coordinator import Coordinator
 from tinyproto.federation.flower import RECORD
 from tinyproto.federation.flower.client_app import app
 from tinyproto.federation.flower.server_app import GridTransport
-from tinyproto.wire.frame import Kind, unpack
+from tinyproto.wire.frame import Kind, peek
 
 NODE = 1000  # client i is at node NODE + i
 
@@ -135,7 +135,7 @@ class InProcessGrid(Grid):
 def kind_of(message: Message) -> Kind | str:
     """Return the kind of a frame, or what else the coordinator sends."""
     values = message.content[RECORD]
-    return unpack(frame_of(message))[0].kind if "frame" in values else "terms" if "terms" in values else "notice"
+    return peek(frame_of(message)).kind if "frame" in values else "terms" if "terms" in values else "notice"
 
 
 def frame_of(message: Message) -> bytes:
@@ -190,7 +190,7 @@ def in_round(number: int, change: Change) -> Change:
     """Change replies to train messages of this round only."""
 
     def changed(asked: Message, reply: Message) -> Iterable[tuple[float, Message]]:
-        if kind_of(asked) is not Kind.TRAIN or unpack(frame_of(asked))[0].round_number != number:
+        if kind_of(asked) is not Kind.TRAIN or peek(frame_of(asked)).round_number != number:
             return [(0.0, reply)]
         return change(asked, reply)
 

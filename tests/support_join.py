@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from tinyproto.cli.device import JoinOptions
+from tinyproto.cli.client_folder import JoinOptions
 from tinyproto.cli.interrupt import StopOnInterrupt
 from tinyproto.cli.join import ClientSession
 from tinyproto.cli.terminal import Output

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from support import make_patterns
-from tinyproto.config import parse_config
+from support import make_patterns, same_tensors
+from tinyproto.config import Config, parse_config
+from tinyproto.experiment import Experiment
 from tinyproto.federation.channel import Incoming, Outgoing, Pace
 from tinyproto.federation.coordinator import Coordinator
 from tinyproto.federation.member import respond
+from tinyproto.tracking.run_folder import record_values
 
 TOKEN = "0123456789abcdef" * 2
 
@@ -67,8 +69,9 @@ class InMemory:
             self.waiting[f"message {len(self.waiting)}"] = [Incoming(respond(self.folders[node], node, values))]
         return identities
 
-    def replies(self, identity: str) -> list[Incoming]:
-        found, self.waiting[identity] = self.waiting[identity], []
+    def replies(self, identities: Collection[str]) -> list[tuple[str, Incoming]]:
+        found = [(identity, reply) for identity in identities for reply in self.waiting[identity]]
+        self.waiting |= {identity: [] for identity in identities}
         return found
 
 
@@ -83,3 +86,45 @@ def play_in_memory(folder: Path, values: Mapping[str, Any]) -> tuple[Path, list[
         folders[client] = write_join(place, model, {"path": str(write_arrays(place / "data.npz", client))})
     Coordinator(run_folder, InMemory(folders), Pace(poll=0.01)).run()
     return run_folder, list(folders.values())
+
+
+EQUAL_ROUNDS = 3
+
+
+def values_for(name: str, **more: Any) -> dict[str, Any]:
+    hyper: dict[str, Any] = {"cps_dim": 3} if name.startswith("tinyproto") else {}
+    if name in ("fedtgp", "tinyproto_ft"):
+        hyper["server_epochs"] = 3
+    return {
+        "name": "trial",
+        "partition": {"num_clients": 4, "alpha": 0.3, "min_samples": 10},
+        "models": ["small_cnn_a"] if name == "fedavg" else ["small_cnn_a", "small_cnn_b", "small_cnn_c"],
+        "prototypes": {"dim": 20, "cps_dim": 3},
+        "train": {"rounds": EQUAL_ROUNDS, "batch_size": 32, "device": "cpu"},
+        "algorithms": [{"name": name, **hyper}],
+        "robust": {
+            "defence": "none" if name in ("fedkd", "input_means") else "guard"
+        },  # `auto` is guard here and none in a simulation
+        **more,
+    }
+
+
+class InProcess(Protocol):
+    """A federation whose coordinator and clients share this process."""
+
+    config: Config
+
+    def play(self) -> Coordinator: ...
+
+    def records(self) -> list[dict[str, Any]]: ...
+
+
+def assert_in_process_equality(federation: InProcess) -> None:
+    """Play a federation and its simulation: the same server state, the same records."""
+    experiment = Experiment(federation.config)
+    (cell,) = experiment.cells
+    simulation = experiment.simulation(cell, experiment.loopback(cell))
+    played = [record_values(round_.record) for round_ in simulation.rounds()]
+    coordinator = federation.play()
+    assert same_tensors(simulation.server.state, coordinator.server.state)
+    assert federation.records() == [{**cell.identity, **record} for record in played]

@@ -14,6 +14,7 @@ ROOT = Path(tinyproto.__file__).parent
 RANKS = {
     "errors": 0,
     "imports": 1,
+    "subprocesses": 1,
     "core": 2,
     "memory": 3,
     "models": 3,

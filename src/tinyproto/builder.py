@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -29,6 +29,7 @@ from tinyproto.engine.server import NO_DEFENCE, ServerRuntime
 from tinyproto.errors import ConfigError
 from tinyproto.models import ModelEntry, build_model
 from tinyproto.tracking.summary import RoundResult, summarise
+from tinyproto.wire.frame import federation_digest
 from tinyproto.wire.validate import Expectation
 
 
@@ -60,11 +61,16 @@ class Setup:
     algorithm: Algorithm
     training: LocalTraining
     streams: Streams
+    federation: str | None = None  # token of a real federation; None in a simulation
 
     @cached_property
     def expectation(self) -> Expectation:
-        """The format that every frame has to match."""
-        return expected_frames(self.algorithm, self.spec.num_classes, self.spec.proto_dim, self.spec.wire)
+        """The format that every frame has to match; frames of federations with different tokens never do."""
+        agreed = expected_frames(self.algorithm, self.spec.num_classes, self.spec.proto_dim, self.spec.wire)
+        if self.federation is None:
+            return agreed
+        digest = federation_digest({"agreed": agreed.digest.hex(), "federation": self.federation})
+        return replace(agreed, digest=digest)
 
     def server(self, trainer: Trainer, stopwatch: Stopwatch, defence: Defence = NO_DEFENCE) -> ServerRuntime:
         """Build the server."""

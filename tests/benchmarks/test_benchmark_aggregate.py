@@ -29,7 +29,7 @@ def test_it_takes_in_what_was_asked_for_and_the_sums_are_right() -> None:
     told: list[tuple[str, int, int]] = []
     found = measure(SMALL, lambda *step: told.append(step))
     assert found["payload_bytes"] == 150 * 4 * 3 * 4
-    assert found["wire_bytes"] == found["payload_bytes"] + 150 * (48 + 2 + 2 + 5 + 5)
+    assert found["wire_bytes"] == found["payload_bytes"] + 150 * (22 + 2 + 2 + 5 + 5)
     assert found["distinct_uploads"] == 64
     assert found["sums"]["within_bound"]
     assert found["sums"]["holders_are_right"]

@@ -33,7 +33,7 @@ def test_every_type_is_measured_with_every_rounding_and_says_its_bytes() -> None
         values = VALUE_TYPES[one["type"]]
         assert one["bytes_per_row"] == {"50": values.payload(2, 50) / 2, "500": values.payload(2, 500) / 2}
         assert one["frames"]["46 x 50"]["payload_bytes"] == values.payload(46, 50)
-        assert one["frames"]["46 x 50"]["wire_bytes"] == values.payload(46, 50) + 40 + 8 + 6
+        assert one["frames"]["46 x 50"]["wire_bytes"] == values.payload(46, 50) + 14 + 8 + 6
         for rates in one["bulk"].values():
             assert rates["encode_gigabytes_per_second"] > 0
             assert (rates["decode_gigabytes_per_second"] is None) == (values.name == "float32")  # which is a view
@@ -55,8 +55,8 @@ def test_the_exchange_is_held_to_a_round_of_the_quickest_network() -> None:
     assert training["seconds_per_round"] == pytest.approx(training["seconds_per_step"] * 281)
     for one in found["exchange"]:
         values = VALUE_TYPES[one["type"]]
-        assert one["wire_bytes"]["up"] == values.payload(46, 50) + 40 + 8 + 13
-        assert one["wire_bytes"]["down"] == values.payload(100, 50) + 40 + 8 + 13
+        assert one["wire_bytes"]["up"] == values.payload(46, 50) + 14 + 8 + 13
+        assert one["wire_bytes"]["down"] == values.payload(100, 50) + 14 + 8 + 13
         spent = sum(one["microseconds"].values()) / 1e6
         assert one["share_of_quickest_round"] == pytest.approx(spent / training["seconds_per_round"])
         assert 4 * 100 * 500 < one["memory_bytes"] < training["memory_bytes"]

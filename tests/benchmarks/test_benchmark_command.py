@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: nine verbs, tables, one JSON value, and one line for an error."""
+"""`python -m benchmarks`: verbs, tables, one JSON value, and one line for an error."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ VERBS = (
     "scale",
     "device",
     "soak",
+    "transports",
     "attacks",
     "networks",
     "communication",
@@ -90,6 +91,8 @@ def test_a_study_gets_options_with_several_values(
         (("networks", "--processes"), ("--processes",)),
         (("participation", "--no-such"), ("--no-such",)),
         (("soak", "--only", "naps"), ("--only", "'naps'")),
+        (("transports", "--only", "pigeons"), ("--only", "'pigeons'")),
+        (("transports", "--rounds", "1"), ("2 rounds",)),
     ],
 )
 def test_an_error_is_one_line_and_status_2(

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.soak import Verdict, disk, frames, kills, resumes, rounds
+from benchmarks.soak import Verdict, disk, frames, kills, outage, resumes, rounds
 from benchmarks.soak.command import PARTS, main
 from benchmarks.soak.runs import scratch
 from tinyproto.core.prototypes import Message
-from tinyproto.errors import WireError
+from tinyproto.errors import FederationError, WireError
 from tinyproto.wire import values
 from tinyproto.wire.codec import encode
-from tinyproto.wire.frame import HEADER_BYTES, Kind, unpack
+from tinyproto.wire.frame import HEADER_BYTES, Kind, peek
 from tinyproto.wire.validate import open_frame
 from tinyproto.wire.values import VALUE_TYPES
 
@@ -24,7 +24,7 @@ from tinyproto.wire.values import VALUE_TYPES
 def test_the_good_frames_cover_every_value_type_kind_and_section() -> None:
     kinds, types, sections = set(), set(), set()
     for good in frames.good_frames():
-        kinds.add(unpack(good.frame)[0].kind)
+        kinds.add(peek(good.frame).kind)
         sections.add(good.frame[HEADER_BYTES])
         types |= {(kind.name, good.expected.wire.rounding) for kind, *_ in frames._matrices(good.frame)}
         assert frames.outcome(good.frame, good).startswith("accepted")
@@ -65,7 +65,7 @@ def test_an_error_that_is_no_wire_error_is_no_outcome(monkeypatch: pytest.Monkey
 
 
 def test_values_out_of_range_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    (good, *_) = [one for one in frames.good_frames() if unpack(one.frame)[0].kind is Kind.UPDATE]
+    (good, *_) = [one for one in frames.good_frames() if peek(one.frame).kind is Kind.UPDATE]
     decoded = open_frame(good.frame, good.expected, frames.CLIENT, good.round_number, good.kinds)
     long = {**decoded.message.tensors, "bias": torch.full((3,), 2e9)}
     frame = encode(
@@ -154,3 +154,17 @@ def test_memory_that_grows_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_short_soak_of_processes_passes() -> None:
     verdicts = [kills.soak(0, kills=2, rounds=6), resumes.soak(0, times=1, rounds=6), disk.soak(0, 1, 1, rounds=2)]
     assert [verdict.failures for verdict in verdicts] == [[], [], []]
+
+
+@pytest.mark.mqtt_slow
+@pytest.mark.mqtt
+def test_a_short_outage_of_a_broker_passes() -> None:
+    assert outage.soak(0, seconds=5.0, rounds=3).failures == []
+
+
+def test_without_mosquitto_the_outage_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: str) -> None:
+        raise FederationError("serve and join need paho-mqtt")
+
+    monkeypatch.setattr(outage, "require_transport", missing)
+    assert outage.soak(0).word == "skipped"

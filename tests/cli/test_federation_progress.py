@@ -27,7 +27,7 @@ EVENTS: list[dict[str, Any]] = [
     {"event": "silent", "client": 1, "round": 3, "reason": "no answer within 60 s"},
     {"event": "again", "round": 3, "reason": "round 3: 1 good answer of 2; it is asked again"},
     {"event": "dropped", "connections": 744, "last_from": "192.0.2.7"},
-    {"event": "left", "client": 1, "reason": "its node is offline"},
+    {"event": "left", "client": 1, "reason": "it is offline"},
     {"event": "concluded", "round": 3, "participants": [0], "accuracy": ACCURACY, "seconds": 61.23,
      "refused": {"1": "no answer"}},
     {"event": "derived", "round": 3, "values": {"global_scale": 0.01}},
@@ -60,7 +60,7 @@ def test_each_event_that_matters_is_one_line(capsys: pytest.CaptureFixture[str])
         "client 1 is silent in round 3: no answer within 60 s",
         "round 3: 1 good answer of 2; it is asked again",
         "dropped 744 connections that did not complete TLS, the last from 192.0.2.7",
-        "client 1 left: its node is offline",
+        "client 1 left: it is offline",
         "round 3 of 5: 1 client, without 1, 61.2 s, head 50.0 %",
         "derived μ = 0.01 (round 3)",
         "closing: 2.0 s, global 75.0 %",
@@ -111,7 +111,7 @@ def test_the_bar_says_who_is_here_what_is_done_and_what_was_reached_last() -> No
         *EVENTS[:2], *joined,
         {"event": "round", "round": 3, "of": 5, "participants": [0, 1, 2], "evaluated": []}, played,
         {"event": "round", "round": 4, "of": 5, "participants": [0, 1, 2], "evaluated": []},
-        {"event": "left", "client": 1, "reason": "its node is offline"},
+        {"event": "left", "client": 1, "reason": "it is offline"},
         {"event": "refused", "client": 2, "node": 8, "reason": "another node has its client id"},
         {"event": "refused", "client": 2, "round": 4, "reason": "its reply has no frame"},
         {"event": "refused", "client": 2, "node": 2, "reason": "it did not tell its sizes"},
@@ -144,19 +144,40 @@ def test_the_end_and_a_failure_are_kept() -> None:
     assert progress.over
 
 
-@pytest.mark.skipif(importlib.util.find_spec("flwr") is not None, reason="Flower is installed")
+FLOWER = (
+    "serve and join need Flower; in an environment of its own, in the folder of the clone: "
+    'pip install --constraint constraints.txt --editable ".[flower]"'
+)
+MQTT = (
+    "serve and join with --transport mqtt need paho-mqtt; in the folder of the clone: "
+    'pip install --constraint constraints.txt --editable ".[mqtt]"'
+)
+KEYS = MQTT.replace("serve and join with --transport mqtt need paho-mqtt", "serve needs the package cryptography")
+JOIN = ["join", "--server", "h:1", "--client-id", "0", "--model", "m", "--data", "."]
+
+
 @pytest.mark.parametrize(
-    "arguments",
-    [["serve", "c.yaml"], ["serve", "--init", "keys", "--clients", "2"],
-     ["join", "--server", "h:1", "--client-id", "0", "--model", "m", "--data", "."]],
-)  # fmt: skip
-def test_without_the_extra_the_verbs_say_what_to_install(arguments: list[str], tmp_path: Path) -> None:
+    ("arguments", "missing", "words"),
+    [
+        (["serve", "c.yaml"], ("flwr", "paho"), FLOWER),
+        (JOIN, ("flwr", "paho"), FLOWER),
+        (JOIN, ("flwr",), f"{FLOWER}; or use --transport mqtt"),
+        ([*JOIN, "--transport", "mqtt"], ("paho",), MQTT),
+        (["serve", "c.yaml", "--broker", "h:1"], ("paho",), MQTT),
+        (["serve", "--init", "keys", "--clients", "2"], ("cryptography",), KEYS),
+    ],
+)
+def test_without_the_extra_the_verbs_say_what_to_install(
+    arguments: list[str], missing: tuple[str, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_spec(name: str, package: str | None = None) -> object:
+        return None if name in missing else object() if name == "paho" else found(name, package)
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
     done = called(*arguments, cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == (
-        "tinyproto: error: serve and join need Flower; in an environment of its own, in the folder of the clone: "
-        'pip install --constraint constraints.txt --editable ".[flower]"\n'
-    )
+    assert done.stderr == f"tinyproto: error: {words}\n"
 
 
 def test_help_loads_neither_flower_nor_torch() -> None:

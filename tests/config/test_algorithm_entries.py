@@ -273,7 +273,7 @@ def test_a_byte_budget_takes_the_place_of_s_for_all_or_for_one_entry() -> None:
     budgeted, own = config.algorithms
     assert (budgeted.hyper.cps_dim, budgeted.hyper.byte_budget, budgeted.label) == (None, "600B", "tinyproto_fp")
     assert (own.hyper.cps_dim, own.hyper.byte_budget) == (3, None)
-    assert budgeted.build(FEDERATION).row_width == 5  # 154 bytes beside 10 rows of 4·s, up and down
+    assert budgeted.build(FEDERATION).row_width == 6  # 102 bytes beside 10 rows of 4·s, up and down
     again = parse_config(config.resolved())
     assert again.resolved() == config.resolved()
     one, packed = entries(
@@ -281,7 +281,7 @@ def test_a_byte_budget_takes_the_place_of_s_for_all_or_for_one_entry() -> None:
         {"name": "tinyproto_ft", "byte_budget": "600B", "wire": {"up": "int8", "down": "int8"}},
     )
     assert (one.label, packed.label) == ("tinyproto_fp(byte_budget=600B)", "tinyproto_ft(byte_budget=600B,wire=int8)")
-    assert (one.build(FEDERATION).row_width, packed.build(FEDERATION).row_width) == (5, 20)
+    assert (one.build(FEDERATION).row_width, packed.build(FEDERATION).row_width) == (6, 20)
 
 
 def test_null_sends_all_even_where_a_budget_holds_for_the_others() -> None:

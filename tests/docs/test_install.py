@@ -13,6 +13,7 @@ SAID_IN = [
     ROOT / "README.md",
     *sorted(path for name in ("docs", "examples", "src") for path in (ROOT / name).rglob("*")),
 ]
+SHELLS = ("bash flower", "bash mqtt")
 FROM_THE_INDEX = re.compile(r"""pip3? install [^`\n]*?(?<![\w/.-])tinyproto(\[|['"\s`]|$)""")
 
 
@@ -30,7 +31,7 @@ def test_nothing_tells_to_install_from_the_index() -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/start/federation.md", "docs/how-to/deploy.md"])
 def test_a_federation_s_commands_name_configs_that_a_clone_has(page: str) -> None:
-    typed = "".join(block.text for block in blocks_of(ROOT / page) if block.info == "bash flower").splitlines()
+    typed = "".join(block.text for block in blocks_of(ROOT / page) if block.info in SHELLS).splitlines()
     commands = [shlex.split(line, comments=True) for line in typed if line.startswith("tinyproto ")]
     named = [word for words in commands for word in words if word.endswith(".yaml")]
     assert named

@@ -2,8 +2,9 @@
 
 A page is played from top to bottom in a folder of its own, as a reader would: `bash` in a shell, `python` in one
 namespace, `yaml` through the config loader. A block that starts with the comment `# name.py` or `# name.yaml` is saved
-under that name. `bash flower` needs the extra `flower` and is played by tests/flower. `text` and `bash shown` are only
-shown, `text output` is what the block before it prints, `text record` is what the committed record prints.
+under that name. `bash flower` and `bash mqtt` need the extra of that name and are played by tests/federation. `text`
+and `bash shown` are only shown, `text output` is what the block before it prints, `text record` is what the committed
+record prints.
 """
 
 from __future__ import annotations
@@ -40,7 +41,18 @@ from tinyproto.report.compare import compare
 from tinyproto.report.verdict import verdict
 from tinyproto.tracking.run_folder import RunFolder
 
-INFOS = {"python", "bash", "bash flower", "bash shown", "yaml", "json", "text", "text output", "text record"}
+INFOS = {
+    "python",
+    "bash",
+    "bash flower",
+    "bash mqtt",
+    "bash shown",
+    "yaml",
+    "json",
+    "text",
+    "text output",
+    "text record",
+}
 NOT_PLAYED = {
     "make run": "takes a minute, so `test_make_run_does_the_quickstart` is slow; here only that make knows it",
     "make test": "it is what runs this test; here only that make knows it",
@@ -197,17 +209,20 @@ def test_a_block_says_what_it_is(page: Path) -> None:
             assert not commands, f"{block}: {commands} would never be run; that is `bash`"
 
 
-FEDERATIONS = ("README.md", "docs/start/federation.md", "docs/how-to/deploy.md")
-"""Pages whose blocks `bash flower` are typed by tests/flower/test_tutorial.py and test_machines.py."""
+FEDERATIONS = {
+    "bash flower": ("docs/start/federation.md", "docs/how-to/deploy.md"),
+    "bash mqtt": ("README.md", "docs/start/federation.md", "docs/how-to/deploy.md"),
+}
+"""Pages whose blocks are typed by tests/federation, in the tests of tutorials and of machines."""
 
 
 @every_page
-def test_a_block_that_needs_flower_stands_where_it_is_typed_and_has_options_that_there_are(page: Path) -> None:
+def test_a_federation_s_block_stands_where_it_is_typed_and_has_options_that_there_are(page: Path) -> None:
     verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     for block in blocks_of(page):
-        if block.info != "bash flower":
+        if block.info not in FEDERATIONS:
             continue
-        assert by_name(page) in FEDERATIONS, f"{block}: nothing types it"
+        assert by_name(page) in FEDERATIONS[block.info], f"{block}: nothing types it"
         for line in block.text.splitlines():
             if not line.startswith("tinyproto "):
                 continue
@@ -219,7 +234,7 @@ def test_a_block_that_needs_flower_stands_where_it_is_typed_and_has_options_that
 
 def test_the_readme_s_federation_works_when_pasted() -> None:
     """Nobody has to put another name in the place of one, and who listens to the loopback is called so."""
-    (block,) = [block for block in blocks_of(ROOT / "README.md") if block.info == "bash flower"]
+    (block,) = [block for block in blocks_of(ROOT / "README.md") if block.info == "bash mqtt"]
     lines = [shlex.split(line, comments=True) for line in block.text.splitlines()]
     joins = [words for words in lines if words[:2] == ["tinyproto", "join"]]
     (serve,) = [words for words in lines if words[:2] == ["tinyproto", "serve"] and "--init" not in words]
@@ -227,7 +242,7 @@ def test_the_readme_s_federation_works_when_pasted() -> None:
     assert "--listen" not in serve
     assert [words[words.index("--client-id") + 1] for words in joins] == ["0", "1", "2"]
     for words, model in zip(joins, config.model.models, strict=True):
-        assert words[words.index("--server") + 1] == "localhost:8443"
+        assert words[words.index("--server") + 1] == "localhost:8883"
         assert words[words.index("--share") + 1] == serve[2]
         assert words[words.index("--model") + 1] == model
 

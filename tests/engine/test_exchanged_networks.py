@@ -46,7 +46,7 @@ def test_what_arrives_is_what_is_evaluated(quarters: FederatedData, name: str, p
     always_two[f"{prefix}bias"].copy_(torch.tensor([0.0, 0.0, 1.0, 0.0]))
     clients = played.loopback.clients
     header = Header(kind, 1, 0, clients.expectation.digest, evaluate=True)
-    answer = decode(clients.handle({0: encode(header, Message(tensors=always_two))})[0]).message
+    answer = decode(clients.handle({0: encode(header, Message(tensors=always_two))})[0], header.digest).message
     of_class_two = int((played.clients[0].test.labels == 2).sum())
     assert 0 < of_class_two < len(played.clients[0].test)
     assert answer.metrics["correct_head"] == of_class_two
@@ -65,7 +65,7 @@ def test_local_prototypes_are_of_the_network_that_arrived_to_be_evaluated(quarte
     with torch.no_grad():
         client.local.values.normal_(generator=torch.Generator().manual_seed(0))  # whatever it had before
     header = Header(kind, 2, 0, runtime.expectation.digest, evaluate=True)
-    answer = decode(runtime.handle({0: encode(header, Message(tensors=shared))})[0]).message
+    answer = decode(runtime.handle({0: encode(header, Message(tensors=shared))})[0], header.digest).message
     assert answer.metrics["correct_local"] == expected["correct_local"] > 0
 
 
@@ -95,6 +95,7 @@ class Tampering:
 
     def __init__(self, played: InProcess, change: dict[str, Tensor | None]) -> None:
         self.channel = played.loopback
+        self.digest = played.server.expectation.digest
         self.change = change
 
     def exchange(self, round_number: int, frames: Mapping[int, bytes]) -> Iterable[Reply]:
@@ -102,7 +103,7 @@ class Tampering:
             if client != 1 or not round_number:
                 yield Reply(client, frame)
                 continue
-            decoded = decode(frame)
+            decoded = decode(frame, self.digest)
             tensors = {**decoded.message.tensors, **self.change}
             kept = {name: value for name, value in tensors.items() if value is not None}
             yield Reply(client, encode(decoded.header, Message(tensors=kept)))
@@ -155,7 +156,8 @@ def test_a_bad_upload_is_refused_and_named_while_the_round_goes_on(
 @pytest.mark.parametrize("name", EXCHANGING)
 def test_an_upload_of_nothing_takes_no_part_in_the_mean(quarters: FederatedData, name: str) -> None:
     silent, refused = simulation(quarters, name), simulation(quarters, name)
-    record = tolerant_round(silent, dict.fromkeys(decode(first_answer(simulation(quarters, name))).message.tensors))
+    answer = decode(first_answer(simulation(quarters, name)), silent.server.expectation.digest)
+    record = tolerant_round(silent, dict.fromkeys(answer.message.tensors))
     assert not record.refused
     assert list(tolerant_round(refused, {"stranger": torch.ones(1)}).refused) == [1]
     assert same_tensors(silent.server.state, refused.server.state)

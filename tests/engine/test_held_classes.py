@@ -81,13 +81,14 @@ class Listening:
 
     def __init__(self, simulation: InProcess, spoiled: Iterable[tuple[Kind, int]] = ()) -> None:
         self.loopback = simulation.loopback
+        self.digest = simulation.server.expectation.digest
         self.spoiled = set(spoiled)
         self.rows: dict[tuple[int, Kind, int], set[int]] = {}
 
     def exchange(self, round_number: int, frames: Mapping[int, bytes]) -> Iterable[Reply]:
         asked = {}
         for client, frame in frames.items():
-            decoded = decode(frame)
+            decoded = decode(frame, self.digest)
             rows = decoded.message.rows
             asked[client] = decoded.header.kind
             present = set() if rows is None else set(rows.present.nonzero()[:, 0].tolist())

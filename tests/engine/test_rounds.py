@@ -26,7 +26,7 @@ from tinyproto.errors import WireError
 from tinyproto.models.split import SplitModel
 from tinyproto.simulation.loop import Loopback
 from tinyproto.wire.codec import decode, encode
-from tinyproto.wire.frame import Header, Kind
+from tinyproto.wire.frame import HEADER_BYTES, Header, Kind
 
 PROTOTYPE_METHODS = {
     "anchors", "input_means", "fedproto", "fedtgp", "protonorm", "fedsa", "fedorgp", "tinyproto_fp", "tinyproto_ft",
@@ -103,7 +103,7 @@ def test_the_meter_equals_rows_sent_times_width_and_from_round_two_the_paper_s_f
 def test_the_hello_is_metered_apart_and_tells_sizes_only(quarters: FederatedData) -> None:
     played = simulation(quarters, build("fedproto"))
     first = next(iter(played.rounds())).record
-    assert first.traffic["hello"]["down"] == Cost(0, 0, 5 * 40)
+    assert first.traffic["hello"]["down"] == Cost(0, 0, 5 * HEADER_BYTES)
     info = played.server.infos[0]
     assert (info.train_samples, info.counted_samples, info.counted_classes) == (30, 30, 4)
     assert played.server.infos[2].counted_classes == 1
@@ -171,7 +171,7 @@ def forgeries() -> Iterator[tuple[str, bytes]]:
     )
     yield "NaN", encode(good, nan)
     yield "round", encode(Header(Kind.UPDATE, 9, 1, digest), Message())
-    yield "digest", encode(Header(Kind.UPDATE, 1, 1, bytes(16)), Message())
+    yield "checksum", encode(Header(Kind.UPDATE, 1, 1, bytes(16)), Message())
     yield "checksum", encode(good, Message(metrics={"x": 1.0}))[:-1] + b"\x07"
 
 
@@ -190,7 +190,7 @@ def test_a_refused_frame_changes_no_state(quarters: FederatedData, field: str, f
 def test_a_frame_of_another_federation_is_refused_by_the_client(quarters: FederatedData) -> None:
     played = simulation(quarters, build("fedproto"))
     stranger = expected_frames(build("tinyproto_fp"), NUM_CLASSES, PROTO_DIM).digest
-    with pytest.raises(WireError, match=r"digest: .* another federation"):
+    with pytest.raises(WireError, match=r"checksum: .* another federation"):
         played.loopback.clients.handle({0: encode(Header(Kind.TRAIN, 1, 0, stranger), Message())})
 
 
@@ -203,7 +203,7 @@ def test_one_frame_at_a_time_gives_the_same_answers_as_all_at_once(quarters: Fed
         client: apart.loopback.clients.handle({client: frame})[client] for client, frame in reversed(frames.items())
     }
     assert at_once == one_by_one
-    assert decode(at_once[0]).message.metrics["test_samples"] == 10.0
+    assert decode(at_once[0], digest).message.metrics["test_samples"] == 10.0
 
 
 def test_a_round_leaves_a_refused_client_out_and_says_why(quarters: FederatedData) -> None:

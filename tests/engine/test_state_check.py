@@ -46,9 +46,9 @@ class Forging:
             if reply.client != HOSTILE or round_number not in self.rounds:
                 yield reply
                 continue
-            header = decode(reply.frame).header
-            forged = self.forge(decode(reply.frame).message)
             expected = self.played.server.expectation
+            decoded = decode(reply.frame, expected.digest)
+            header, forged = decoded.header, self.forge(decoded.message)
             yield Reply(HOSTILE, encode(header, forged, expected.coding(header.kind, torch.Generator)))
 
 
@@ -180,8 +180,8 @@ def test_rows_of_more_classes_than_the_hello_counted_are_refused(quarters: Feder
         def exchange(self, round_number: int, frames: Mapping[int, bytes]) -> Iterable[Reply]:
             for reply in self.played.loopback.exchange(round_number, frames):
                 if reply.client == 2 and round_number:
-                    header = decode(reply.frame).header
-                    yield Reply(2, encode(header, self.forge(decode(reply.frame).message)))
+                    decoded = decode(reply.frame, self.played.server.expectation.digest)
+                    yield Reply(2, encode(decoded.header, self.forge(decoded.message)))
                 else:
                     yield reply
 

@@ -26,7 +26,7 @@ from tinyproto.federation.coordinator import Coordinator
 from tinyproto.federation.flower import RECORD
 from tinyproto.federation.refusals import WORDS
 from tinyproto.wire.codec import encode
-from tinyproto.wire.frame import HEADER_BYTES, Header, Kind, pack, unpack
+from tinyproto.wire.frame import HEADER_BYTES, Header, Kind, pack, peek, unpack
 from tinyproto.wire.validate import Expectation, open_frame
 
 pytestmark = pytest.mark.flower
@@ -50,15 +50,15 @@ def with_values(frame: bytes, expected: Expectation, value: float) -> bytes:
     return encode(decoded.header, message, expected.coding(Kind.UPDATE, torch.Generator))
 
 
-def with_header(frame: bytes, **changes: Any) -> bytes:
-    header, body = unpack(frame)
+def with_header(frame: bytes, expected: Expectation, **changes: Any) -> bytes:
+    header, body = unpack(frame, expected.digest)
     return pack(header._replace(**changes), bytes(body))
 
 
 SPOILT: Mapping[str, tuple[Spoil, str]] = {
     "nothing": (lambda frame, expected: b"", "length"),
-    "garbage": (lambda frame, expected: np.random.default_rng(0).bytes(len(frame)), "magic"),
-    "the half of it": (lambda frame, expected: frame[: len(frame) // 2], "length"),
+    "garbage": (lambda frame, expected: np.random.default_rng(0).bytes(len(frame)), "version"),
+    "the half of it": (lambda frame, expected: frame[: len(frame) // 2], "checksum"),
     "a flipped bit": (lambda frame, expected: frame[:-1] + bytes([frame[-1] ^ 1]), "checksum"),
     "NaN": (lambda frame, expected: with_values(frame, expected, float("nan")), "NaN"),
     "infinity": (lambda frame, expected: with_values(frame, expected, float("inf")), "infinity"),
@@ -66,10 +66,10 @@ SPOILT: Mapping[str, tuple[Spoil, str]] = {
         lambda frame, expected: with_values(frame, expected, 1e12),
         "training diverged at client 1 in round 2 (norm ",
     ),
-    "a stale round": (lambda frame, expected: with_header(frame, round_number=1), "round"),
-    "another mask": (lambda frame, expected: with_header(frame, digest=b"another federatn"), "digest"),
-    "another client": (lambda frame, expected: with_header(frame, client=0), "client"),
-    "an evaluation": (lambda frame, expected: with_header(frame, kind=Kind.EVALUATION), "kind"),
+    "a stale round": (lambda frame, expected: with_header(frame, expected, round_number=1), "round"),
+    "another mask": (lambda frame, expected: with_header(frame, expected, digest=b"another federatn"), "checksum"),
+    "another client": (lambda frame, expected: with_header(frame, expected, client=0), "client"),
+    "an evaluation": (lambda frame, expected: with_header(frame, expected, kind=Kind.EVALUATION), "kind"),
     "100 MB": (lambda frame, expected: bytes(100_000_000), "length"),
     "100 MB with a good header": (
         lambda frame, expected: pack(Header(Kind.UPDATE, ROUND, BAD, expected.digest), bytes(100_000_000)),
@@ -78,7 +78,7 @@ SPOILT: Mapping[str, tuple[Spoil, str]] = {
     "text": (lambda frame, expected: "frame", "no frame"),
     "too many correct": (
         lambda frame, expected: encode(
-            unpack(frame)[0],
+            unpack(frame, expected.digest)[0],
             open_frame(frame, expected, BAD, ROUND, (Kind.UPDATE,)).message.with_metrics({"correct_head": 1e6}),
             expected.coding(Kind.UPDATE, torch.Generator),
         ),
@@ -180,9 +180,9 @@ def test_the_size_is_looked_at_before_anything_is_decoded(tmp_path: Path, monkey
     limit = expectation_of(coordinator).largest_frame
     seen: list[int] = []
 
-    def noted(frame: bytes) -> tuple[Header, memoryview]:
+    def noted(frame: bytes, digest: bytes) -> tuple[Header, memoryview]:
         seen.append(len(frame))
-        return unpack(frame)
+        return unpack(frame, digest)
 
     monkeypatch.setattr("tinyproto.wire.validate.unpack", noted)
     federation.grid.changes[NODE + BAD] = in_round(
@@ -226,7 +226,7 @@ def test_what_flower_cannot_read_is_the_senders_refusal_and_takes_nobody_along(
             asked = next(one for one in grid.asked if one.metadata.message_id == reply.metadata.reply_to_message_id)
             if asked.metadata.dst_node_id != NODE + BAD or kind_of(asked) is not Kind.TRAIN:
                 continue
-            if unpack(frame_of(asked))[0].round_number == ROUND:
+            if peek(frame_of(asked)).round_number == ROUND:
                 return [*(one for one in replies if one is not reply), *comes(asked.metadata.message_id)]
         return replies
 

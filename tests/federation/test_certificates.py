@@ -21,10 +21,11 @@ from cryptography.hazmat.primitives import serialization
 from support_cli import called, command, in_process
 from support_keys import shake_hands
 from tinyproto.errors import FederationError
+from tinyproto.federation import certificates
 from tinyproto.federation import keys as keys_module
 from tinyproto.federation.flower.connection import AwayError, reach
 from tinyproto.federation.keys import ClientKeys, ServerKeys, make_keys
-from tinyproto.tracking.run_folder import write_atomic
+from tinyproto.storage.atomic import write_atomic
 
 pytestmark = pytest.mark.flower
 
@@ -35,11 +36,13 @@ def test_private_keys_are_their_owners_alone_and_each_machine_has_a_folder(tmp_p
     files = {str(path.relative_to(tmp_path)): path for path in tmp_path.rglob("*") if path.is_file()}
     assert set(files) == {
         ".gitignore", "authority/ca.key", "server/ca.crt", "server/server.crt", "server/server.key",
-        "server/clients/0.pub", "server/clients/1.pub", "client-0/ca.crt", "client-0/client.key", "client-1/ca.crt",
-        "client-1/client.key",
+        "server/coordinator.crt", "server/coordinator.key", "server/clients/0.pub", "server/clients/0.mac",
+        "server/clients/1.pub", "server/clients/1.mac", "client-0/ca.crt", "client-0/client.key", "client-0/client.crt",
+        "client-0/tls.key", "client-0/mac.key", "client-1/ca.crt", "client-1/client.key", "client-1/client.crt",
+        "client-1/tls.key", "client-1/mac.key",
     }  # fmt: skip
     for name, path in files.items():
-        assert (stat.S_IMODE(path.stat().st_mode) == 0o600) == name.endswith(".key"), name
+        assert (stat.S_IMODE(path.stat().st_mode) == 0o600) == name.endswith((".key", ".mac")), name
     assert ClientKeys.open(tmp_path / "client-1").key == files["client-1/client.key"]
     assert set(ServerKeys.open(tmp_path).public_keys()) == {0, 1}
 
@@ -133,8 +136,8 @@ def test_a_certificate_that_ends_soon_is_made_anew_by_the_same_authority(
     days: int, renewed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(keys_module, "SERVER_DAYS", days)
-        patched.setattr(keys_module, "BACKDATED", datetime.timedelta(days=10))
+        patched.setattr(certificates, "SERVER_DAYS", days)
+        patched.setattr(certificates, "BACKDATED", datetime.timedelta(days=10))
         make_keys(tmp_path, 1, ["a"])
     authority = (tmp_path / "server" / "ca.crt").read_bytes()
     if days < 0:

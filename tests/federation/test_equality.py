@@ -3,60 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("flwr")
 
-from support import same_tensors
-from support_flower import Federation, kind_of, make_federation
+from support_flower import kind_of, make_federation
+from support_members import EQUAL_ROUNDS, assert_in_process_equality, values_for
 from tinyproto.algorithms import ALGORITHMS
 from tinyproto.experiment import Experiment
 from tinyproto.report.compare import compare, table_cells
 from tinyproto.report.page import make_report
 from tinyproto.report.runs import read_run
-from tinyproto.tracking.run_folder import RunFolder, record_values
+from tinyproto.tracking.run_folder import RunFolder
 from tinyproto.wire.frame import Kind
 
 pytestmark = pytest.mark.flower
-
-ROUNDS = 3
-
-
-def values_for(name: str, **more: Any) -> dict[str, Any]:
-    hyper: dict[str, Any] = {"cps_dim": 3} if name.startswith("tinyproto") else {}
-    if name in ("fedtgp", "tinyproto_ft"):
-        hyper["server_epochs"] = 3
-    return {
-        "name": "trial",
-        "partition": {"num_clients": 4, "alpha": 0.3, "min_samples": 10},
-        "models": ["small_cnn_a"] if name == "fedavg" else ["small_cnn_a", "small_cnn_b", "small_cnn_c"],
-        "prototypes": {"dim": 20, "cps_dim": 3},
-        "train": {"rounds": ROUNDS, "batch_size": 32, "device": "cpu"},
-        "algorithms": [{"name": name, **hyper}],
-        "robust": {
-            "defence": "none" if name in ("fedkd", "input_means") else "guard"
-        },  # `auto` is guard here and none in a simulation
-        **more,
-    }
-
-
-def assert_equal_to_the_simulation(federation: Federation) -> None:
-    experiment = Experiment(federation.config)
-    (cell,) = experiment.cells
-    simulation = experiment.simulation(cell, experiment.loopback(cell))
-    played = [record_values(round_.record) for round_ in simulation.rounds()]
-    coordinator = federation.play()
-    assert same_tensors(simulation.server.state, coordinator.server.state)
-    identity = cell.identity
-    assert federation.records() == [{**identity, **record} for record in played]
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_ends_in_the_bits_of_the_simulation(name: str, tmp_path: Path) -> None:
     federation = make_federation(tmp_path, values_for(name))
-    assert_equal_to_the_simulation(federation)
+    assert_in_process_equality(federation)
     if name not in ("local", "anchors"):
         assert federation.records()[0]["traffic"]["training"]["up"]["payload"] > 0
 
@@ -68,9 +36,9 @@ def test_held_classes_rounded_by_chance_and_half_of_the_clients_make_no_differen
     values["train"]["participation"] = 0.5
     values["evaluate"] = {"clients": "all"}
     federation = make_federation(tmp_path, values)
-    assert_equal_to_the_simulation(federation)
+    assert_in_process_equality(federation)
     asked = [kind_of(message) for message in federation.grid.asked]
-    assert (asked.count(Kind.EVALUATE), asked.count(Kind.TRAIN)) == (4 * (ROUNDS + 1), 2 * ROUNDS)
+    assert (asked.count(Kind.EVALUATE), asked.count(Kind.TRAIN)) == (4 * (EQUAL_ROUNDS + 1), 2 * EQUAL_ROUNDS)
 
 
 @pytest.mark.parametrize("preset", ["sound", "reference"])

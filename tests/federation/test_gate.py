@@ -20,9 +20,10 @@ import httpx
 from support_federation import free_port
 from tinyproto.errors import FederationError
 from tinyproto.federation.flower import gate as gate_module
-from tinyproto.federation.flower.gate import OVERHEAD, PATHS, Gate, OpenGate, listening
+from tinyproto.federation.flower.gate import OVERHEAD, PATHS, Gate, OpenGate
 from tinyproto.federation.flower.handshakes import network_of
 from tinyproto.federation.keys import ServerKeys, make_keys
+from tinyproto.federation.processes import listening
 
 pytestmark = pytest.mark.flower
 

@@ -19,9 +19,10 @@ import pytest
 pytest.importorskip("flwr")
 
 from tinyproto.federation.flower import handshakes
-from tinyproto.federation.flower.gate import Gate, OpenGate, listening
+from tinyproto.federation.flower.gate import Gate, OpenGate
 from tinyproto.federation.flower.handshakes import Crowd, Pending, network_of
 from tinyproto.federation.keys import ServerKeys, make_keys
+from tinyproto.federation.processes import listening
 
 pytestmark = pytest.mark.flower
 

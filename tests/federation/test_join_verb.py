@@ -25,7 +25,7 @@ from support_join import make_session, only_waiting_takes_time
 from support_members import write_arrays
 from tinyproto.cli import join as join_verb
 from tinyproto.errors import FederationError
-from tinyproto.federation.flower import processes
+from tinyproto.federation import processes
 from tinyproto.federation.flower.connection import BLIP_SECONDS, AwayError, Relay, TurnedAwayError, Watch
 from tinyproto.federation.flower.processes import SuperNode, program
 from tinyproto.federation.journal import Journal
@@ -290,7 +290,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> join_verb.ClientS
 
 
 def told(client: join_verb.ClientSession, event: str, **facts: object) -> Callable[[], None]:
-    return lambda: Journal(client.journal.file).tell(event, **facts)
+    return lambda: Journal(client.events.journal.file).tell(event, **facts)
 
 
 def test_a_connected_client_says_once_that_it_waits_and_once_that_it_is_back(

@@ -128,7 +128,7 @@ def second_round(folder: RunFolder, identity: Any, played: RoundResult) -> bool:
 
 
 def second_checkpoint(recorder: CellRecorder) -> bool:
-    return len(recorder.rounds) == 2
+    return recorder.done == 2
 
 
 def closing(folder: RunFolder, identity: Any, played: RoundResult) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-leash = pytest.importorskip("tinyproto.federation.flower.leash", reason="psutil comes with the extra `flower`")
+leash = pytest.importorskip("tinyproto.federation.leash", reason="psutil comes with the extra `flower`")
 pytestmark = [
     pytest.mark.flower,
     pytest.mark.skipif(sys.platform != "linux", reason="what is left running is found in /proc"),

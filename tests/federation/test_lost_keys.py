@@ -129,11 +129,11 @@ def test_an_authority_that_was_cut_off_before_its_certificate_is_made_good(
 ) -> None:
     shutil.rmtree(init.keys)
 
-    def cut_off(place: Path, key: object) -> None:
+    def cut_off(key: object) -> str:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(keys_module, "_certify", cut_off)
+        patched.setattr(keys_module, "authority_certificate", cut_off)
         with pytest.raises(KeyboardInterrupt):
             make_keys(init.keys, 2, [])
     assert init()["new_certificate"] is True
@@ -172,3 +172,22 @@ def test_a_damaged_public_key_is_named_at_once_and_by_serve(keys: Path) -> None:
     (keys / "server" / "clients" / "1.pub").unlink()
     assert make_keys(keys, 2, []).clients == (1,)
     ServerKeys.open(keys).check()
+
+
+def test_it_says_which_clients_need_a_copy_of_new_files(init: Init) -> None:
+    before = init()
+    assert (before["completed"], before["unsigned"]) == ([], [])
+    assert "client-N has new files" not in init.said
+    (init.keys / "server" / "clients" / "1.mac").unlink()
+    assert init()["completed"] == [1]
+    assert "keys/client-N has new files (client 1); for MQTT, copy them to these clients" in init.said
+
+
+def test_it_says_which_certificates_the_missing_key_of_the_authority_must_sign(init: Init) -> None:
+    shutil.rmtree(init.keys / "authority")
+    assert init()["unsigned"] == []
+    assert "ca.key is missing" not in init.said
+    (init.keys / "server" / "coordinator.crt").unlink()
+    (init.keys / "client-1" / "client.crt").unlink()
+    assert init()["unsigned"] == ["server/coordinator.crt", "client-1/client.crt"]
+    assert "only MQTT needs what it did not sign: server/coordinator.crt, client-1/client.crt" in init.said

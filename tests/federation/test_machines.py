@@ -1,48 +1,15 @@
-"""A coordinator and its clients on machines of their own: network namespaces with a switch between them."""
+"""A coordinator and its clients on machines of their own, over Flower."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flwr")
 
-from support_federation import CONFIG, NETWORKS, Running, commands, eventually
-
-COORDINATOR = "10.77.0.1"
-MACHINES = {"coordinator": COORDINATOR, "device0": "10.77.0.2", "device1": "10.77.0.3", "device2": "10.77.0.4"}
-KNOCK = """
-import socket, sys
-try:
-    socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)
-except OSError as error:
-    print(error.strerror)
-else:
-    print("open")
-"""
-
-
-def ip(*arguments: str) -> bool:
-    done = subprocess.run(["ip", *arguments], capture_output=True, check=False)
-    return done.returncode == 0
-
-
-def allowed() -> bool:
-    if shutil.which("ip") is None or os.geteuid() != 0:
-        return False
-    name = f"tp{os.getpid()}"
-    made = ip("netns", "add", name) and ip("-n", name, "link", "add", "probe", "type", "bridge")
-    ip("netns", "del", name)
-    return made
-
+from support_federation import commands, eventually
+from support_machines import COORDINATOR, allowed, assert_completes, connected_machines, start_federation
 
 pytestmark = [
     pytest.mark.flower,
@@ -51,88 +18,15 @@ pytestmark = [
 ]
 
 
-class Machine:
-    """A host of its own: its network, and a folder in which commands are typed."""
-
-    def __init__(self, name: str, folder: Path) -> None:
-        self.namespace = f"tp{os.getpid()}-{name}"
-        self.folder = folder / name
-        self.folder.mkdir()
-
-    def command(self, *words: str) -> list[str]:
-        return ["ip", "netns", "exec", self.namespace, *words]
-
-    def type(self, *words: str) -> Running:
-        """A `tinyproto` command."""
-        return Running(self.folder, "out", *words, inside=self.command())
-
-    def knock(self, host: str, port: str) -> str:
-        return subprocess.run(
-            self.command(sys.executable, "-c", KNOCK, host, port), capture_output=True, text=True, check=True
-        ).stdout.strip()
-
-
-@pytest.fixture
-def machines(tmp_path: Path) -> Iterator[dict[str, Machine]]:
-    made = {name: Machine(name, tmp_path) for name in MACHINES}
-    switch = f"tp{os.getpid()}-switch"
-    assert ip("netns", "add", switch)
-    assert ip("-n", switch, "link", "add", "bridge", "type", "bridge")
-    assert ip("-n", switch, "link", "set", "bridge", "up")
-    for number, (name, machine) in enumerate(made.items()):
-        assert ip("netns", "add", machine.namespace)
-        assert ip(
-            "-n", machine.namespace, "link", "add", "eth0", "type", "veth", "peer", f"port{number}", "netns", switch
-        )
-        assert ip("-n", switch, "link", "set", f"port{number}", "master", "bridge", "up")
-        assert ip("-n", machine.namespace, "addr", "add", f"{MACHINES[name]}/24", "dev", "eth0")
-        assert ip("-n", machine.namespace, "link", "set", "eth0", "up")
-        assert ip("-n", machine.namespace, "link", "set", "lo", "up")
-    yield made
-    for namespace in (switch, *(machine.namespace for machine in made.values())):
-        for process in subprocess.run(
-            ["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False
-        ).stdout.split():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(process), signal.SIGKILL)
-        ip("netns", "del", namespace)
-
-
-def test_the_commands_of_the_tutorial_federate_four_machines(machines: dict[str, Machine]) -> None:
-    home = machines["coordinator"]
-    (home.folder / "federation.yaml").write_text(CONFIG.format(rounds=2, quorum=1.0, deadline=60))
-    init = home.type("serve", "--init", "keys", "--clients", "3", "--host", COORDINATOR)
-    assert init.wait(60) == 0, init.said
-    serve = home.type("serve", "federation.yaml", "--listen", "0.0.0.0:8443")
-    joins = []
-    for client in range(3):
-        device = machines[f"device{client}"]
-        shutil.copytree(home.folder / "keys" / f"client-{client}", device.folder / "keys" / f"client-{client}")
-        shutil.copy(home.folder / "federation.yaml", device.folder)
-        joins.append(
-            device.type(
-                "join",
-                "--server",
-                f"{COORDINATOR}:8443",
-                "--client-id",
-                str(client),
-                "--share",
-                "federation.yaml",
-                "--model",
-                NETWORKS[client],
-            )
-        )
-    eventually(lambda: all("is connected" in join.said for join in joins), 90, serve.said)
-    (superlink,) = [
-        command for command in commands(serve.all()) if "bin/flower-superlink" in command and "-I" not in command
-    ]
-    port = superlink.split("--port ")[1].split()[0]
-    assert home.knock("127.0.0.1", port) == "open"
-    assert machines["device0"].knock(COORDINATOR, port) == "Connection refused"
-    assert machines["device0"].knock(COORDINATOR, "8443") == "open"
-    assert serve.wait(240) == 0, serve.said
-    for join in joins:
-        assert join.wait(90) == 0, join.said
-    for running in (serve, *joins):
-        running.assert_nothing_left()
-    assert "round 2 of 2: 3 clients" in serve.said
+def test_the_commands_of_the_tutorial_federate_four_machines(tmp_path: Path) -> None:
+    with connected_machines(tmp_path) as machines:
+        serve, joins = start_federation(machines, "8443")
+        eventually(lambda: all("is connected" in join.said for join in joins), 90, serve.said)
+        (superlink,) = [
+            command for command in commands(serve.all()) if "bin/flower-superlink" in command and "-I" not in command
+        ]
+        port = superlink.split("--port ")[1].split()[0]
+        assert machines["coordinator"].knock("127.0.0.1", port) == "open"
+        assert machines["device0"].knock(COORDINATOR, port) == "Connection refused"
+        assert machines["device0"].knock(COORDINATOR, "8443") == "open"
+        assert_completes(serve, joins)

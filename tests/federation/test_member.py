@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +26,21 @@ from tinyproto.engine.measure import Meter, Stopwatch
 from tinyproto.engine.round import play_round
 from tinyproto.engine.server import Reply, RoundPlan, ServerRuntime
 from tinyproto.engine.training import EagerTrainer
-from tinyproto.errors import ConfigError
+from tinyproto.errors import ConfigError, WireError
 from tinyproto.federation.client_data import client_data
 from tinyproto.federation.member import JoinFile, Member, MemberFiles
 from tinyproto.federation.refusals import WORDS, Refusal
 from tinyproto.federation.terms import accepted_terms, agree, new_token, offered_terms
 from tinyproto.storage.tensor_files import load_sealed, save_tensors
-from tinyproto.wire.frame import Header, Kind, pack, unpack
+from tinyproto.wire.frame import HEADER_BYTES, Header, Kind, pack, peek, unpack
 from tinyproto.wire.validate import open_frame
 
 
 def terms_of(values: Mapping[str, Any]) -> str:
     return offered_terms(parse_config(values), TOKEN).text()
+
+
+DIGEST = bytes.fromhex(json.loads(terms_of(small_values(clients=2)))["digest"])
 
 
 def make_member(folder: Path, client: int = 0, model: str = "small_cnn_a", **data: Any) -> Member:
@@ -125,15 +129,46 @@ def test_asked_again_for_the_round_before_its_last_it_says_the_same_and_one_befo
 
 
 def test_a_frame_of_another_federation_gets_no_cached_reply(played: Direct) -> None:
-    header, body = unpack(played.frames[2, 0])
-    foreign = pack(header._replace(digest=b"another federatn"), bytes(body))
-    with pytest.raises(Refusal, match="digest") as refusal:
+    foreign = pack(peek(played.frames[2, 0])._replace(digest=b"another federatn"), played.frames[2, 0][HEADER_BYTES:])
+    with pytest.raises(Refusal, match=r"checksum: .* another federation") as refusal:
         Member(played.folders[0], 0).answer(TOKEN, foreign)
     assert refusal.value.code == "frame"
 
 
+def test_a_damaged_frame_gets_no_cached_reply_and_trains_nothing(
+    played: Direct, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EagerTrainer, "fit", lambda *_: pytest.fail("the client trains"))
+    before = state_file(played.folders[0]).read_bytes()
+    for round_number in (1, 2, 3):  # two that it completed, and the next
+        intact = peek(played.frames[2, 0])._replace(round_number=round_number)
+        damaged = bytearray(pack(intact._replace(digest=DIGEST), played.frames[2, 0][HEADER_BYTES:]))
+        damaged[-1] ^= 1
+        with pytest.raises(Refusal, match="checksum") as refusal:
+            Member(played.folders[0], 0).answer(TOKEN, bytes(damaged))
+        assert refusal.value.code == "frame"
+    assert state_file(played.folders[0]).read_bytes() == before
+
+
+def test_a_frame_of_a_federation_with_another_token_is_refused(played: Direct) -> None:
+    values = small_values(clients=2)
+    config = parse_config(values)
+    other = offered_terms(config, "0" * 32)
+    assert other.digest != json.loads(terms_of(values))["digest"]
+    ours, theirs = (agree(terms, config.model.models).expectation for terms in (offered_terms(config, TOKEN), other))
+    assert ours == replace(theirs, digest=ours.digest)  # the same settings
+    header, body = unpack(played.frames[2, 0], ours.digest)
+    foreign = pack(header._replace(digest=theirs.digest), body)
+    open_frame(foreign, theirs, 0, 2, (Kind.TRAIN,))
+    with pytest.raises(Refusal, match=r"checksum: .* another federation") as refusal:
+        Member(played.folders[0], 0).answer(TOKEN, foreign)
+    assert refusal.value.code == "frame"
+    with pytest.raises(WireError, match=r"checksum: .* another federation"):
+        open_frame(played.replies[2, 0], theirs, 0, 2, (Kind.UPDATE,))
+
+
 @pytest.mark.parametrize(
-    "frame", [b"", b"garbage" * 20, pack(Header(Kind.UPDATE, 3, 0, bytes(16)), b"")], ids=["empty", "garbage", "update"]
+    "frame", [b"", b"garbage" * 20, pack(Header(Kind.UPDATE, 3, 0, DIGEST), b"")], ids=["empty", "garbage", "update"]
 )
 def test_what_is_no_frame_for_a_client_is_refused(frame: bytes, played: Direct) -> None:
     before = state_file(played.folders[0]).read_bytes()
@@ -281,7 +316,9 @@ def test_two_federations_keep_apart(tmp_path: Path) -> None:
     other = offered_terms(parse_config(values), new_token())
     member = Member(channel.folders[0], 0)
     assert member.hello(other.text()) == other.federation
-    assert member.answer(other.federation, channel.frames[1, 0]) == channel.replies[1, 0]
+    asked = peek(channel.frames[1, 0])._replace(digest=bytes.fromhex(other.digest))
+    reply = member.answer(other.federation, pack(asked, channel.frames[1, 0][HEADER_BYTES:]))
+    assert reply[HEADER_BYTES:] == channel.replies[1, 0][HEADER_BYTES:]
     assert state_file(channel.folders[0]).read_bytes() == before
 
 
@@ -346,7 +383,7 @@ def entry(values: Mapping[str, Any], **change: Any) -> dict[str, Any]:
 
 
 BAD_TERMS: Mapping[str, tuple[str, str, str]] = {
-    "other protocol": (spoilt({"protocol": 2}), "protocol", "version 2 of the protocol, this client version 1"),
+    "other protocol": (spoilt({"protocol": 1}), "protocol", "version 1 of the protocol, this client version 2"),
     "no JSON": ("{", "terms", "not JSON"),
     "a list": ("[]", "protocol", "None"),
     "an unknown key": (spoilt({"more": 1}), "terms", "more: Extra inputs"),

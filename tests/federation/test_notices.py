@@ -148,7 +148,7 @@ def test_a_client_whose_hello_is_refused_is_told_at_once(tmp_path: Path) -> None
     def absurd(asked: Message, reply: Message) -> Iterable[tuple[float, Message]]:
         if kind_of(asked) is not Kind.HELLO:
             return [(0.0, reply)]
-        header, _ = unpack(frame_of(reply))
+        header, _ = unpack(frame_of(reply), expected.digest)
         sizes = {"train_samples": 9.0, "counted_samples": 1.0, "counted_classes": 1.0}
         frame = encode(header, Content(metrics=sizes), expected.coding(Kind.HELLO, torch.Generator))
         return [(0.0, framed(asked, {"frame": frame}))]

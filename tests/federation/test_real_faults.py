@@ -21,7 +21,8 @@ pytest.importorskip("flwr")
 from support_federation import Federation, Running, eventually
 from support_join import make_session, only_waiting_takes_time
 from tinyproto.cli import join as join_verb
-from tinyproto.cli.device import _locked
+from tinyproto.cli.client_events import CLOSING_SECONDS
+from tinyproto.cli.client_folder import locked_folder
 from tinyproto.errors import FederationError
 from tinyproto.federation.flower.connection import BLIP_SECONDS, AwayError, TurnedAwayError
 from tinyproto.federation.flower.processes import SuperNode, why_it_ended
@@ -214,8 +215,8 @@ def test_a_client_waits_for_ever(tmp_path: Path, away: list[float]) -> None:
 
 
 def answered(client: join_verb.ClientSession, round_number: int, kind: str = "update") -> None:
-    Journal(client.journal.file).tell("answered", round=round_number, rounds=3, kind=kind, bytes=7)
-    client._show_events()
+    Journal(client.events.journal.file).tell("answered", round=round_number, rounds=3, kind=kind, bytes=7)
+    client.events.show()
 
 
 def test_after_its_last_round_a_client_does_not_wait_for_ever(tmp_path: Path, away: list[float]) -> None:
@@ -223,7 +224,7 @@ def test_after_its_last_round_a_client_does_not_wait_for_ever(tmp_path: Path, aw
     answered(client, 3)
     assert client.run() == 3
     assert client.missed_the_end
-    assert join_verb.CLOSING_SECONDS <= away[-1] <= join_verb.CLOSING_SECONDS + join_verb.LONGEST_PAUSE
+    assert CLOSING_SECONDS <= away[-1] <= CLOSING_SECONDS + join_verb.LONGEST_PAUSE
 
 
 @pytest.mark.parametrize(("round_number", "kind"), [(2, "update"), (3, "evaluation"), (0, "hello")])
@@ -241,7 +242,7 @@ def test_nor_when_it_is_started_again_after_it(tmp_path: Path, away: list[float]
     again = make_session(tmp_path)
     assert again.run() == 3
     assert again.missed_the_end
-    assert join_verb.CLOSING_SECONDS <= away[-1] <= join_verb.CLOSING_SECONDS + join_verb.LONGEST_PAUSE
+    assert CLOSING_SECONDS <= away[-1] <= CLOSING_SECONDS + join_verb.LONGEST_PAUSE
 
 
 def test_who_has_seen_the_end_waits_for_another_federation_and_says_so(
@@ -249,7 +250,7 @@ def test_who_has_seen_the_end_waits_for_another_federation_and_says_so(
 ) -> None:
     client = make_session(tmp_path)
     answered(client, 3)
-    Journal(client.journal.file).tell("finished", rounds=3)
+    Journal(client.events.journal.file).tell("finished", rounds=3)
     with pytest.raises(AssertionError, match="it waits for ever"):
         make_session(tmp_path, quiet=False).run()
     said = capsys.readouterr().out
@@ -284,7 +285,7 @@ def test_a_supernode_that_tries_for_ever_does_not_keep_a_client_from_ending(
     answered(client, 3)
     client._run_node()
     assert client.missed_the_end
-    assert join_verb.CLOSING_SECONDS + BLIP_SECONDS <= now[0] <= join_verb.CLOSING_SECONDS + BLIP_SECONDS + 5
+    assert CLOSING_SECONDS + BLIP_SECONDS <= now[0] <= CLOSING_SECONDS + BLIP_SECONDS + 5
 
 
 @pytest.mark.parametrize(
@@ -308,7 +309,7 @@ def test_a_client_s_folder_is_its_owner_s_alone(tmp_path: Path) -> None:
     for folder in (tmp_path / "new" / "client", tmp_path / "old"):
         if folder.name == "old":
             folder.mkdir(mode=0o755)
-        with _locked(folder):
+        with locked_folder(folder):
             assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 

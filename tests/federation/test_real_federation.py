@@ -8,18 +8,12 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("flwr")
 
-from support import same_tensors
-from support_federation import Federation, eventually
-from tinyproto.config import load_config
-from tinyproto.experiment import Experiment
-from tinyproto.storage.checkpoint import load_newest
-from tinyproto.tracking.run_folder import record_values
+from support_federation import Federation, assert_equal_to_the_simulation, eventually
 
 pytestmark = pytest.mark.flower
 
@@ -72,21 +66,3 @@ def test_a_federation_lives_through_a_kill_a_silence_and_a_new_coordinator(feder
     for way in ("up", "down"):
         by_client = federation.result()["socket_bytes_per_round"]["clients"]
         assert all(1_000 < by_client[str(client)][way] < 1_000_000 for client in CLIENTS)
-
-
-def assert_equal_to_the_simulation(federation: Federation) -> None:
-    """Bit for bit: the server's state, and every round's accuracies, losses and bytes."""
-    experiment = Experiment(load_config(federation.config, ["robust.defence=guard"]))  # `auto` of a federation
-    (cell,) = experiment.cells
-    simulation = experiment.simulation(cell, experiment.loopback(cell))
-    played = [{**cell.identity, **record_values(round_.record)} for round_ in simulation.rounds()]
-    assert [less_hellos(record) for record in federation.records()] == [less_hellos(record) for record in played]
-    checkpoint = load_newest(federation.run_folder / "checkpoint", federation.run_folder / "clients")
-    assert checkpoint is not None
-    assert checkpoint.position.next_round == ROUNDS + 1
-    assert same_tensors(simulation.server.state, dict(checkpoint.server))
-
-
-def less_hellos(record: dict[str, Any]) -> dict[str, Any]:
-    """Remove hello traffic: a client that comes back is greeted again."""
-    return {**record, "traffic": {purpose: ways for purpose, ways in record["traffic"].items() if purpose != "hello"}}

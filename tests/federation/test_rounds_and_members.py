@@ -35,7 +35,7 @@ from tinyproto.federation.refusals import WORDS
 from tinyproto.report.page import make_report
 from tinyproto.report.runs import read_run
 from tinyproto.report.words import size
-from tinyproto.wire.frame import Kind, unpack
+from tinyproto.wire.frame import Kind, peek
 
 pytestmark = pytest.mark.flower
 
@@ -47,7 +47,7 @@ def trained(grid: InProcessGrid, client: int) -> list[int]:
         for message in grid.asked
         if message.metadata.dst_node_id == NODE + client and kind_of(message) is Kind.TRAIN
     ]
-    return [unpack(frame_of(message))[0].round_number for message in asked]
+    return [peek(frame_of(message)).round_number for message in asked]
 
 
 def test_a_client_that_never_answers_costs_a_deadline_and_is_named(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_what_goes_on_does_not_wait_for_who_never_had_a_part_in_it(tmp_path: Pat
     grid.offline.add(NODE + 2)
 
     def killed(message: Message) -> None:
-        if kind_of(message) is Kind.TRAIN and unpack(frame_of(message))[0].round_number == 2:
+        if kind_of(message) is Kind.TRAIN and peek(frame_of(message)).round_number == 2:
             raise Killed
 
     grid.before_push = killed
@@ -355,7 +355,7 @@ def test_a_client_that_lost_its_folder_is_greeted_again_and_starts_anew(tmp_path
 
     def lose(message: Message) -> None:
         about_to_train = kind_of(message) is Kind.TRAIN and message.metadata.dst_node_id == NODE + 2
-        if about_to_train and unpack(frame_of(message))[0].round_number == 2:
+        if about_to_train and peek(frame_of(message)).round_number == 2:
             for file in sorted((tmp_path / "client-2" / "state").rglob("*"), reverse=True):
                 file.rmdir() if file.is_dir() else file.unlink()
 
@@ -373,7 +373,7 @@ def test_a_node_that_flower_takes_no_messages_for_is_not_waited_for(tmp_path: Pa
     grid.changes[NODE + 1] = in_round(2, doing(grid.closed.clear))
     federation.play()
     assert grid.clock.now < 60
-    assert federation.records()[0]["refused"] == {"2": "client 2, round 1: no message can be sent to its node"}
+    assert federation.records()[0]["refused"] == {"2": "client 2, round 1: it is not connected"}
     assert [record["participants"] for record in federation.records()] == [[0, 1], [0, 1, 2], []]
 
 
@@ -440,7 +440,7 @@ def test_one_message_per_client_and_round(tmp_path: Path) -> None:
     assert {kind: kinds.count(kind) for kind in kinds} == {
         "terms": 3, Kind.HELLO: 3, Kind.TRAIN: 6, Kind.EVALUATE: 3
     }  # fmt: skip
-    assert all(unpack(frame_of(message))[0].kind is Kind.TRAIN for message in federation.grid.asked[6:12])
+    assert all(peek(frame_of(message)).kind is Kind.TRAIN for message in federation.grid.asked[6:12])
 
 
 def test_a_simulation_ignores_the_section() -> None:

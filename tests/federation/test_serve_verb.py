@@ -20,9 +20,12 @@ from support_cli import in_process, tree
 from support_federation import CONFIG, free_port
 from support_members import TOKEN
 from tinyproto.cli import serve as serve_verb
+from tinyproto.cli.options import TransportName
 from tinyproto.config import load_config
 from tinyproto.errors import FederationError
-from tinyproto.federation.flower import gate, processes
+from tinyproto.federation import processes as federation_processes
+from tinyproto.federation.flower import host as flower_host
+from tinyproto.federation.flower import processes
 from tinyproto.federation.keys import ServerKeys, make_keys
 from tinyproto.tracking.lock import alone_in
 
@@ -71,14 +74,14 @@ class Serve:
                     signal.raise_signal(signal.SIGTERM)
                 raise FederationError("Flower would be started here")
 
-        monkeypatch.setattr(serve_verb, "SuperLink", NoSuperLink)
-        listening = gate.listening
+        monkeypatch.setattr(flower_host, "SuperLink", NoSuperLink)
+        listening = federation_processes.listening
 
         def noted(host: str, port: int) -> socket.socket:
             self.listened.append(f"{host}:{port}")
             return listening(host, port)
 
-        monkeypatch.setattr(serve_verb, "listening", noted)
+        monkeypatch.setattr(flower_host, "listening", noted)
 
     def __call__(self, *arguments: str, port: int | None = None) -> str:
         return self.plain(*arguments, "--listen", f"127.0.0.1:{port or free_port()}")
@@ -164,7 +167,8 @@ def test_a_federation_of_before_goes_on_with_what_is_named_or_the_defaults(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not {"listen", "key_folder"} & set(serve_file(serve.site))
-    monkeypatch.setattr(serve_verb, "LISTEN", default := f"127.0.0.1:{free_port()}")
+    default = f"127.0.0.1:{free_port()}"
+    monkeypatch.setitem(serve_verb.LISTEN, TransportName.FLOWER, default)
     assert "Flower would be started here" in serve.plain("runs/trial", "--resume")
     assert serve.listened == [default]
     assert serve.keys is not None
@@ -284,7 +288,7 @@ def test_what_flower_fails_at_is_no_fault_of_the_run_folder(serve: Serve) -> Non
     def refused(*_: object) -> None:
         raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
 
-    serve.monkeypatch.setattr(serve_verb, "SuperLink", refused)
+    serve.monkeypatch.setattr(flower_host, "SuperLink", refused)
     with pytest.raises(ConnectionRefusedError):
         serve("runs/trial", "--resume")
 

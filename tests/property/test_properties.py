@@ -240,7 +240,7 @@ def same(left: Message, right: Message) -> bool:
 @given(HEADERS, messages())
 def test_decode_undoes_encode(header: Header, message: Message) -> None:
     frame = encode(header, message)
-    decoded = decode(frame)
+    decoded = decode(frame, header.digest)
     assert decoded.header == header
     assert same(decoded.message, message)
     assert decoded.wire_bytes == len(frame)
@@ -263,7 +263,7 @@ def test_every_frame_that_is_written_is_taken_whatever_its_type_and_rounding(
         if seed is None
         else (Coding(kind, torch.Generator().manual_seed(seed)), torch.Generator().manual_seed(seed))
     )
-    found = decode(encode(header, message, coding)).message
+    found = decode(encode(header, message, coding), header.digest).message
     assert found.metrics == message.metrics
     assert (found.rows is None) == (message.rows is None)
     if found.rows is not None and message.rows is not None:
@@ -282,12 +282,12 @@ def test_every_frame_that_is_written_is_taken_whatever_its_type_and_rounding(
 def test_a_float32_frame_with_a_byte_changed_is_refused_or_says_something_else(
     header: Header, message: Message, data: st.DataObject
 ) -> None:
-    body = bytearray(unpack(encode(header, message))[1])
+    body = bytearray(unpack(encode(header, message), header.digest)[1])
     assume(body)
     body[data.draw(st.integers(0, len(body) - 1))] ^= data.draw(st.integers(1, 255))
     frame = pack(header, bytes(body))
     with suppress(WireError):
-        sections = decode_body(unpack(frame)[1], agreed=FLOAT32)
+        sections = decode_body(unpack(frame, header.digest)[1], agreed=FLOAT32)
         if not any(map(math.isnan, sections.metrics.values())):  # whose bits are not kept
             assert encode(header, sections.message()) == frame
 
@@ -299,7 +299,7 @@ def test_any_corrupted_frame_is_refused(header: Header, message: Message, data: 
     position = data.draw(st.integers(0, len(frame) - 1))
     frame[position] ^= data.draw(st.integers(1, 255))
     with pytest.raises(WireError):
-        decode(bytes(frame))
+        decode(bytes(frame), header.digest)
 
 
 @given(HEADERS, messages(), st.data())
@@ -308,17 +308,19 @@ def test_any_truncated_or_extended_frame_is_refused(header: Header, message: Mes
     cut = data.draw(st.integers(0, len(frame) - 1))
     for wrong in (frame[:cut], frame + data.draw(st.binary(min_size=1, max_size=9))):
         with pytest.raises(WireError):
-            decode(wrong)
+            decode(wrong, header.digest)
 
 
 @settings(max_examples=200)
 @given(st.binary(max_size=200))
 def test_a_body_of_garbage_ends_in_a_wire_error_or_a_message_never_in_another_exception(body: bytes) -> None:
-    frame = pack(Header(Kind.UPDATE, 1, 1, bytes(16)), body)
-    expected = Expectation(bytes(16), num_classes=4, row_width=2, tensor_shapes={"a": (AtMost(9), AtMost(9))})
-    for read in (decode, lambda data: open_frame(data, expected, client=1, round_number=1, kinds=(Kind.UPDATE,))):
-        with suppress(WireError):
-            assert read(frame).wire_bytes == len(frame)
+    digest = bytes(16)
+    frame = pack(Header(Kind.UPDATE, 1, 1, digest), body)
+    expected = Expectation(digest, num_classes=4, row_width=2, tensor_shapes={"a": (AtMost(9), AtMost(9))})
+    with suppress(WireError):
+        assert decode(frame, digest).wire_bytes == len(frame)
+    with suppress(WireError):
+        assert open_frame(frame, expected, 1, 1, (Kind.UPDATE,)).wire_bytes == len(frame)
 
 
 @settings(max_examples=40)

@@ -84,14 +84,10 @@ def plain_reading(frame: bytes) -> tuple[dict[int, list[float]], dict[str, float
     """A frame read number by number, straight from the layout that docs and docstrings give; None if it is refused."""
     if len(frame) < HEADER_BYTES or len(frame) > EXPECTED.largest_frame:
         return None
-    magic, version, kind, flags, round_number, client, digest, length, checksum = struct.unpack_from(
-        "<4sBBHII16sII", frame
-    )
+    version, code, round_number, client, checksum = struct.unpack_from("<BBIII", frame)
     body = frame[HEADER_BYTES:]
-    whole = zlib.crc32(frame[: HEADER_BYTES - 4] + body)
-    if (magic, version, kind, length, checksum) != (b"TPRO", 1, 3, len(body), whole) or flags not in (0, 1):
-        return None
-    if (round_number, client, digest) != (ROUND, CLIENT, DIGEST):
+    whole = zlib.crc32(DIGEST + frame[: HEADER_BYTES - 4] + body)
+    if (version, code & 0x7F, round_number, client, checksum) != (2, 3, ROUND, CLIENT, whole):
         return None
     rows: dict[int, list[float]] = {}
     metrics: dict[str, float] = {}
@@ -187,12 +183,11 @@ METRICS = st.dictionaries(
 
 
 def repaired(frame: bytes) -> bytes:
-    """The frame with length and checksum made right, so that what else is wrong with it comes to light."""
+    """The frame with its checksum made right, so that what else is wrong with it comes to light."""
     if len(frame) < HEADER_BYTES:
         return frame
-    head, body = bytearray(frame[: HEADER_BYTES - 4]), frame[HEADER_BYTES:]
-    head[-4:] = struct.pack("<I", len(body))
-    return bytes(head) + struct.pack("<I", zlib.crc32(bytes(head) + body)) + body
+    head, body = frame[: HEADER_BYTES - 4], frame[HEADER_BYTES:]
+    return head + struct.pack("<I", zlib.crc32(DIGEST + head + body)) + body
 
 
 @st.composite

@@ -4,8 +4,8 @@ import io
 
 import pytest
 
+from tinyproto.subprocesses import Parcel, receive, send
 from tinyproto.workers import pool
-from tinyproto.workers.child import Parcel, receive, send
 from tinyproto.workers.pool import deal
 
 

@@ -1,40 +1,25 @@
-"""A client's command line, whatever carries its messages, and `tinyproto join --offline`: training alone."""
+"""A client's data, network and device, checked before it joins, and `tinyproto join --offline`: training alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 
 from tinyproto.builder import resolve_device
+from tinyproto.cli.client_folder import JoinOptions, locked_folder, naming
 from tinyproto.cli.progress import LoadingBar
 from tinyproto.cli.terminal import Output
 from tinyproto.config import load_config
 from tinyproto.engine.measure import RULES
 from tinyproto.engine.round import RoundRecord
-from tinyproto.errors import ConfigError, DataError, FederationError, Interrupted, TinyProtoError
+from tinyproto.errors import ConfigError, DataError
 from tinyproto.federation.client_data import ClientDataSection, ShareSection, check_samples
 from tinyproto.federation.journal import writing
 from tinyproto.federation.member import JoinFile
 from tinyproto.federation.offline import train_offline
 from tinyproto.models import find_model
 from tinyproto.report.words import counted, percent
-from tinyproto.tracking.lock import locked
-
-
-@dataclass(frozen=True)
-class JoinOptions:
-    """The command line of `tinyproto join`."""
-
-    client: int
-    keys: Path
-    data: Path | None
-    share: Path | None
-    image_size: int | None
-    model: str
-    device: str
-    folder: Path
 
 
 def train_alone(config: Path, options: JoinOptions, output: Output) -> None:
@@ -59,43 +44,26 @@ def _accuracies(record: RoundRecord) -> str:
 
 
 @contextmanager
-def naming(client: int) -> Iterator[None]:
-    """Start every error with the client's number."""
-    try:
-        yield
-    except Interrupted:
-        raise
-    except TinyProtoError as error:
-        raise FederationError(f"client {client}: {error}") from error
-
-
-@contextmanager
 def prepared(options: JoinOptions, output: Output) -> Iterator[None]:
     """Check data, network and device; lock the client's folder and write its join.json for as long as this is open."""
     with naming(options.client):
-        join = join_file(options)
-        _check(options, join, output)
-        with _locked(options.folder):
-            with writing(options.folder):
-                (options.folder / "join.json").write_text(join.model_dump_json(indent=1), encoding="utf-8")
+        join = checked(options, output)
+        with locked_folder(options.folder):
+            write_join_file(options.folder, join)
             yield
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Create the client's private folder and lock it: two clients in one folder would damage each other's state."""
-    if folder.is_file():
-        raise ConfigError(f"--folder: {folder} is a file; name a folder for this client's state")
+def checked(options: JoinOptions, output: Output) -> JoinFile:
+    """Check data, network and device; return what `join.json` says about them."""
+    join = join_file(options)
+    _check(options, join, output)
+    return join
+
+
+def write_join_file(folder: Path, join: JoinFile) -> None:
+    """Write `join.json` into a client's folder."""
     with writing(folder):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with suppress(PermissionError):  # it belongs to another user
-            folder.chmod(0o700)
-    words = (
-        f"another process is the client in {folder}; stop it first, or join as another client, with its own "
-        "--client-id, --keys and --folder"
-    )
-    with locked(folder / ".lock", FederationError(words)):
-        yield
+        (folder / "join.json").write_text(join.model_dump_json(indent=1), encoding="utf-8")
 
 
 def join_file(options: JoinOptions) -> JoinFile:

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tinyproto.errors import ConfigError
+
+
+class TransportName(Enum):
+    """The transports of a federation."""
+
+    FLOWER = "flower"
+    MQTT = "mqtt"
+
+
+PREFIX = "tinyproto/"
+"""The start of our topics at a broker that is not ours."""
+
+
+def check_broker_options(broker: str | None, authority: str | None, topic: str | None) -> None:
+    """Raise ConfigError for options of a broker that contradict each other."""
+    if (authority is not None or topic is not None) and broker is None:
+        raise ConfigError("--broker-ca and --topic go with --broker")
+    if topic is not None and (set(topic) & set("#+$\0") or len(topic) > 200):
+        raise ConfigError("--topic is the start of topic names, without #, +, and $, such as site7/")
 
 
 def _folder(path: Path) -> Path:
@@ -31,5 +51,22 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON; ot
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Live = Annotated[
     bool, typer.Option("--live", help="Follow the run on a page for this machine's browser; prints its address.")
+]
+Transport = Annotated[
+    TransportName | None,
+    typer.Option(help="What carries the messages; see docs/how-to/transports.md.", show_default="flower"),
+]
+OtherBroker = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Over MQTT, with a broker that serve does not start.", show_default="none"),
+]
+BrokerAuthority = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE", help="With --broker: its authority's certificate, or system.", show_default="that of the keys"
+    ),
+]
+Topic = Annotated[
+    str | None, typer.Option(metavar="PREFIX", help="With --broker: the start of all topics.", show_default=PREFIX)
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print a line per round.")]

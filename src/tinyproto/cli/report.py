@@ -23,7 +23,7 @@ from tinyproto.report.studies import Setting, arrange
 from tinyproto.report.tables import results_table
 from tinyproto.report.verdict import derived_sentence, left_out_sentence
 from tinyproto.report.words import counted, size
-from tinyproto.tracking.run_folder import write_atomic
+from tinyproto.storage.atomic import write_atomic
 
 UNLIMITED_WIDTH = 1000
 

@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from tinyproto.cli.federation_progress import FederationProgress
 from tinyproto.cli.interrupt import StopOnInterrupt
 from tinyproto.cli.live import live_page
 from tinyproto.cli.live.state import LiveState
+from tinyproto.cli.options import PREFIX, TransportName
 from tinyproto.cli.run import conclude
 from tinyproto.cli.terminal import Output
 from tinyproto.config import Config, load_config
 from tinyproto.config.load import stated
 from tinyproto.errors import ConfigError, FederationError, Interrupted
-from tinyproto.federation.flower.gate import Gate, OpenGate, listening
-from tinyproto.federation.flower.processes import SuperLink, split_address
+from tinyproto.federation import require_transport
 from tinyproto.federation.journal import Follower, Journal, writing
 from tinyproto.federation.keys import ServerKeys, make_keys
-from tinyproto.federation.terms import ServeFile, agree, members, new_token, offered_terms
+from tinyproto.federation.processes import Leashed, split_address
+from tinyproto.federation.terms import MqttPlace, ServeFile, agree, members, new_token, offered_terms
 from tinyproto.report.words import counted
 from tinyproto.tracking.lock import alone_in
 from tinyproto.tracking.run_folder import SERVE_FILE, RunFolder, how_to_resume, is_federation, not_a_run
 from tinyproto.tracking.trackers import check_installed
 
 LOOK_SECONDS = 0.3
-LISTEN, KEYS = "127.0.0.1:8443", Path("keys")
+LISTEN = {TransportName.FLOWER: "127.0.0.1:8443", TransportName.MQTT: "127.0.0.1:8883"}
+KEYS = Path("keys")
 """Defaults, if neither the command line nor the federation to resume has them."""
 
 
@@ -45,6 +48,32 @@ class ServeOptions:
     overwrite: bool
     resume: bool
     live: bool = False
+    transport: TransportName | None = None
+    broker: str | None = None  # HOST:PORT of a broker that is not ours
+    broker_ca: str | None = None
+    topic: str | None = None
+
+
+class Host(Protocol):
+    """The transport on the coordinator's machine: `flower.host.FlowerHost` or `mqtt.host.MqttHost`."""
+
+    options: str
+
+    def start(self, folder: Path, largest_frame: int, tell: Callable[..., None]) -> MqttPlace | None:
+        """Start everything that clients connect to; return the MQTT broker, if there is one."""
+        ...
+
+    def submit(self, folder: Path) -> Leashed:
+        """Start the coordinator of a run folder; the process ends with the run."""
+        ...
+
+    def watch(self) -> None:
+        """Raise FederationError if something that was started has ended and cannot be started again."""
+        ...
+
+    def close(self) -> None:
+        """End what was started."""
+        ...
 
 
 def serve_config(options: ServeOptions, output: Output) -> None:
@@ -64,9 +93,11 @@ def _serve(
     before: ServeFile | None,
     live: LiveState | None,
 ) -> None:
-    """Start Flower's processes and follow the federation to its end."""
-    listen = options.listen or (before and before.listen) or LISTEN
-    host, port = split_address(listen, "--listen")
+    """Start what carries the federation and follow it to its end."""
+    other = _other_broker(options, before)
+    transport = _transport(options, before)
+    listen = options.broker or options.listen or (before and before.listen) or LISTEN[transport]
+    address = split_address(listen, "--broker" if options.broker else "--listen")
     with ExitStack() as stack:
         stack.enter_context(alone_in(folder))
         if options.resume and RunFolder(folder).read_results():  # it has already ended
@@ -80,9 +111,11 @@ def _serve(
             keys={str(client): key for client, key in keys.public_keys().items()},
             listen=listen,
             key_folder=str(keys.folder.absolute()),
+            mqtt=before.mqtt if before is not None else other,
         )
         largest = agree(offered_terms(config, served.federation), config.model.models).expectation.largest_frame
-        opened = stack.enter_context(listening(host, port))  # before anything is replaced
+        host = _host(transport, keys, address, other)  # before anything is replaced
+        stack.callback(host.close)
         stop = stack.enter_context(StopOnInterrupt(signal.SIGTERM, signal.SIGHUP))
         undo = stack.enter_context(ExitStack())
         aside = folder.with_name(f".{folder.name}.replaced")
@@ -91,25 +124,27 @@ def _serve(
             undo.callback(_restore, new, aside)
             new.write_config(stated(config.resolved()))
         try:
-            superlink = _start(stack, folder, served, keys)
+            with writing(folder):
+                served.write(folder)
+            place = host.start(folder, largest, Journal(folder / "progress.jsonl").tell)
+            with writing(folder):
+                served.model_copy(update={"mqtt": place}).write(folder)
         except FederationError:
-            if not stop.wanted:  # Ctrl-C ends Flower's processes, too
+            if not stop.wanted:  # Ctrl-C ends the processes that were started, too
                 raise
         if stop.wanted:
             raise Interrupted(f"resume with: {how_to_resume(folder)}" if options.resume else "nothing has started")
-        tell = Journal(folder / "progress.jsonl").tell
-        gate = OpenGate(Gate(superlink.address, keys, largest), keys, opened, tell)
-        stack.callback(gate.close)
         undo.pop_all()
         shutil.rmtree(aside, ignore_errors=True)
         progress = stack.enter_context(FederationProgress(output, config.model.evaluate.rule))
         output.say(
-            f"{config.model.name}: listening at {listen} for {counted(len(keys.clients), 'client')}: "
-            f"tinyproto join --server HOST:{port} --client-id N --keys keys/client-N ..."
+            f"{config.model.name}: {'using the broker' if other else 'listening'} at {listen} for "
+            f"{counted(len(keys.clients), 'client')}: tinyproto join {host.options}{_where(address, other)} "
+            "--client-id N --keys keys/client-N ..."
         )
         if live is not None:
             live.here = lambda: progress.here(sorted(keys.clients))
-        _watch(folder, superlink, progress, stop)
+        _watch(folder, host, progress, stop)
 
 
 def _restore(new: RunFolder, aside: Path) -> None:
@@ -119,15 +154,46 @@ def _restore(new: RunFolder, aside: Path) -> None:
         aside.rename(new.path)
 
 
-def _start(stack: ExitStack, folder: Path, served: ServeFile, keys: ServerKeys) -> SuperLink:
-    """Return a SuperLink that answers and has the clients' keys registered."""
-    with writing(folder):
-        served.write(folder)
-    superlink = SuperLink(folder / "flower", keys)
-    stack.callback(superlink.stop)
-    superlink.wait_until_up()
-    superlink.register()
-    return superlink
+def _transport(options: ServeOptions, before: ServeFile | None) -> TransportName:
+    """Return what carries the federation: on resume what carried it before."""
+    if before is None:
+        return options.transport or (TransportName.MQTT if options.broker else TransportName.FLOWER)
+    used = TransportName.FLOWER if before.mqtt is None else TransportName.MQTT
+    if options.transport not in (None, used) or (options.broker is not None and used is TransportName.FLOWER):
+        raise ConfigError(
+            f"this federation runs over {used.value}; leave out --transport and --broker, or start another one"
+        )
+    return used
+
+
+def _other_broker(options: ServeOptions, before: ServeFile | None) -> MqttPlace | None:
+    """Return the broker that --broker names, or that a federation to resume used; None for one of our own."""
+    if options.broker is None:
+        return before.mqtt if before is not None and before.mqtt is not None and before.mqtt.foreign else None
+    host, port = split_address(options.broker, "--broker")
+    prefix = PREFIX if options.topic is None else options.topic
+    return MqttPlace(host=host, port=port, foreign=True, authority=options.broker_ca, prefix=prefix)
+
+
+def _host(transport: TransportName, keys: ServerKeys, address: tuple[str, int], other: MqttPlace | None) -> Host:
+    """Return what carries the federation; raise FederationError if something that it needs is missing."""
+    require_transport(transport.value)
+    if transport is TransportName.FLOWER:
+        from tinyproto.federation.flower.host import FlowerHost
+
+        return FlowerHost(keys, address)
+    from tinyproto.federation.mqtt.host import MqttHost
+
+    return MqttHost(keys, address, other)
+
+
+def _where(address: tuple[str, int], other: MqttPlace | None) -> str:
+    """Return the options with which a client finds the coordinator."""
+    if other is None:
+        return f"--server HOST:{address[1]}"
+    authority = f" --broker-ca {other.authority}" if other.authority is not None else ""
+    topic = f" --topic {other.prefix}" if other.prefix != PREFIX else ""
+    return f"--broker {other.host}:{other.port}{authority}{topic}"
 
 
 def _source(options: ServeOptions) -> tuple[Path, Config, ServeFile | None]:
@@ -186,11 +252,11 @@ def _members_keys(keys: ServerKeys, clients: int, output: Output, *, resume: boo
     return keys.only(present)
 
 
-def _watch(folder: Path, superlink: SuperLink, progress: FederationProgress, stop: StopOnInterrupt) -> None:
+def _watch(folder: Path, host: Host, progress: FederationProgress, stop: StopOnInterrupt) -> None:
     """Submit the run and show its events until it is complete; raise if it fails or is interrupted."""
     resume = f"resume with: {how_to_resume(folder)}"
     events = Follower(folder / "progress.jsonl")
-    run = superlink.submit(folder)
+    run = host.submit(folder)
     try:
         while not progress.over:
             ended = run.wait(LOOK_SECONDS)
@@ -200,10 +266,12 @@ def _watch(folder: Path, superlink: SuperLink, progress: FederationProgress, sto
                 return
             if stop.wanted:
                 raise Interrupted(resume)
-            if superlink.status is not None:
-                raise FederationError(f"Flower's SuperLink ended; its log is {superlink.log}; {resume}")
+            try:
+                host.watch()
+            except FederationError as error:
+                raise FederationError(f"{error}; {resume}") from error
             if ended:
-                raise FederationError(progress.failure or f"Flower ended the run; its log is {run.log}; {resume}")
+                raise FederationError(progress.failure or f"the coordinator ended; its log is {run.log}; {resume}")
     finally:
         run.stop()
 
@@ -219,7 +287,15 @@ def init_keys(folder: Path, clients: int, hosts: Sequence[str], output: Output) 
     output.say(f"{keys}; {'a new' if made.certificate else 'the same'} certificate")
     if made.authority and len(made.clients) < clients:
         output.say(f"{folder}/server/ca.crt is new; a client that no longer trusts this coordinator needs a copy")
+    if made.completed:
+        whose = ", ".join(map(str, made.completed))
+        output.say(f"{folder}/client-N has new files (client {whose}); for MQTT, copy them to these clients")
+    if made.unsigned:
+        output.say(
+            f"{folder}/authority/ca.key is missing; only MQTT needs what it did not sign: {', '.join(made.unsigned)}"
+        )
     output.result({
         "folder": str(folder), "names": list(made.names), "new_clients": list(made.clients),
-        "new_certificate": made.certificate, "new_authority": made.authority,
+        "new_certificate": made.certificate, "new_authority": made.authority, "completed": list(made.completed),
+        "unsigned": list(made.unsigned),
     })  # fmt: skip

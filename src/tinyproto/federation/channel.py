@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -21,14 +21,14 @@ from tinyproto.federation.journal import Journal
 from tinyproto.federation.refusals import WORDS, Values, notice, words
 from tinyproto.federation.roster import Clock, Roster
 from tinyproto.federation.terms import Terms
-from tinyproto.wire.frame import Kind, unpack
+from tinyproto.wire.frame import Kind, peek
 from tinyproto.wire.validate import Expectation
 
 HELLO_SECONDS = 30.0
 """Time for a client that accepted the terms to send its sizes, unless a round's deadline is shorter."""
 
-LOOK_SECONDS = 3.0
-"""Time between two looks at which nodes are online."""
+LARGEST_COUNT = 2**63
+"""A count of bytes is smaller; the mean of larger ones is no float."""
 
 
 class Outgoing(NamedTuple):
@@ -44,6 +44,7 @@ class Incoming(NamedTuple):
     values: Mapping[str, object]
     failure: str | None = None
     is_away: bool = False  # with a failure: the node is offline, and nobody refused anything
+    may_follow: bool = False  # with a failure: a reply may still come, if the node comes back
 
 
 UNREADABLE = Incoming({"error": "unreadable"})
@@ -63,8 +64,11 @@ class Transport(Protocol):
         """Send messages whose replies are kept for `lifetime` seconds; return their ids, None for one not taken."""
         ...
 
-    def replies(self, identity: str) -> Sequence[Incoming]:
-        """Return the replies to a message since the last call; `UNREADABLE` stands for one that cannot be read."""
+    def replies(self, identities: Collection[str]) -> Iterable[tuple[str, Incoming]]:
+        """Return the replies to these messages since the last call, each with its message's id.
+
+        `UNREADABLE` stands for a reply that cannot be read. A transport may also return replies to other messages.
+        """
         ...
 
 
@@ -75,6 +79,7 @@ class Pace:
     clock: Clock = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     poll: float = 0.5
+    look: float = 3.0  # between two looks at which nodes are online
 
 
 class BelowQuorum(TinyProtoError):  # noqa: N818
@@ -170,7 +175,7 @@ class FederationChannel:
         if round_number:  # a hello in between belongs to no round
             self._kept = {key: frame for key, frame in self._kept.items() if key[0] == round_number}
         made = dict(frames)
-        kinds = {client: unpack(frame)[0].kind for client, frame in made.items()}
+        kinds = {client: peek(frame).kind for client, frame in made.items()}
         under_way = Exchange(round_number, kinds, self._quorum_of(round_number, kinds))
         for client, kind in kinds.items():
             known = self._kept.get((round_number, kind, client))
@@ -193,7 +198,7 @@ class FederationChannel:
     def _look(self) -> None:
         """See which nodes are online, at most every few seconds."""
         now = self.pace.clock()
-        if now - self._looked < LOOK_SECONDS:
+        if now - self._looked < self.pace.look:
             return
         self._looked = now
         new = self.roster.see(self.transport.nodes())
@@ -216,7 +221,7 @@ class FederationChannel:
             if identity is not None:
                 self._sent[identity] = sent
             elif not any(under_way.asks(earlier) and earlier.client == client for earlier in self._sent.values()):
-                self._bad(under_way, sent, WireError(f"{sent.prefix}no message can be sent to its node"))
+                self._bad(under_way, sent, WireError(f"{sent.prefix}it is not connected"), "silent")
 
     def _collect(self, under_way: Exchange) -> Iterator[Reply]:
         patience = self._patience(under_way)
@@ -271,15 +276,17 @@ class FederationChannel:
         self._sent = {identity: sent for identity, sent in self._sent.items() if sent.until - 30 > now}
         self._hellos = {identity: hello for identity, hello in self._hellos.items() if hello[1] - 30 > now}
         good = []
-        wanted = (*self._hellos, *self._sent)
-        for identity, reply in ((one, reply) for one in wanted for reply in self.transport.replies(one)):
+        for identity, reply in self.transport.replies([*self._hellos, *self._sent]):
             if identity in self._hellos:
                 self._hear_hello(self._hellos.pop(identity)[0], reply)
                 continue
             sent = self._sent.pop(identity, None)
             if sent is None:
-                self._ignore("double", sent)
+                if reply.failure is None:
+                    self._ignore("double", sent)
             elif under_way is not None and under_way.asks(sent):
+                if reply.may_follow:
+                    self._sent[identity] = sent
                 answer = self._hear(sent, reply, under_way)
                 good += [] if answer is None else [answer]
             elif reply.failure is None:  # else the transport gave up, as we did
@@ -360,7 +367,7 @@ class SocketCounts:
         now: dict[Direction, int] = {}
         for way in WAYS:
             count = values.get(f"socket-{way}")
-            if not isinstance(count, int) or count < 0:
+            if not isinstance(count, int) or not 0 <= count < LARGEST_COUNT:
                 return
             now[way] = count
         before = self._last.get(client, now)

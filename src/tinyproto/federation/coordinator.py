@@ -79,10 +79,10 @@ class Coordinator:
     def _run(self, recorder: CellRecorder) -> None:
         total = self.terms.train.rounds
         self.journal.tell("started", algorithm=self.cell.entry.label, clients=self.terms.clients,
-                          rounds=total, done=len(recorder.rounds))  # fmt: skip
+                          rounds=total, done=recorder.done)  # fmt: skip
         hellos = Meter()
         self._gather(hellos, everyone=True)
-        for number in range(len(recorder.rounds) + 1, total + 2):
+        for number in range(recorder.done + 1, total + 2):
             round_ = self._play(Round(number, total), hellos)
             hellos = Meter()
             derived = recorder.append(round_)
@@ -91,7 +91,7 @@ class Coordinator:
             self._conclude(round_)
             if derived:
                 self.journal.tell("derived", round=number, values=dict(derived))
-        recorder.finish(self._summary(recorder.rounds))
+        recorder.finish(self._summary(recorder.rounds()))
         self.journal.tell("finished", rounds=total)
 
     def _begin(self) -> CellRecorder:

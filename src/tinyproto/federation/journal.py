@@ -1,6 +1,6 @@
 """`progress.jsonl`: the events of a federation, one JSON object a line, for people and for progress displays.
 
-`writing` serves whatever else a federation writes.
+`writing` serves whatever else a federation writes, `telling_failure` the process of a coordinator.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tinyproto.errors import FederationError
-from tinyproto.tracking.run_folder import append_atomic
+from tinyproto.errors import FederationError, TinyProtoError, one_line
+from tinyproto.storage.atomic import append_atomic
 
 
 @contextmanager
@@ -25,6 +25,17 @@ def writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise FederationError(f"cannot write to {folder}: {error.strerror or error}") from error
+
+
+@contextmanager
+def telling_failure(folder: Path) -> Iterator[None]:
+    """Write the error that ends a coordinator into its `progress.jsonl`, and raise it again."""
+    try:
+        yield
+    except Exception as error:
+        reason = str(error) if isinstance(error, TinyProtoError) else one_line(error)
+        Journal(folder / "progress.jsonl").tell("failed", reason=reason)
+        raise
 
 
 class Journal:

@@ -3,64 +3,68 @@
 `make_keys` writes one folder for each machine, so that a whole folder is copied:
 
     authority/ca.key                              signs certificates; keep it away from every machine of the federation
-    server/   ca.crt server.crt server.key clients/N.pub
-    client-N/ ca.crt client.key
+    server/   ca.crt server.crt server.key coordinator.crt coordinator.key clients/N.pub clients/N.mac
+    client-N/ ca.crt client.key client.crt tls.key mac.key
+
+Flower needs `client.key` and `N.pub`. A broker for MQTT needs certificates of its clients: `client.crt` with `tls.key`,
+which is client.key in another format, and `coordinator.crt` for the coordinator itself. `mac.key` and `N.mac` are the
+same secret, for message authentication codes (MAC) where the broker belongs to somebody else.
 """
 
 from __future__ import annotations
 
 import contextlib
-import datetime
+import hashlib
 import ipaddress
-import os
 import re
-import ssl
-from collections.abc import Collection, Mapping, Sequence
+import secrets
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tinyproto.errors import FederationError
+from tinyproto.federation.certificates import (
+    Authority,
+    InvalidFileError,
+    TlsFiles,
+    authority_certificate,
+    host_names,
+    is_current,
+    is_pair,
+    lasts,
+    read_authority_key,
+    read_certificate,
+    read_client_key,
+    read_private,
+    read_public,
+    why_not_trusted,
+)
+from tinyproto.federation.device_keys import LOST_AUTHORITY, existing, read_mac
 from tinyproto.federation.journal import writing
-from tinyproto.tracking.run_folder import write_atomic
+from tinyproto.storage.atomic import write_atomic
 
 ALWAYS = ("localhost", "127.0.0.1")
 """Names in every server certificate; processes on the coordinator's own machine use them."""
 
-AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
-RENEWED_DAYS = 30
-"""A server certificate with fewer days left is renewed."""
-
-BACKDATED = datetime.timedelta(hours=1)
-"""Tolerance for clocks that differ."""
+COORDINATOR = "coordinator"
+"""The common name of the certificate with which the coordinator connects to its own broker."""
 
 CURVE = ec.SECP384R1()
 PRIVATE = 0o600
-"""The mode of private keys."""
+"""The mode of private keys and secrets."""
+
+MAC_BYTES = 32
 
 _MISSING_ON_CLIENT = {
     "client.key": "the coordinator has it from `tinyproto serve --init`; if it is lost, remove server/clients/N.pub "
     "there and run that command again",
-    "ca.crt": "copy the coordinator's server/ca.crt; no key has to change",
+    "ca.crt": LOST_AUTHORITY,
 }
+_MADE_BY_INIT = "`tinyproto serve --init` makes it"
 _HOST = re.compile(r"[a-z0-9-]{1,63}(\.[a-z0-9-]{1,63})*", re.IGNORECASE)
-
-
-class InvalidFileError(FederationError):
-    """A file does not hold the kind of key or certificate that its name says."""
-
-    def __init__(self, file: Path, kind: str) -> None:
-        again = {
-            "client.key": "ask the coordinator for a new key",
-            "ca.key": "start again with a new folder of keys",
-        }.get(file.name, "remove it and run `tinyproto serve --init`")
-        super().__init__(f"{file} is not a valid {kind}; restore it from a copy, or {again}")
 
 
 @dataclass(frozen=True)
@@ -76,9 +80,9 @@ class ServerKeys:
     @classmethod
     def open(cls, folder: Path) -> ServerKeys:
         """Open a folder that `make_keys` wrote, or its part `server`; raise FederationError if a file is missing."""
-        inner = folder / "server" if (folder / "server").is_dir() else folder
-        remedies = dict.fromkeys(("ca.crt", "server.crt", "server.key"), "`tinyproto serve --init` makes it")
-        authority, certificate, key = _existing(inner, remedies)
+        inner = _server_folder(folder)
+        remedies = dict.fromkeys(("ca.crt", "server.crt", "server.key"), _MADE_BY_INIT)
+        authority, certificate, key = existing(inner, remedies)
         return cls(folder, authority, certificate, key, _clients_in(inner))
 
     def only(self, clients: Collection[int]) -> ServerKeys:
@@ -88,11 +92,11 @@ class ServerKeys:
     def check(self) -> None:
         """Raise FederationError unless certificate, key and authority belong together and client keys differ."""
         read_certificate(self.authority)
-        if not _is_pair(self.certificate, self.key):
+        if not is_pair(self.certificate, self.key):
             raise FederationError(
                 f"{self.key} is not the key of {self.certificate}; `tinyproto serve --init` replaces both"
             )
-        reason = _why_not_trusted(self)
+        reason = why_not_trusted(self.authority, TlsFiles(self.certificate, self.key))
         if reason is not None:
             raise FederationError(f"{self.certificate} is not trusted under {self.authority}: {reason}")
         seen: dict[str, int] = {}
@@ -107,6 +111,36 @@ class ServerKeys:
         """Return the clients' public keys (PEM) in hexadecimal, by client id."""
         return {client: public_pem(file).hex() for client, file in self.clients.items()}
 
+    def client_names(self) -> dict[int, str]:
+        """Return the common names of the clients' certificates, by client id."""
+        return {client: certificate_name(client, public_pem(file)) for client, file in self.clients.items()}
+
+    def mac_keys(self) -> dict[int, bytes]:
+        """Return the secrets shared with the clients, by client id; raise FederationError if one is missing."""
+        return {
+            client: _read_mac(*existing(file.parent, {f"{client}.mac": _MADE_BY_INIT}))
+            for client, file in self.clients.items()
+        }
+
+    def for_mqtt(self) -> TlsFiles:
+        """Return the certificate with which the coordinator connects to its broker; raise FederationError if invalid.
+
+        The server's certificate must have passed `check`.
+        """
+        remedies = dict.fromkeys(("coordinator.crt", "coordinator.key"), _MADE_BY_INIT)
+        files = TlsFiles(*existing(_server_folder(self.folder), remedies))
+        if not is_pair(files.certificate, files.key):
+            raise FederationError(
+                f"{files.key} is not the key of {files.certificate}; `tinyproto serve --init` replaces both"
+            )
+        reason = why_not_trusted(self.authority, TlsFiles(self.certificate, self.key), files)
+        if reason is not None:
+            raise FederationError(
+                f"{files.certificate} is not trusted under {self.authority}: {reason}; `tinyproto serve --init` makes "
+                "a new one"
+            )
+        return files
+
 
 @dataclass(frozen=True)
 class ClientKeys:
@@ -118,13 +152,8 @@ class ClientKeys:
     @classmethod
     def open(cls, folder: Path) -> ClientKeys:
         """Open a client's folder; raise FederationError if a file is missing or the key is invalid."""
-        key, authority = _existing(folder, _MISSING_ON_CLIENT)
-        try:
-            private = serialization.load_ssh_private_key(key.read_bytes(), password=None)
-        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-            raise InvalidFileError(key, "private key") from error
-        if not isinstance(private, ec.EllipticCurvePrivateKey):
-            raise InvalidFileError(key, "ECDSA key")
+        key, authority = existing(folder, _MISSING_ON_CLIENT)
+        read_client_key(key)
         return cls(authority, key)
 
 
@@ -136,32 +165,49 @@ class MadeKeys:
     authority: bool  # True if ca.crt is new
     certificate: bool  # True if server.crt is new
     clients: tuple[int, ...]  # new ones
+    completed: tuple[int, ...]  # existing ones whose folder has new files; their machines need a copy
+    unsigned: tuple[str, ...] = ()  # certificates that only the authority's key, which is missing, can sign
+
+
+def certificate_name(client: int, public_pem: bytes) -> str:
+    """Return the common name of a client's certificate; it is bound to the key, so a replaced key loses its rights."""
+    return f"{client}-{hashlib.sha256(public_pem).hexdigest()[:16]}"
 
 
 def make_keys(folder: Path, clients: int, hosts: Sequence[str]) -> MadeKeys:
     """Make the missing keys and certificates; keep existing keys, so that a federation can grow.
 
-    A client's public key here decides: where `server/clients/N.pub` is missing, both halves are made again. An invalid
-    file is replaced where nobody else depends on it; otherwise an error names it.
+    A client's public key here decides: where `server/clients/N.pub` is missing, all its files are made again. An
+    invalid file is replaced where nobody else depends on it; otherwise an error names it. Without the authority's key,
+    certificates of clients and of the coordinator are left out and returned by name.
     """
     names = tuple(dict.fromkeys((*ALWAYS, *map(_canonical, hosts))))
     if folder.exists() and not folder.is_dir():
         raise FederationError(f"--init: {folder} is a file, not a folder; choose another name")
     known = _clients_in(folder / "server")
-    for number in sorted(known.keys() & range(clients)):
-        public_pem(known[number])
+    new = [_ClientFiles(folder, number) for number in range(clients) if number not in known]
+    kept = [_ClientFiles(folder, number) for number in sorted(known.keys() & range(clients))]
+    for client in kept:
+        client.check()
     with writing(folder):
         if not (folder / ".gitignore").exists():
             _write(folder / ".gitignore", "*\n")  # private keys belong in no repository
         authority = _ensure_authority(folder)
         certificate, names = _ensure_certificate(folder, names)
-        new = tuple(number for number in range(clients) if number not in known)
-        for number in new:
-            _make_client(folder, number)
+        coordinator = not _coordinator_is_current(folder)
+        due = {client.number for client in new} | {client.number for client in kept if not client.is_certified()}
+        signer = _signer(folder) if coordinator or due else None  # if its key is invalid, no client is made
+        if coordinator and signer is not None:
+            _make_coordinator(folder, signer)
+        for client in new:
+            client.make(signer)
+        completed = [client.number for client in kept if client.complete(signer if client.number in due else None)]
         content = (folder / "server" / "ca.crt").read_text(encoding="ascii")
         for place in sorted(folder.glob("client-[0-9]*/")):
             _write(place / "ca.crt", content)
-    return MadeKeys(names, authority, certificate, new)
+    unsigned = ["server/coordinator.crt"] * coordinator + [f"client-{number}/client.crt" for number in sorted(due)]
+    made = MadeKeys(names, authority, certificate, tuple(client.number for client in new), tuple(completed))
+    return made if signer is not None else replace(made, unsigned=tuple(unsigned))
 
 
 def _ensure_authority(folder: Path) -> bool:
@@ -174,89 +220,135 @@ def _ensure_authority(folder: Path) -> bool:
         if (folder / "server" / "server.crt").exists():
             raise FederationError(f"{place} and {key_place} are missing; copy {place.name} from a client's keys")
         _write(key_place, _pem(ec.generate_private_key(CURVE)), PRIVATE)
-    _certify(place, _read_authority_key(key_place))
+    _write(place, authority_certificate(read_authority_key(key_place)))
     return True
-
-
-def _certify(place: Path, key: ec.EllipticCurvePrivateKey) -> None:
-    """Write the authority's self-signed certificate."""
-    name = _common_name("tinyproto federation")
-    usage = x509.KeyUsage(
-        digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False,
-        key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
-    certificate = (
-        _certificate(name, name, key.public_key(), AUTHORITY_DAYS)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA384())
-    )
-    _write(place, certificate.public_bytes(serialization.Encoding.PEM).decode())
 
 
 def _ensure_certificate(folder: Path, names: tuple[str, ...]) -> tuple[bool, tuple[str, ...]]:
     """Keep or sign a server certificate for these names and those of the existing one; return whether it was signed."""
-    server = folder / "server"
-    keys = ServerKeys(folder, server / "ca.crt", server / "server.crt", server / "server.key", {})
+    authority, tls = folder / "server" / "ca.crt", _tls_files(folder, "server")
     had: tuple[str, ...] = ()
     with contextlib.suppress(InvalidFileError, FileNotFoundError):
-        had, until = _names_and_end(keys.certificate)
-        left = until - datetime.datetime.now(datetime.UTC)
-        lasts = set(names) <= set(had) and left >= datetime.timedelta(days=RENEWED_DAYS)
-        if lasts and _is_pair(keys.certificate, keys.key) and _why_not_trusted(keys) is None:
+        present = read_certificate(tls.certificate)
+        had = host_names(present)
+        good = set(names) <= set(had) and lasts(present)
+        if good and is_pair(tls.certificate, tls.key) and why_not_trusted(authority, tls) is None:
             return False, had
     names = tuple(dict.fromkeys((*had, *names)))
     authority_key = folder / "authority" / "ca.key"
     if not authority_key.is_file():
         raise FederationError(f"{authority_key} is missing; it must sign a certificate for {', '.join(names)}")
-    signer = _read_authority_key(authority_key)
-    if not _is_pair(keys.authority, authority_key):
-        raise FederationError(f"{authority_key} is not the key of {keys.authority}; restore the one that is")
     key = ec.generate_private_key(CURVE)
-    certificate = (
-        _certificate(_common_name(names[-1]), read_certificate(keys.authority).subject, key.public_key(), SERVER_DAYS)
-        .add_extension(x509.SubjectAlternativeName([_subject_name(name) for name in names]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
-        .sign(signer, hashes.SHA384())
-    )
-    _write(keys.key, _pem(key), PRIVATE)  # if interrupted here they are no pair, and the next call makes both again
-    _write(keys.certificate, certificate.public_bytes(serialization.Encoding.PEM).decode())
+    certificate = Authority.open(authority, authority_key).sign_server(key.public_key(), names)
+    _write(tls.key, _pem(key), PRIVATE)  # if interrupted here they are no pair, and the next call makes both again
+    _write(tls.certificate, certificate)
     return True, names
 
 
-def _make_client(folder: Path, number: int) -> None:
-    key = ec.generate_private_key(CURVE)
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    _write(folder / f"client-{number}" / "client.key", _pem(key, serialization.PrivateFormat.OpenSSH), PRIVATE)
-    # Last, since it marks the client as made: after an interruption the next call makes both again.
-    _write(folder / "server" / "clients" / f"{number}.pub", public.decode() + "\n")
+def _signer(folder: Path) -> Authority | None:
+    """Return the authority, or None if its key is missing; raise FederationError if the key is invalid."""
+    key = folder / "authority" / "ca.key"
+    return Authority.open(folder / "server" / "ca.crt", key) if key.is_file() else None
+
+
+def _tls_files(folder: Path, name: str) -> TlsFiles:
+    return TlsFiles(folder / "server" / f"{name}.crt", folder / "server" / f"{name}.key")
+
+
+def _coordinator_is_current(folder: Path) -> bool:
+    files = _tls_files(folder, COORDINATOR)
+    try:
+        key = read_private(files.key)
+    except (InvalidFileError, FileNotFoundError):
+        return False
+    return isinstance(key, ec.EllipticCurvePrivateKey) and is_current(
+        files.certificate, folder / "server" / "ca.crt", COORDINATOR, key.public_key()
+    )
+
+
+def _make_coordinator(folder: Path, signer: Authority) -> None:
+    files, key = _tls_files(folder, COORDINATOR), ec.generate_private_key(CURVE)
+    _write(files.key, _pem(key), PRIVATE)  # if interrupted here they are no pair, and the next call makes both again
+    _write(files.certificate, signer.sign_client(key.public_key(), COORDINATOR))
+
+
+@dataclass(frozen=True)
+class _ClientFiles:
+    """One client's files: its own folder, and its public key and MAC key in the server's."""
+
+    keys: Path
+    number: int
+
+    @property
+    def own(self) -> Path:
+        return self.keys / f"client-{self.number}"
+
+    @property
+    def public(self) -> Path:
+        return self.keys / "server" / "clients" / f"{self.number}.pub"
+
+    @property
+    def mac(self) -> Path:
+        return self.keys / "server" / "clients" / f"{self.number}.mac"
+
+    def is_away(self) -> bool:
+        """Return True if the folder was moved to the client's machine with all its files; it is not made again."""
+        return not self.own.is_dir() and self.mac.exists()
+
+    def check(self) -> None:
+        """Raise FederationError if the server's files are invalid."""
+        read_public(self.public)
+        if self.mac.exists():
+            _read_mac(self.mac)
+
+    def is_certified(self) -> bool:
+        """Return True if the client needs no new certificate."""
+        name = certificate_name(self.number, public_pem(self.public))
+        authority = self.keys / "server" / "ca.crt"
+        return self.is_away() or is_current(self.own / "client.crt", authority, name, read_public(self.public))
+
+    def make(self, signer: Authority | None) -> None:
+        """Make a key pair, and from it all other files."""
+        key = ec.generate_private_key(CURVE)
+        public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+        _write(self.own / "client.key", _pem(key, serialization.PrivateFormat.OpenSSH), PRIVATE)
+        self.mac.unlink(missing_ok=True)  # a new pair has a new secret
+        self._write_derived(key.public_key(), signer)
+        # Last, since it marks the client as made: after an interruption the next call makes all files again.
+        _write(self.public, public.decode() + "\n")
+
+    def complete(self, signer: Authority | None) -> bool:
+        """Write the missing files of a client that has a key pair; return True if there were any."""
+        return not self.is_away() and self._write_derived(read_public(self.public), signer)
+
+    def _write_derived(self, public: ec.EllipticCurvePublicKey, signer: Authority | None) -> bool:
+        """Write the files that follow from the key pair; sign a certificate if a signer is given."""
+        new_secret = not self.mac.exists()
+        secret = secrets.token_hex(MAC_BYTES) + "\n" if new_secret else self.mac.read_text(encoding="ascii")
+        changed = _update(self.own / "mac.key", secret)  # first: it marks the folder as one to complete
+        if new_secret:
+            _write(self.mac, secret, PRIVATE)
+        private = _private_half(self.own / "client.key", public)
+        if private is not None:
+            changed |= _update(self.own / "tls.key", _pem(private))
+        if signer is not None:
+            name = certificate_name(self.number, _public_pem(public))
+            _write(self.own / "client.crt", signer.sign_client(public, name))
+        return changed or signer is not None
+
+
+def _private_half(file: Path, public: ec.EllipticCurvePublicKey) -> ec.EllipticCurvePrivateKey | None:
+    """Return the private key in a file, or None if it is on the client's machine only, or of another pair."""
+    try:
+        private = read_client_key(file)
+    except (InvalidFileError, FileNotFoundError):
+        return None
+    return private if private.public_key() == public else None
 
 
 def _pem(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8) -> str:
     text: bytes = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
     return text.decode()
-
-
-def _certificate(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
-) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - BACKDATED)
-        .not_valid_after(now + datetime.timedelta(days=days))
-    )
-
-
-def _common_name(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
 
 
 def _canonical(name: str) -> str:
@@ -269,11 +361,8 @@ def _canonical(name: str) -> str:
     raise FederationError(f"--host: {name!r} is not a host name or IP address; give it without a port or interface")
 
 
-def _subject_name(name: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(name))
-    except ValueError:
-        return x509.DNSName(name)
+def _server_folder(folder: Path) -> Path:
+    return folder / "server" if (folder / "server").is_dir() else folder
 
 
 def _clients_in(server: Path) -> dict[int, Path]:
@@ -282,91 +371,30 @@ def _clients_in(server: Path) -> dict[int, Path]:
     return {int(stem): file for stem, file in stems.items() if re.fullmatch("0|[1-9][0-9]*", stem)}
 
 
-def _why_not_trusted(keys: ServerKeys) -> str | None:
-    """Run the TLS handshake of a process on the coordinator's machine in memory; return its error, if any."""
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    try:
-        server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        server.load_cert_chain(keys.certificate, keys.key)
-        client = ssl.create_default_context(cafile=str(keys.authority))
-        near = client.wrap_bio(to_client, to_server, server_hostname="127.0.0.1")
-        far = server.wrap_bio(to_server, to_client, server_side=True)
-        for end in (near, far, near, far):
-            with contextlib.suppress(ssl.SSLWantReadError):
-                end.do_handshake()
-    except ssl.SSLCertVerificationError as error:
-        return error.verify_message
-    except ssl.SSLError as error:
-        return error.reason or str(error)
-    return None
-
-
-def _existing(folder: Path, remedies: Mapping[str, str]) -> list[Path]:
-    files = [(folder / name).resolve() for name in remedies]
-    for file, remedy in zip(files, remedies.values(), strict=True):
-        if not file.is_file():
-            raise FederationError(f"{file} is missing; {remedy}")
-        if not os.access(file, os.R_OK):
-            raise FederationError(f"{file} cannot be read by this user; change its owner or mode")
-    return files
-
-
-def read_certificate(file: Path) -> x509.Certificate:
-    """Read a certificate; raise InvalidFileError if the file holds none."""
-    try:
-        return x509.load_pem_x509_certificate(file.read_bytes())
-    except ValueError as error:
-        raise InvalidFileError(file, "certificate") from error
-
-
-def _read_private(file: Path) -> PrivateKeyTypes:
-    try:
-        return serialization.load_pem_private_key(file.read_bytes(), password=None)
-    except TypeError as error:
-        raise FederationError(f"{file} is locked with a password; replace it by an unlocked one") from error
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise InvalidFileError(file, "private key") from error
-
-
-def _read_authority_key(file: Path) -> ec.EllipticCurvePrivateKey:
-    key = _read_private(file)
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise FederationError(f"{file} was not made by `tinyproto serve --init`; restore the key that was")
-    return key
-
-
-def _is_pair(certificate: Path, key: Path) -> bool:
-    return bool(read_certificate(certificate).public_key() == _read_private(key).public_key())
-
-
-def _names_and_end(certificate: Path) -> tuple[tuple[str, ...], datetime.datetime]:
-    """Return the host names in a certificate, and the end of its validity."""
-    loaded = read_certificate(certificate)
-    try:
-        names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return (), loaded.not_valid_after_utc
-    hosts = (name for name in names if isinstance(name, x509.DNSName | x509.IPAddress))
-    return tuple(str(name.value).lower() for name in hosts), loaded.not_valid_after_utc
-
-
 def public_pem(file: Path) -> bytes:
     """Return a client's public key as PEM; raise FederationError if the file holds no ECDSA public key."""
-    try:
-        key = serialization.load_ssh_public_key(file.read_bytes())
-    except OSError as error:
-        raise FederationError(f"{file} cannot be read: {error.strerror or error}") from error
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise FederationError(
-            f"{file} is not a valid public key; restore that of client {file.stem}, or remove the file, and `tinyproto "
-            "serve --init` makes a new pair"
-        ) from error
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise FederationError(f"{file} is not an ECDSA key; make one with ssh-keygen -t ecdsa -b 384")
+    return _public_pem(read_public(file))
+
+
+def _public_pem(key: ec.EllipticCurvePublicKey) -> bytes:
     pem: bytes = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     return pem
+
+
+def _read_mac(file: Path) -> bytes:
+    return read_mac(
+        file, f"restore it from client {file.stem}, or remove it, and `tinyproto serve --init` makes another"
+    )
 
 
 def _write(file: Path, text: str, mode: int = 0o666) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(file, text, mode)
+
+
+def _update(file: Path, text: str) -> bool:
+    """Write a private file unless it has this content; return True if it was written."""
+    if file.exists() and file.read_bytes() == text.encode():
+        return False
+    _write(file, text, PRIVATE)
+    return True

@@ -29,14 +29,14 @@ from tinyproto.engine.training import make_trainer
 from tinyproto.errors import DamagedError, ModelError, TinyProtoError, WireError, one_line
 from tinyproto.federation.client_data import ClientDataSection, client_data
 from tinyproto.federation.journal import Journal
-from tinyproto.federation.refusals import Refusal, Values, printable, read_notice
+from tinyproto.federation.refusals import Refusal, Values, record_notice
 from tinyproto.federation.terms import JsonFile, Terms, accepted_terms
 from tinyproto.models import build_model, rehearse_training
+from tinyproto.storage.atomic import write_atomic
 from tinyproto.storage.client_files import parts_of, put_back
 from tinyproto.storage.network_files import TRAINED, file_name
 from tinyproto.storage.tensor_files import disk_words, host_copy, load_sealed, save_sealed
-from tinyproto.tracking.run_folder import write_atomic
-from tinyproto.wire.frame import Header, Kind, unpack
+from tinyproto.wire.frame import Header, Kind, peek
 from tinyproto.wire.validate import open_frame
 
 ORDER = {Kind.HELLO: 0, Kind.EVALUATE: 1, Kind.TRAIN: 2}
@@ -72,11 +72,7 @@ def _accept(member: Member, asked: Mapping[str, object], journal: Journal) -> Va
 
 
 def _note(member: Member, asked: Mapping[str, object], journal: Journal) -> Values:  # noqa: ARG001
-    code, words = printable(asked["code"]), printable(asked["words"])
-    if "kind" in asked:
-        journal.tell("refused", **read_notice(asked))
-    else:
-        journal.tell("refused", code=code, reason=f"the coordinator says: {words}")
+    record_notice(journal, asked)
     return {}
 
 
@@ -84,7 +80,7 @@ def _answer(member: Member, asked: Mapping[str, object], journal: Journal) -> Va
     frame = asked["frame"]
     assert isinstance(frame, bytes)
     reply = member.answer(str(asked["federation"]), frame)
-    header, _ = unpack(reply)
+    header = peek(reply)
     facts = {"round": header.round_number, "rounds": member.rounds, "kind": header.kind.name.lower()}
     journal.tell("answered", **facts, bytes=len(reply))
     if header.round_number > member.rounds:
@@ -159,7 +155,7 @@ class Member:
         return max(trained, default=0) + 1
 
     def _answer(self, files: MemberFiles, terms: Terms, setup: Setup, frame: bytes) -> bytes:
-        asked, _ = unpack(frame)
+        asked = peek(frame)  # checked in full before anything is answered or trained
         saved = files.load(self.join.model)
         if saved is not None and asked.kind in ORDER and saved.includes(asked.round_number, asked.kind):
             open_frame(frame, setup.expectation, self.client, round_number=None, kinds=tuple(ORDER))

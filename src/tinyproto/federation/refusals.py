@@ -7,10 +7,13 @@ refuses a client's answer sends that client a notice: a code, the kind of answer
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tinyproto.errors import DivergedError, TinyProtoError, WireError
 from tinyproto.wire.frame import Kind
+
+if TYPE_CHECKING:
+    from tinyproto.federation.journal import Journal
 
 Code = Literal[
     "protocol", "terms", "path", "digest", "classes", "shape", "member", "model", "data", "taken", "unknown", "frame",
@@ -99,12 +102,21 @@ def notice(kind: Kind, round_number: int, error: WireError, prefix: str = "") ->
 def read_notice(values: Mapping[str, object]) -> dict[str, Any]:
     """Return the facts of a notice for the client's journal; any value may be missing or invalid."""
     code, kind, number = values.get("code"), values.get("kind"), values.get("round")
-    what = kind if kind in _ANSWERS else "answer"
+    what = kind if isinstance(kind, str) and kind in _ANSWERS else "answer"
     return {
-        "code": code if code in ADVICE else "other",
+        "code": code if isinstance(code, str) and code in ADVICE else "other",
         "round": number if isinstance(number, int) and number > 0 else None,
         "reason": f"the coordinator refused this client's {what}: {printable(values.get('words', ''))}",
     }
+
+
+def record_notice(journal: Journal, values: Mapping[str, object]) -> None:
+    """Write a coordinator's notice into the client's journal; raise KeyError if it is none."""
+    if "kind" in values:
+        journal.tell("refused", **read_notice(values))
+        return
+    code, said = printable(values["code"]), printable(values["words"])
+    journal.tell("refused", code=code, reason=f"the coordinator says: {said}")
 
 
 def printable(text: object, most: int = LONGEST_REASON) -> str:

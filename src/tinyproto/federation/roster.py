@@ -54,7 +54,7 @@ class Roster:
         """Update which nodes are online; return those to say hello to. A node that comes back is greeted again."""
         left = [client for client, node in self.nodes.items() if node not in online and node in self.online]
         for client in left:
-            self.journal.tell("left", client=client, reason="its node is offline")
+            self.journal.tell("left", client=client, reason="it is offline")
         freed = {node for node, reason in self.reasons.items() if left and reason == WORDS["taken"]}
         self.asked = {node: when for node, when in self.asked.items() if node in online and node not in freed}
         for node in online:

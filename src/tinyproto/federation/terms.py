@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -29,7 +29,8 @@ from tinyproto.data.sources import SOURCES
 from tinyproto.errors import ConfigError, TinyProtoError
 from tinyproto.federation.refusals import Refusal
 from tinyproto.models import ModelEntry
-from tinyproto.tracking.run_folder import SERVE_FILE, write_atomic
+from tinyproto.storage.atomic import write_atomic
+from tinyproto.tracking.run_folder import SERVE_FILE
 from tinyproto.wire.frame import VERSION
 
 
@@ -87,7 +88,10 @@ class Terms(Section):
 
 
 def agree(terms: Terms, networks: Sequence[ModelEntry]) -> Setup:
-    """Build algorithm and expectation from the terms and the networks this side knows (a client knows its own)."""
+    """Build algorithm and expectation from the terms and the networks this side knows (a client knows its own).
+
+    The digest covers the token, so a frame of another federation with the same settings fails its checksum.
+    """
     config = parse_config(
         {
             "preset": terms.preset,
@@ -101,7 +105,8 @@ def agree(terms: Terms, networks: Sequence[ModelEntry]) -> Setup:
         source="the terms",
     )
     cell = Cell(0, config.algorithms[0], terms.seed)
-    return build_setup(config.model, cell, terms.num_classes, tuple(terms.input_shape), terms.inputs.vocabulary)
+    setup = build_setup(config.model, cell, terms.num_classes, tuple(terms.input_shape), terms.inputs.vocabulary)
+    return replace(setup, federation=terms.federation)
 
 
 def offered_terms(config: Config, token: str) -> Terms:
@@ -271,6 +276,16 @@ class JsonFile(Section):
             raise ConfigError(f"{file}: {first_fault(error)}") from error
 
 
+class MqttPlace(Section):
+    """The broker of a federation over MQTT, as the coordinator reaches it."""
+
+    host: str
+    port: int
+    foreign: bool = False  # not started by `serve`
+    authority: str | None = None  # of a foreign broker: a file, or `system`
+    prefix: str = ""
+
+
 class ServeFile(JsonFile):
     """`serve.json` in a run folder: what the coordinator's process needs, now and on resume."""
 
@@ -281,6 +296,7 @@ class ServeFile(JsonFile):
     keys: dict[str, str] | None = None  # by client id: its public key (PEM) in hexadecimal
     listen: str | None = None  # HOST:PORT for clients
     key_folder: str | None = None
+    mqtt: MqttPlace | None = None  # None: Flower
 
     def write(self, folder: Path) -> None:
         """Write it into a run folder, atomically."""

@@ -101,8 +101,8 @@ def _recorded(
 ) -> dict[str, Any]:  # fmt: skip
     checkpoint = load_newest(folder.checkpoints, folder.clients)
     recorder.resume(checkpoint, lambda words: observer.told(f"{cell.title}: {words}"))
-    observer.started(cell, len(recorder.rounds))
-    for result in simulation.rounds(first=len(recorder.rounds) + 1):
+    observer.started(cell, recorder.done)
+    for result in simulation.rounds(first=recorder.done + 1):
         derived = recorder.append(result)
         if derived:
             observer.derived(cell, derived, result.record.round)
@@ -113,7 +113,7 @@ def _recorded(
             if stop:
                 raise KeyboardInterrupt
     folder.write_prototypes(dict(named_prototypes(f"{cell.entry.label}/{cell.seed}", simulation)))
-    summary = experiment.summarise(cell, simulation, recorder.rounds)
+    summary = experiment.summarise(cell, simulation, recorder.rounds())
     _keep_models(experiment, cell, folder, simulation)
     recorder.finish(summary)
     return summary

@@ -16,9 +16,10 @@ from tinyproto.errors import TinyProtoError
 from tinyproto.grid.capacity import Capacity, Footprint
 from tinyproto.grid.cell import Observer
 from tinyproto.grid.mps import Sharing, shared_gpu
+from tinyproto.subprocesses import Parcel
 from tinyproto.tracking.run_folder import RunFolder, record_from
 from tinyproto.tracking.summary import RoundResult
-from tinyproto.workers.child import Child, Parcel, SharedDataset
+from tinyproto.workers.child import Child, SharedDataset
 
 TICK = 0.2
 """Seconds between two checks for a wanted stop."""

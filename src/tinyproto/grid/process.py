@@ -22,15 +22,17 @@ from tinyproto.grid.cell import Observer, describe, run_cell
 from tinyproto.memory import PeakMemory
 from tinyproto.simulation.loop import Loopback
 from tinyproto.storage.client_files import stored_from
+from tinyproto.subprocesses import Parcel, open_service, receive, send
 from tinyproto.tracking.run_folder import RunFolder, record_values
 from tinyproto.tracking.summary import RoundResult
-from tinyproto.workers.child import Parcel, failure, open_service, receive, received_dataset, send
+from tinyproto.workers.child import failure, received_dataset
 
 
 def main() -> None:
     """Answer requests until the input ends."""
     reporter = Reporter()
     requests, reporter.answers = open_service(reporter.stop)
+    torch.set_num_threads(1)
     worker = Worker(reporter)
     while (request := receive(requests)) is not None:
         try:

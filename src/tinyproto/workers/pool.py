@@ -14,7 +14,8 @@ from tinyproto.engine.server import Reply
 from tinyproto.errors import TinyProtoError, WireError, WorkerError
 from tinyproto.simulation.loop import HostReport
 from tinyproto.storage.client_files import Stored, stored_from
-from tinyproto.workers.child import Child, Parcel, SharedDataset
+from tinyproto.subprocesses import Parcel
+from tinyproto.workers.child import Child, SharedDataset
 
 MOST_FRAME_BYTES = 64 * 2**20
 """The most bytes of frames, about, that a worker is sent at a time; prototypes of thousands of clients are less."""

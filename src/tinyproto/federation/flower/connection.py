@@ -19,7 +19,8 @@ from pathlib import Path
 
 from tinyproto.engine.measure import WAYS
 from tinyproto.errors import FederationError
-from tinyproto.tracking.run_folder import write_atomic
+from tinyproto.federation.unreachable import why_unreachable
+from tinyproto.storage.atomic import write_atomic
 
 REACH_SECONDS = 10.0
 BLIP_SECONDS = 5.0
@@ -43,7 +44,6 @@ def reach(server: tuple[str, int], authority: Path) -> dict[str, int]:
 
     Raise FederationError for what waiting does not change, AwayError for what may change.
     """
-    host, port = server
     try:
         context = ssl.create_default_context(cafile=str(authority))
     except (ssl.SSLError, OSError) as error:
@@ -52,33 +52,9 @@ def reach(server: tuple[str, int], authority: Path) -> dict[str, int]:
         ) from error
     try:
         with socket.create_connection(server, REACH_SECONDS) as opened:
-            return _shake_hands(opened, context, host)
-    except ssl.SSLCertVerificationError as error:
-        if error.verify_code in (62, 64):  # another host name, another IP address
-            raise FederationError(
-                f"the certificate of {host}:{port} does not name {host}; on the coordinator's machine "
-                f"`tinyproto serve --init KEYS --clients N --host {host}` adds it"
-            ) from error
-        if error.verify_code in (9, 10):  # not yet valid, expired
-            raise FederationError(
-                f"the certificate of {host}:{port} is not valid now ({error.verify_message}); check the clocks, or "
-                "renew it on the coordinator's machine with `tinyproto serve --init KEYS --clients N`"
-            ) from error
-        raise FederationError(
-            f"{host}:{port} is not in this federation: its certificate is not from the authority in {authority}"
-        ) from error
-    except ssl.SSLEOFError as error:
-        raise AwayError("it closed the connection") from error
-    except ssl.SSLError as error:
-        raise FederationError(
-            f"{host}:{port} answers without TLS; check that --server is the coordinator's address"
-        ) from error
-    except socket.gaierror as error:
-        raise AwayError(f"the host name {host} is unknown") from error
-    except TimeoutError as error:
-        raise AwayError("no answer") from error
+            return _shake_hands(opened, context, server[0])
     except OSError as error:
-        raise AwayError(error.strerror or str(error)) from error
+        raise AwayError(why_unreachable(error, server, authority)) from error
 
 
 def _shake_hands(opened: socket.socket, context: ssl.SSLContext, host: str) -> dict[str, int]:

@@ -8,7 +8,6 @@ the Fleet requests of registered clients.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
 import ssl
@@ -20,7 +19,6 @@ import httpx
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from tinyproto.errors import FederationError
 from tinyproto.federation.flower.handshakes import Handshakes, network_of
 from tinyproto.federation.keys import ServerKeys
 
@@ -46,12 +44,6 @@ BODY_SECONDS = 30.0
 
 OVERHEAD = 64 * 1024
 """Bytes that Flower's envelope may add to a frame."""
-
-_HINTS = {
-    errno.EADDRINUSE: "another process listens there; choose another address with --listen HOST:PORT",
-    errno.EADDRNOTAVAIL: "it is not an address of this machine; 0.0.0.0 listens on all of them",
-    errno.EACCES: "ports below 1024 may need an administrator; choose another one with --listen HOST:PORT",
-}
 
 Event = MutableMapping[str, Any]
 
@@ -208,22 +200,3 @@ def _hush() -> None:
         logger = logging.getLogger(name)
         logger.addHandler(logging.NullHandler())
         logger.propagate = False
-
-
-def listening(host: str, port: int) -> socket.socket:
-    """Open a listening socket at this address; raise FederationError if that fails."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise FederationError(f"cannot listen on {host}:{port}: the host name {host} is unknown") from error
-    opened = socket.socket(family, kind, protocol)
-    try:
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        opened.bind(address)
-        opened.listen(MOST_AT_ONCE)
-    except OSError as error:
-        opened.close()
-        reason = error.strerror or str(error)
-        hint = _HINTS.get(error.errno or 0, "choose another address with --listen HOST:PORT")
-        raise FederationError(f"cannot listen on {host}:{port}: {reason}; {hint}") from error
-    return opened

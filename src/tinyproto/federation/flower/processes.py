@@ -1,28 +1,26 @@
-"""Flower's processes: started on a leash, each with its log, and ended with all their descendants."""
+"""Flower's processes, each on a leash: the coordinator's SuperLink and a client's SuperNode."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
-import socket
 import ssl
-import subprocess
 import sys
 import sysconfig
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tinyproto.errors import FederationError
-from tinyproto.federation.flower import leash, not_installed
+from tinyproto.federation import not_installed
 from tinyproto.federation.flower.connection import AwayError, TurnedAwayError
 from tinyproto.federation.journal import writing
 from tinyproto.federation.keys import ClientKeys, ServerKeys
+from tinyproto.federation.processes import Leashed, free_port
 
 START_SECONDS = 60.0
 """Time for a SuperLink to answer; it takes 3 s on an idle machine."""
@@ -41,7 +39,6 @@ QUIET = {
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",  # instead of 1.0, so that a message waits less for its process
 }
 PROXIES = {f"{kind}_proxy" for kind in ("http", "https", "all", "no")}
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 APP = """\
 [project]
 name = "tinyproto-federation"
@@ -66,7 +63,7 @@ def program(name: str) -> str:
     """Return the path of one of Flower's commands, from this Python's environment."""
     found = shutil.which(name, path=_search_path())
     if found is None:
-        raise not_installed(f"{name} is not installed beside {sys.executable}")
+        raise not_installed(f"{name} is not installed beside {sys.executable}", "flower")
     return found
 
 
@@ -80,73 +77,8 @@ def _search_path() -> str:
     return os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
 
 
-def free_port() -> int:
-    """Return a port on the loopback that is not in use now."""
-    try:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-            return port
-    except OSError as error:
-        raise FederationError(f"cannot listen on this machine's loopback: {error.strerror or error}") from error
-
-
-def split_address(text: str, option: str) -> tuple[str, int]:
-    """Split HOST:PORT, with an IPv6 address in brackets; raise FederationError if it is invalid."""
-    found = re.fullmatch(r"\[([0-9a-fA-F:.]+)\]:(\d+)|([^:/\s\[\]]+):(\d+)", text)
-    port = int(found[2] or found[4]) if found else 0
-    if found is not None and not 1 <= port <= 65535:
-        raise FederationError(f"{option}: port {port} is out of range; a port is a number from 1 to 65535")
-    if found is None:
-        raise FederationError(f"{option}: expected HOST:PORT, for example 192.168.1.20:8443, not {text!r}")
-    return found[1] or found[3], port
-
-
 def _end_of(text: str) -> str:
     return " ".join(text.split())[-LAST_WORDS:]
-
-
-class Leashed:
-    """A command on a leash, and its log."""
-
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
-        self.log = log
-        try:
-            with log.open("ab") as stream:
-                self._from = stream.tell()
-                self._process = subprocess.Popen(
-                    [sys.executable, "-I", str(leash.__file__), *command], stdin=subprocess.PIPE, stdout=stream,
-                    stderr=subprocess.STDOUT, env=dict(env), start_new_session=True,
-                )  # fmt: skip
-        except OSError as error:
-            raise FederationError(f"cannot start {command[0]}: {error.strerror or error}") from error
-
-    @property
-    def status(self) -> int | None:
-        """Return the command's exit status; None while it runs."""
-        return self._process.poll()
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for the end; return whether it came within so many seconds."""
-        try:
-            self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-
-    def stop(self) -> None:
-        """Release the leash, and wait until nothing of it runs."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        if not self.wait(4 * leash.GRACE_SECONDS):
-            self._process.kill()
-            self._process.wait()
-
-    def said(self) -> str:
-        """Return what it wrote since it was started, without colours."""
-        with self.log.open("rb") as stream:
-            stream.seek(self._from)
-            return _COLOUR.sub("", stream.read().decode("utf-8", errors="replace"))
 
 
 class SuperLink(Leashed):

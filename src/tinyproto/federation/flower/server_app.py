@@ -7,7 +7,7 @@ Without `tinyproto serve`, the run config's `config` names a config file, and `o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -15,11 +15,10 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from tinyproto.config import load_config
-from tinyproto.errors import TinyProtoError, one_line
 from tinyproto.federation.channel import UNREADABLE, Incoming, Outgoing
 from tinyproto.federation.coordinator import Coordinator
 from tinyproto.federation.flower import RECORD
-from tinyproto.federation.journal import Journal
+from tinyproto.federation.journal import telling_failure
 from tinyproto.federation.terms import ServeFile, new_token
 from tinyproto.tracking.run_folder import is_federation
 
@@ -43,14 +42,10 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the federation; write an error into `progress.jsonl` before the process fails."""
     folder = Path(str(context.run_config["folder"]))
-    try:
+    with telling_failure(folder):
         if context.run_config.get("config"):
             _prepare(folder, Path(str(context.run_config["config"])), str(context.run_config.get("overrides", "")))
         Coordinator(folder, GridTransport(grid)).run()
-    except Exception as error:
-        reason = str(error) if isinstance(error, TinyProtoError) else one_line(error)
-        Journal(folder / "progress.jsonl").tell("failed", reason=reason)
-        raise
 
 
 def _prepare(folder: Path, config: Path, overrides: str) -> None:
@@ -81,12 +76,16 @@ class GridTransport:
         identities = [identity or None for identity in self.grid.push_messages(pushed)]
         return identities if len(identities) == len(pushed) else [None] * len(pushed)
 
-    def replies(self, identity: str) -> list[Incoming]:
-        """Pull the replies to one message; UNREADABLE stands for one that is not a readable reply to it.
+    def replies(self, identities: Collection[str]) -> Iterator[tuple[str, Incoming]]:
+        """Pull the replies to messages.
 
         Each message is pulled on its own: Flower hands out a reply once, and an unreadable one would take those that
         are pulled with it along.
         """
+        return ((identity, reply) for identity in identities for reply in self._replies(identity))
+
+    def _replies(self, identity: str) -> list[Incoming]:
+        """Pull the replies to one message; UNREADABLE stands for one that is not a readable reply to it."""
         try:
             replies = list(self.grid.pull_messages([identity]))
         except (httpx.HTTPError, OSError):

@@ -1,4 +1,4 @@
-"""Runs a command so that it never outlives its starter: `python -m tinyproto.federation.flower.leash COMMAND ...`.
+"""Runs a command so that it never outlives its starter: `python -m tinyproto.federation.leash COMMAND ...`.
 
 Flower's processes start others, in sessions of their own. The leash adopts those that lose their parent (on Linux). It
 ends the command and all its descendants when its input closes, when it gets a signal, or when its starter dies.
@@ -15,8 +15,6 @@ import subprocess
 import sys
 import time
 from types import FrameType
-
-import psutil
 
 GRACE_SECONDS = 5.0
 """Time for the command to end by itself, and then again for its descendants."""
@@ -60,6 +58,8 @@ def _input_ended() -> bool:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End the command, which may say goodbye to others, and then all its descendants."""
+    import psutil  # here, since a listener imports this module for its constants only
+
     for number in (signal.SIGTERM, signal.SIGINT):  # at the second a server no longer waits for open connections
         if process.poll() is None:
             process.send_signal(number)

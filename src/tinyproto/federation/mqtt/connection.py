@@ -1,0 +1,363 @@
+"""A connection to a broker that comes back by itself, in one thread: `step` lets time pass and returns what happened.
+
+MQTT 5 over TLS, QoS 1: a message that was published is delivered at least once, also over a broken connection, as long
+as this process lives. The receiver has to bear repeats.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paho.mqtt import client as paho
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from tinyproto.errors import FederationError, one_line
+from tinyproto.federation.mqtt.messages import SESSION_SECONDS, Happened, HasFileno
+from tinyproto.federation.unreachable import why_unreachable
+
+KEEP_ALIVE_SECONDS = 20 * 60
+"""A ping this often if nothing else is sent: 48 bytes with TLS, both ways together."""
+
+LEAVING_SECONDS = 5
+"""The broker waits this long for a broken connection to come back before it tells of the client's leaving."""
+
+CONNECT_SECONDS = 10.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0
+"""Pauses between attempts to connect."""
+
+FAREWELL_SECONDS = 5.0
+"""Longest time for the last messages to be confirmed at the end."""
+
+MOST_READ = 100
+"""Packets that are read at once: others wait, so that one client's flood does not stop the time for all."""
+
+_BYTES_SENT, _BYTES_RESENT, _BYTES_RECEIVED = 200, 208, 128  # in Linux's struct tcp_info
+_ALERTS = {
+    "CERTIFICATE_EXPIRED": "this client's certificate has expired; the coordinator renews it with `tinyproto serve "
+    "--init`; copy client.crt from there",
+    "UNKNOWN_CA": "the broker does not know the authority of this client's certificate; use keys that belong together",
+    "CERTIFICATE_REQUIRED": "the broker wants a client's certificate",
+    "BAD_CERTIFICATE": "the broker does not accept this client's certificate",
+    "CERTIFICATE_REVOKED": "this client's certificate was revoked",
+}
+"""The broker's objections to our certificate, by the name of the TLS alert."""
+
+_REFUSED = {134, 135, 138, 144}  # user name or password, not authorised, banned, topic name
+
+
+@dataclass(frozen=True)
+class Broker:
+    """A broker, and how this end proves to it who it is."""
+
+    host: str
+    port: int
+    authority: Path | None  # None: the system's authorities
+    certificate: Path | None = None
+    key: Path | None = None
+    username: str | None = None
+    password: str | None = None
+
+    @property
+    def words(self) -> str:
+        """Return HOST:PORT."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def other_broker(
+    host: str, port: int, authority: str | None, ours: Path, certificate: Path, key: Path
+) -> Broker:  # fmt: skip
+    """Return a broker that is not the coordinator's own.
+
+    `authority` is the file with its authority's certificate, or `system`; None is our own authority. With
+    TINYPROTO_MQTT_USERNAME and TINYPROTO_MQTT_PASSWORD in the environment, these replace our certificate.
+    """
+    trusted = ours if authority is None else None if authority == "system" else Path(authority)
+    user = os.environ.get("TINYPROTO_MQTT_USERNAME")
+    if user is None:
+        return Broker(host, port, trusted, certificate, key)
+    return Broker(host, port, trusted, username=user, password=os.environ.get("TINYPROTO_MQTT_PASSWORD"))
+
+
+class Connection:
+    """One end of a broker, with a session there."""
+
+    def __init__(
+        self, broker: Broker, identity: str, topics: Sequence[str], *, will: tuple[str, bytes] | None = None,
+        begin_anew: bool = False,
+    ) -> None:  # fmt: skip
+        self.broker = broker
+        self.topics = list(topics)
+        self.is_open = False
+        self._happened: list[Happened] = []
+        self._unconfirmed: set[int] = set()
+        self._refused: str | None = None
+        self._pause, self._next_try = FIRST_PAUSE, 0.0
+        self._before = {"up": 0, "down": 0}  # bytes of earlier connections
+        self._socket: _Socket | None = None
+        self._client = self._make_client(identity, will)
+        self._begin_anew = begin_anew
+        self._has_been_open = False
+        self._is_subscribed = False  # confirmed, in this process
+        self._has_session = False
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Set what the next attempts to connect say; an open connection is dropped."""
+        properties = Properties(PacketTypes.CONNECT)
+        properties.SessionExpiryInterval = SESSION_SECONDS
+        self._client.connect_async(
+            self.broker.host, self.broker.port, KEEP_ALIVE_SECONDS, properties=properties,
+            clean_start=paho.MQTT_CLEAN_START_FIRST_ONLY if self._begin_anew else False,
+        )  # fmt: skip
+
+    def _make_client(self, identity: str, will: tuple[str, bytes] | None) -> paho.Client:
+        broker = self.broker
+        client = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id=identity, protocol=paho.MQTTv5)
+        client.connect_timeout = CONNECT_SECONDS
+        client.max_inflight_messages_set(0)
+        client.tls_set_context(_tls(broker))
+        if broker.username is not None:
+            client.username_pw_set(broker.username, broker.password)
+        if will is not None:
+            properties = Properties(PacketTypes.WILLMESSAGE)
+            properties.WillDelayInterval = LEAVING_SECONDS
+            client.will_set(*will, qos=1, properties=properties)
+        client.on_connect = self._on_connect
+        client.on_subscribe = self._on_subscribe
+        client.on_message = lambda _, __, message: self._happened.append(Happened(message.topic, message.payload))
+        client.on_publish = self._on_publish
+        client.on_disconnect = self._on_disconnect
+        return client
+
+    def publish(self, topic: str, payload: bytes, expiry: float | None = None) -> None:
+        """Send a message now, or once the connection is open; the broker forgets it after `expiry` seconds."""
+        properties = None
+        if expiry is not None:
+            properties = Properties(PacketTypes.PUBLISH)
+            properties.MessageExpiryInterval = max(int(expiry), 1)
+        self._unconfirmed.add(self._client.publish(topic, payload, qos=1, properties=properties).mid)
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Return True if the broker has everything that was published."""
+        return not self._unconfirmed
+
+    def step(self, seconds: float, others: Sequence[HasFileno] = ()) -> list[Happened]:
+        """Wait until something happens here, or at one of `others`, but at most so long; return what happened.
+
+        Raise FederationError for what waiting does not change, such as another certificate.
+        """
+        if self._client.socket() is None:
+            seconds = self._try_again(seconds)
+        self._wait(seconds, others)
+        for _ in range(MOST_READ):
+            if self._client.socket() is None or not self._is_readable():
+                break
+            self._read()
+        if self._client.socket() is not None:
+            self._client.loop_misc()
+            if self._client.want_write():
+                self._client.loop_write()
+        if self._refused is not None:
+            raise FederationError(self._refused)
+        happened, self._happened = self._happened, []
+        return happened
+
+    def _read(self) -> None:
+        try:
+            self._client.loop_read()
+        except Exception as error:  # paho raises whatever a malformed packet leads to
+            self._prepare()
+            self._lose(f"the broker sent an invalid packet ({one_line(error)})")
+
+    def _wait(self, seconds: float, others: Sequence[HasFileno]) -> None:
+        opened = self._client.socket()
+        waiting = select.poll()  # unlike select, for any number of files
+        for other in others:
+            waiting.register(other, select.POLLIN)
+        if opened is not None:
+            waiting.register(opened, select.POLLIN | (select.POLLOUT if self._client.want_write() else 0))
+        ready = self._happened or (isinstance(opened, ssl.SSLSocket) and opened.pending())
+        waiting.poll(0 if ready else max(seconds, 0) * 1000)
+
+    def _is_readable(self) -> bool:
+        opened = self._client.socket()
+        if isinstance(opened, ssl.SSLSocket) and opened.pending():
+            return True
+        waiting = select.poll()
+        waiting.register(opened, select.POLLIN)
+        return bool(waiting.poll(0))
+
+    def _try_again(self, seconds: float) -> float:
+        """Connect if it is time for it; return the seconds that are left to wait."""
+        now = time.monotonic()
+        if now < self._next_try:
+            return min(seconds, self._next_try - now)
+        self._count()
+        try:
+            self._client.reconnect()
+        except (OSError, ValueError) as error:
+            self._socket = None
+            self._lose(self._why_unreachable(error))
+        else:
+            opened = self._client.socket()
+            self._socket = opened if isinstance(opened, _Socket) else None
+            if self._socket is not None:
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return 0.0 if self._happened else seconds
+
+    def _why_unreachable(self, error: Exception) -> str:
+        """Return why; raise FederationError for what waiting does not change, unless the broker has been reached.
+
+        Then it is the network that has changed: another one may answer in the broker's place.
+        """
+        try:
+            return why_unreachable(error, (self.broker.host, self.broker.port), self.broker.authority)
+        except FederationError as objection:
+            if not self._has_been_open:
+                raise
+            return str(objection)
+
+    def _on_connect(self, _: object, __: object, flags: Any, reason: Any, ___: object) -> None:
+        if reason.is_failure:
+            words = f"the broker {self.broker.words} refuses the connection: {str(reason).lower()}"
+            if self.broker.username is not None:
+                words += "; check TINYPROTO_MQTT_USERNAME and TINYPROTO_MQTT_PASSWORD"
+            if reason.value in _REFUSED:
+                self._refused = words
+            self._lose(words)
+            return
+        self._pause = FIRST_PAUSE
+        self._has_session = bool(flags.session_present)
+        if self._has_session and self._is_subscribed:
+            self._open()
+        else:  # a session that began with a connection that broke may have no subscriptions
+            self._client.subscribe([(topic, paho.SubscribeOptions(qos=1)) for topic in self.topics])
+
+    def _on_subscribe(self, _: object, __: object, ___: object, reasons: Any, ____: object) -> None:
+        denied = [topic for topic, reason in zip(self.topics, reasons, strict=False) if reason.is_failure]
+        if denied:
+            self._deny(f"read {denied[0]!r}")
+        else:
+            self._is_subscribed = True
+            self._open()
+
+    def _on_publish(self, _: object, __: object, number: int, reason: Any, ___: object) -> None:
+        self._unconfirmed.discard(number)
+        if reason.value in _REFUSED:  # Mosquitto lets everybody subscribe, so this is how it denies something
+            self._deny("send messages for this client")
+
+    def _deny(self, what: str) -> None:
+        self._refused = (
+            f"the broker {self.broker.words} does not let this certificate {what}; use the keys of this client, and on "
+            "the coordinator's machine check that they are still in the folder of keys"
+        )
+
+    def _open(self) -> None:
+        self.is_open = self._has_been_open = True
+        self._happened.append(Happened(resumed=self._has_session))
+
+    def _on_disconnect(self, _: object, __: object, ___: object, reason: Any, ____: object) -> None:
+        failure = self._socket.failure if self._socket is not None else None
+        alert = next((words for name, words in _ALERTS.items() if failure and name in failure), None)
+        if alert is not None:
+            self._refused = alert
+        said = str(reason).lower()
+        self._lose(failure or ("the connection was lost" if said == "unspecified error" else said))
+
+    def _lose(self, reason: str) -> None:
+        self.is_open = False
+        self._happened.append(Happened(lost=reason))
+        self._next_try = time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+    def counts(self) -> dict[str, int] | None:
+        """Return the bytes sent and received at the socket, TLS included; None where the system does not count."""
+        now = self._counted()
+        return None if now is None else {way: now[way] + self._before[way] for way in self._before}
+
+    def _counted(self) -> dict[str, int] | None:
+        if not hasattr(socket, "TCP_INFO"):
+            return None
+        return {"up": 0, "down": 0} if self._socket is None else self._socket.counted()
+
+    def _count(self) -> None:
+        """Add the bytes of the last connection, before there is another one."""
+        last = self._counted() or {"up": 0, "down": 0}
+        self._before = {way: self._before[way] + last[way] for way in last}
+        self._socket = None
+
+    def close(self, *, keep_session: bool) -> None:
+        """Confirm what was published, and end the connection; a kept session still collects messages."""
+        give_up = time.monotonic() + FAREWELL_SECONDS
+        while self.is_open and not self.is_confirmed and time.monotonic() < give_up:
+            self.step(0.1)
+        properties = Properties(PacketTypes.DISCONNECT)
+        properties.SessionExpiryInterval = SESSION_SECONDS if keep_session else 0
+        if self._client.socket() is not None:
+            self._client.disconnect(properties=properties)
+            while self._client.want_write() and time.monotonic() < give_up:
+                self._client.loop_write()
+        self._count()
+
+
+class _Socket(ssl.SSLSocket):
+    """A TLS socket that remembers why it failed, and what it counted when it is closed."""
+
+    failure: str | None = None
+    _last: dict[str, int] | None = None
+
+    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+        """Receive bytes."""
+        try:
+            return super().recv(buflen, flags)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError as error:
+            self.failure = error.reason or str(error)
+            raise
+        except OSError as error:
+            self.failure = error.strerror or str(error)
+            raise
+
+    def close(self) -> None:
+        """Close it."""
+        self.counted()
+        super().close()
+
+    def counted(self) -> dict[str, int]:
+        """Return the bytes of TCP's payload since it was opened, as Linux counts them."""
+        try:
+            info = self.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+            sent, resent, received = (
+                struct.unpack_from("=Q", info, place)[0] for place in (_BYTES_SENT, _BYTES_RESENT, _BYTES_RECEIVED)
+            )
+            self._last = {"up": sent - resent, "down": received}
+        except (OSError, struct.error):
+            pass
+        return self._last or {"up": 0, "down": 0}
+
+
+def _tls(broker: Broker) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=None if broker.authority is None else str(broker.authority))
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if broker.certificate is not None:
+            context.load_cert_chain(broker.certificate, broker.key)
+    except (ssl.SSLError, OSError) as error:
+        raise FederationError(
+            f"{broker.authority}, {broker.certificate} and {broker.key} cannot be used together: {error}; run "
+            "`tinyproto serve --init` again and copy them once more"
+        ) from error
+    context.sslsocket_class = _Socket
+    return context

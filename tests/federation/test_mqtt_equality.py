@@ -1,0 +1,75 @@
+"""A federation over MQTT ends in the bits of a simulation: the same server state, the same records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support_members import assert_in_process_equality, values_for
+from support_mqtt import FakeBroker, MqttFederation, mqtt_federation
+from tinyproto.algorithms import ALGORITHMS
+from tinyproto.wire.frame import Kind, peek
+
+SECRETS = {client: bytes([client]) * 32 for client in range(4)}
+
+
+def assert_equal_to_the_simulation(federation: MqttFederation) -> None:
+    assert_in_process_equality(federation)
+    assert all(listener.is_over for listener in federation.listeners.values())
+
+
+def frames(federation: MqttFederation, topic: str) -> list[bytes]:
+    return [payload for sent, payload, _ in federation.broker.published if sent == topic and payload[:1] != b"{"]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_ends_in_the_bits_of_the_simulation(name: str, tmp_path: Path) -> None:
+    assert_equal_to_the_simulation(mqtt_federation(tmp_path, values_for(name)))
+
+
+HELD: dict[str, Any] = {"wire": {"up": "int8", "down": "float16", "rounding": "stochastic", "download": "held"}}
+
+
+@pytest.mark.parametrize("more", [HELD, {"evaluate": {"every": 2}}])
+def test_held_classes_drawn_rounding_and_half_of_the_clients_make_no_difference(
+    more: dict[str, Any], tmp_path: Path
+) -> None:
+    values = values_for("tinyproto_fp", **more)
+    values["train"]["participation"] = 0.5
+    assert_equal_to_the_simulation(mqtt_federation(tmp_path, values))
+
+
+def test_messages_that_are_delivered_twice_make_no_difference(tmp_path: Path) -> None:
+    federation = mqtt_federation(tmp_path, values_for("tinyproto_fp"), broker=FakeBroker(copies=2))
+    assert_equal_to_the_simulation(federation)
+    for workers in federation.workers.values():
+        trained = [peek(asked["frame"]).round_number for asked in workers[0].asked if "frame" in asked]
+        assert len(trained) == len(set(trained)) + trained.count(0) - 1  # only a hello is answered twice
+
+
+def test_a_broker_that_is_not_ours_makes_no_difference(tmp_path: Path) -> None:
+    federation = mqtt_federation(tmp_path, values_for("tinyproto_ft"), secrets=SECRETS)
+    assert_equal_to_the_simulation(federation)
+    assert federation.transport.shared == 0
+
+
+def test_a_broadcast_that_is_equal_for_all_goes_once(tmp_path: Path) -> None:
+    federation = mqtt_federation(tmp_path, values_for("tinyproto_fp"))
+    assert_equal_to_the_simulation(federation)
+    shared = [peek(frame) for frame in frames(federation, "a")]
+    assert [(header.kind, header.round_number) for header in shared] == [
+        (Kind.HELLO, 0), (Kind.TRAIN, 1), (Kind.TRAIN, 2), (Kind.TRAIN, 3), (Kind.EVALUATE, 4)
+    ]  # fmt: skip
+    assert {header.client for header in shared} == {0xFFFF_FFFF}
+    assert not frames(federation, "d0")
+
+
+def test_what_differs_between_clients_goes_to_each(tmp_path: Path) -> None:
+    federation = mqtt_federation(tmp_path, values_for("tinyproto_fp", **HELD))
+    federation.play()
+    kinds = [peek(frame).kind for frame in frames(federation, "d0")]
+    assert kinds.count(Kind.TRAIN) == 2
+    shared = [peek(frame).round_number for frame in frames(federation, "a") if peek(frame).kind is Kind.TRAIN]
+    assert shared == [1]  # the first round has no rows yet

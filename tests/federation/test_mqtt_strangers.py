@@ -1,0 +1,216 @@
+"""What a certificate may do at the coordinator's broker, and what becomes of those who try more."""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support_real_mqtt import LARGEST_FRAME, Stranger, own_broker
+from tinyproto.errors import FederationError
+from tinyproto.federation import certificates
+from tinyproto.federation.device_keys import DeviceKeys
+from tinyproto.federation.keys import ServerKeys, make_keys
+from tinyproto.federation.mqtt.broker import LARGEST_TERMS, OVERHEAD, OwnBroker
+from tinyproto.federation.mqtt.connection import Broker, Connection
+
+pytestmark = pytest.mark.mqtt
+
+GRANTED, SUCCESS, DENIED = "Granted QoS 1", "Success", "Not authorized"
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    make_keys(tmp_path / "keys", 2, [])
+    return tmp_path / "keys"
+
+
+@pytest.fixture
+def broker(tmp_path: Path, keys: Path) -> Iterator[OwnBroker]:
+    with own_broker(tmp_path, ServerKeys.open(keys)) as made:
+        yield made
+
+
+def own(broker: OwnBroker, keys: Path, client: int, **more: str) -> Stranger:
+    return Stranger.with_keys(broker.address[1], keys / f"client-{client}", **more)
+
+
+def coordinator(broker: OwnBroker, keys: Path) -> Stranger:
+    server = keys / "server"
+    return Stranger(broker.address[1], server / "ca.crt", server / "coordinator.crt", server / "coordinator.key")
+
+
+def at(device: DeviceKeys, broker: OwnBroker) -> Broker:
+    return Broker(*broker.address, device.authority, device.certificate, device.key)
+
+
+def connect(keys: Path, client: int, broker: OwnBroker, seconds: float = 10) -> Connection:
+    """Connect as `join` does."""
+    device = DeviceKeys.open(keys / f"client-{client}", client)
+    made = Connection(at(device, broker), f"client-{client}", [f"d{client}", "a"])
+    give_up = time.monotonic() + seconds
+    while not made.is_open and time.monotonic() < give_up:
+        made.step(0.1)
+    return made
+
+
+def test_a_client_writes_its_own_topic_and_reads_its_own_and_the_shared_one(broker: OwnBroker, keys: Path) -> None:
+    with own(broker, keys, 1) as client, coordinator(broker, keys) as reader:
+        assert reader.subscribe("u0", "u1") == [GRANTED, GRANTED]
+        assert client.subscribe("d1", "a") == [GRANTED, GRANTED]
+        assert client.publish("u1", b"one") == SUCCESS
+        assert [reader.publish(topic, b"down") for topic in ("d1", "a", "d0")] == [
+            SUCCESS,
+            SUCCESS,
+            "No matching subscribers",
+        ]
+        client.wait_until_heard(2)
+        assert client.heard == [("d1", b"down"), ("a", b"down")]
+        assert reader.heard == [("u1", b"one")]
+
+
+def test_a_client_can_neither_write_nor_read_another_topic(broker: OwnBroker, keys: Path) -> None:
+    with own(broker, keys, 1) as client, own(broker, keys, 0) as other, coordinator(broker, keys) as reader:
+        reader.subscribe("u0", "u1")
+        client.subscribe("d1", "u0", "u1", "d0", "#", "+", "$SYS/#", "$share/group/d0")  # granted, but
+        for topic in ("u0", "d0", "d1", "a", "x", "$SYS/broker"):
+            assert client.publish(topic, b"forged") == DENIED
+        assert other.publish("u0", b"of 0") == SUCCESS
+        assert client.publish("u1", b"of 1") == SUCCESS
+        reader.publish("d0", b"for 0")
+        reader.publish("d1", b"for 1")
+        reader.wait_until_heard(2)
+        client.wait_until_heard(1)
+        assert reader.heard == [("u0", b"of 0"), ("u1", b"of 1")]
+        assert set(client.heard) == {("d1", b"for 1")}  # once for each subscription that matches
+
+
+def test_a_certificate_does_not_take_over_the_session_of_another_client(broker: OwnBroker, keys: Path) -> None:
+    first, heard = connect(keys, 0, broker), list[bytes]()
+    first.step(0.0)
+    (name,) = (name for client, name in ServerKeys.open(keys).client_names().items() if client == 0)
+    for identity in ("client-0", name, "coordinator"):
+        with own(broker, keys, 1, identity=identity) as client:
+            assert client.answer("connect") == SUCCESS
+            client.subscribe("d0")
+            with coordinator(broker, keys) as writer:
+                assert writer.publish("d0", identity.encode()) == SUCCESS
+            heard += [happened.payload for _ in range(3) for happened in first.step(0.2)]
+            assert first.is_open
+            assert client.heard == []
+    first.close(keep_session=False)
+    assert heard == [b"client-0", name.encode(), b"coordinator"]
+
+
+def test_a_message_that_is_too_large_ends_the_connection_and_reaches_nobody(broker: OwnBroker, keys: Path) -> None:
+    most = max(LARGEST_FRAME, LARGEST_TERMS) + OVERHEAD
+    with coordinator(broker, keys) as reader:
+        reader.subscribe("u0", "u1")
+        with own(broker, keys, 1) as client:
+            client.answer("connect")
+            client.client.publish("u1", bytes(most + 1), qos=1)
+            assert client.answer("disconnect") in ("Packet too large", "Unspecified error")
+        with own(broker, keys, 1) as client:
+            assert client.publish("u1", bytes(most - 100)) == SUCCESS
+        reader.wait_until_heard(1)
+        assert [len(payload) for _, payload in reader.heard] == [most - 100]
+
+
+def test_without_a_certificate_or_with_one_of_another_authority_nobody_connects(
+    broker: OwnBroker, keys: Path, tmp_path: Path
+) -> None:
+    make_keys(tmp_path / "others", 2, [])
+    theirs = tmp_path / "others" / "client-1"
+    ours = keys / "client-1" / "ca.crt"
+    for files in ((None, None), (theirs / "client.crt", theirs / "tls.key")):
+        stranger = Stranger(broker.address[1], ours, *files)
+        with stranger:
+            stranger.answer("disconnect")
+            assert "connect" not in stranger.answers
+    shutil.copy(ours, theirs / "ca.crt")
+    with pytest.raises(FederationError, match="the broker does not know the authority of this client's certificate"):
+        connect(tmp_path / "others", 1, broker)
+
+
+def test_an_authority_that_the_client_does_not_know_is_told(broker: OwnBroker, keys: Path, tmp_path: Path) -> None:
+    make_keys(tmp_path / "others", 2, [])
+    with pytest.raises(FederationError, match=r"127\.0\.0\.1:\d+ is not in this federation: .* authority in .*ca\.crt"):
+        connect(tmp_path / "others", 1, broker)
+
+
+def sign_anew(keys: Path, client: int, by: datetime.timedelta, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a client's certificate again at another time."""
+    real = certificates._now
+    (keys / f"client-{client}" / "client.crt").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(certificates, "_now", lambda: real() + by)
+        patch.setattr(certificates, "CLIENT_DAYS", 1)
+        make_keys(keys, 2, [])
+
+
+def test_an_expired_certificate_is_refused_and_the_client_says_how_to_renew_it(
+    broker: OwnBroker, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sign_anew(keys, 1, -datetime.timedelta(days=2), monkeypatch)
+    with pytest.raises(FederationError, match=r"this client's certificate has expired; .*serve --init"):
+        connect(keys, 1, broker)
+    make_keys(keys, 2, [])
+    renewed = connect(keys, 1, broker)
+    assert renewed.is_open
+    renewed.close(keep_session=False)
+
+
+def test_the_certificate_of_a_replaced_key_may_do_nothing_any_more(tmp_path: Path, keys: Path) -> None:
+    shutil.copytree(keys / "client-1", tmp_path / "lost")
+    (keys / "server" / "clients" / "1.pub").unlink()
+    make_keys(keys, 2, [])
+    with own_broker(tmp_path, ServerKeys.open(keys)) as broker:
+        with Stranger.with_keys(broker.address[1], tmp_path / "lost") as thief, coordinator(broker, keys) as reader:
+            reader.subscribe("u0", "u1")
+            thief.subscribe("d1", "a")
+            reader.publish("d1", b"secret")
+            reader.publish("a", b"secret")
+            assert thief.publish("u1", b"forged") == DENIED
+            with own(broker, keys, 1) as client:
+                assert client.publish("u1", b"own") == SUCCESS
+            reader.wait_until_heard(1)
+            assert reader.heard == [("u1", b"own")]
+            assert thief.heard == []
+        (tmp_path / "lost").rename(tmp_path / "client-1")
+        refused = connect(tmp_path, 1, broker)
+        refused.publish("u1", b"here")  # the first thing that a listener does
+        with pytest.raises(FederationError, match=r"does not let this certificate send messages .*; use the keys of"):
+            refused.step(5.0)
+
+
+@pytest.mark.parametrize("minutes", [-59, 59])
+def test_a_clock_that_is_almost_an_hour_off_makes_no_difference(
+    minutes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = keys_made_at(datetime.timedelta(minutes=minutes), tmp_path, monkeypatch)
+    with own_broker(tmp_path, ServerKeys.open(keys)) as broker:
+        made = connect(keys, 0, broker)
+        assert made.is_open
+        made.close(keep_session=False)
+
+
+def test_a_clock_that_is_two_hours_off_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = keys_made_at(datetime.timedelta(hours=2), tmp_path, monkeypatch)
+    with (
+        own_broker(tmp_path, ServerKeys.open(keys)) as broker,
+        pytest.raises(FederationError, match=r"is not valid now \(certificate is not yet valid\); check the clocks"),
+    ):
+        connect(keys, 0, broker)
+
+
+def keys_made_at(later: datetime.timedelta, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keys of a coordinator whose clock differs from the client's."""
+    real = certificates._now
+    with monkeypatch.context() as patch:
+        patch.setattr(certificates, "_now", lambda: real() + later)
+        make_keys(folder / "keys", 1, [])
+    return folder / "keys"
