@@ -27,7 +27,7 @@ app = typer.Typer(
 def root() -> None:
     """Measure tinyproto on this machine, or repeat one of its studies.
 
-    round, scale, aggregate, codec and device measure speed. soak tests reliability. attacks, networks,
+    round, scale, aggregate, codec, device and transports measure speed. soak tests reliability. attacks, networks,
     communication and participation train many small federations and write their tables to results/.
     """
 
@@ -209,8 +209,16 @@ def device(
 
 @app.command(context_settings=FORWARDED, add_help_option=False)
 def soak(context: typer.Context) -> None:
-    """Test reliability for up to 15 minutes: kills, damaged frames, long runs, full disks, races."""
+    """Test reliability for up to 20 minutes: kills, damaged frames, long runs, full disks, races, a lost broker."""
     from benchmarks.soak.command import main
+
+    raise typer.Exit(main(context.args))
+
+
+@app.command(context_settings=FORWARDED, add_help_option=False)
+def transports(context: typer.Context) -> None:
+    """Compare Flower and MQTT: bytes at the socket, seconds, memory; then many clients, many rounds, packets."""
+    from benchmarks.transports.command import main
 
     raise typer.Exit(main(context.args))
 

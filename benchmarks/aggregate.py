@@ -250,7 +250,7 @@ def _stages(settings: AggregateSettings, ring: Ring, expected: Expectation, gath
         zlib.crc32(frame)
 
     def decode(_: ClientInfo, frame: bytes) -> None:
-        decode_body(unpack(frame)[1], expected)
+        decode_body(unpack(frame, expected.digest)[1], expected)
 
     def validate(client: ClientInfo, frame: bytes) -> None:
         inspect_answer(frame, expected, client.id, ROUND, kinds)

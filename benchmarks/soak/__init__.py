@@ -1,6 +1,6 @@
-"""Test reliability for minutes: kills, damaged frames, long runs, full disks and races, with a verdict on each.
+"""Test reliability for minutes: kills, damage, long runs, full disks, races and a lost broker, with a verdict on each.
 
-    python -m benchmarks soak [--only kills frames rounds disk resumes] [--seed N] [--json FILE]
+    python -m benchmarks soak [--only kills frames rounds disk resumes outage] [--seed N] [--json FILE]
 
 docs/explain/reliability.md has the figures of the latest run.
 """

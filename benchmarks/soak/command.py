@@ -10,18 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.soak import Verdict, disk, frames, kills, resumes, rounds
+from benchmarks.soak import Verdict, disk, frames, kills, outage, resumes, rounds
 from benchmarks.studies import Parser
 from tinyproto.tracking.environment import environment
 
 PARTS: Mapping[str, Callable[[int], Verdict]] = {
-    "kills": kills.soak, "frames": frames.soak, "rounds": rounds.soak, "disk": disk.soak, "resumes": resumes.soak
+    "kills": kills.soak, "frames": frames.soak, "rounds": rounds.soak, "disk": disk.soak, "resumes": resumes.soak,
+    "outage": outage.soak,
 }  # fmt: skip
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the parts asked for; return 1 if any failed."""
-    parser = Parser("soak", "Run the soak; 15 minutes at most.")
+    parser = Parser("soak", "Run the soak; 20 minutes at most.")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31), help="seed of all that is random")
     parser.add_argument("--json", type=Path, help="file for the figures")

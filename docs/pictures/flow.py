@@ -28,7 +28,7 @@ CLIENT_BOXES = (
     (410, "scale and compress", "× nᵢⱼ, keep the s dimensions of the class"),
 )
 SERVER_BOXES = (
-    (410, "check", "version, round, digest, checksum, values"),
+    (410, "check", "version, checksum, round, client, values"),
     (345, "scale", "× μ: back to the size of a prototype"),
     (280, "merge or fit", "FP: sum per class · FT: fit to every upload"),
     (215, "global rows", "K × s, for every class sent so far"),

@@ -41,7 +41,8 @@ TABLE_WORDS = (
     "Accuracy in %. Our ± is the sample deviation (n − 1) over seeds; one seed has none. Δ: ours minus the printed "
     "value, in points. “head” and “local”: the same runs by their head and by the nearest local prototype. “Comm.” is "
     "the paper's column in millions of parameters a round, “formula” its Table 2; payload and wire are measured bytes "
-    "a round, up and down, all clients. A number of rounds after our value marks a run shorter than the paper's."
+    "a round, up and down, all clients. Wire bytes were measured with frames of version 1, 26 bytes more each way. A "
+    "number of rounds after our value marks a run shorter than the paper's."
 )
 READING_WORDS = (
     "Each row changes one or two things that the paper and the published code leave open. In parentheses: the change "
