@@ -32,6 +32,9 @@ LEAVING_SECONDS = 5
 """The broker waits this long for a broken connection to come back before it tells of the client's leaving."""
 
 CONNECT_SECONDS = 10.0
+LISTEN_SECONDS = 3.0
+"""Longest time to listen for the reason why the broker closed a connection."""
+
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0
 """Pauses between attempts to connect."""
 
@@ -269,11 +272,32 @@ class Connection:
 
     def _on_disconnect(self, _: object, __: object, ___: object, reason: Any, ____: object) -> None:
         failure = self._socket.failure if self._socket is not None else None
+        if failure is None and not self._has_been_open:
+            failure = self._last_words()
         alert = next((words for name, words in _ALERTS.items() if failure and name in failure), None)
         if alert is not None:
             self._refused = alert
         said = str(reason).lower()
         self._lose(failure or ("the connection was lost" if said == "unspecified error" else said))
+
+    def _last_words(self) -> str | None:
+        """Return why the broker ends connections of ours at once, or None.
+
+        With TLS 1.3 it objects to our certificate after we have sent something, and then the system may drop what it
+        said. So this connects without sending anything, and listens.
+        """
+        try:
+            with (
+                socket.create_connection((self.broker.host, self.broker.port), CONNECT_SECONDS) as plain,
+                _tls(self.broker).wrap_socket(plain, server_hostname=self.broker.host) as silent,
+            ):
+                silent.settimeout(LISTEN_SECONDS)
+                silent.recv(1)
+        except ssl.SSLError as error:
+            return error.reason
+        except OSError:
+            pass
+        return None
 
     def _lose(self, reason: str) -> None:
         self.is_open = False
