@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from support import NUM_CLASSES, make_images
 from support_cli import GoodRun, command, write_project
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to what a script starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # else the commands under test would ignore it, too
 
+# A slow or busy machine is no fault of the code under test.
+settings.register_profile(
+    "any machine", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)  # fmt: skip
+settings.load_profile("any machine")
 torch.set_num_threads(1)  # threads of several test processes would spend their time waiting for each other
 
 
