@@ -13,8 +13,7 @@ from torch import Tensor, fx, nn
 from tinyproto.core.task import FeatureModel, FitResult, Task, TensorData
 from tinyproto.engine.training import Precision, WithPrecision, choose
 from tinyproto.models import ModelShape, build_model
-from tinyproto.stacked.fusion import Fusion, Normalised
-from tinyproto.stacked.layers import gate
+from tinyproto.stacked.fusion import Excited, Fusion, Normalised
 from tinyproto.stacked.network import StackedModule
 from tinyproto.stacked.schedule import CLIENT_COST, WIDTH_COST, Stretch, computed_steps, plan_widths
 
@@ -95,7 +94,10 @@ def kinds(name: str) -> list[str]:
     described = []
     for fused in module.fusion.fused.values():
         if isinstance(fused, Normalised):
-            described.append(f"norm{'+' if fused.added is not None else ''} {fused.activation}")
+            depth = "" if fused.depth is None else " depth"
+            described.append(f"norm{depth}{'+' if fused.added is not None else ''} {fused.activation}")
+        elif isinstance(fused, Excited):
+            described.append(f"excited {fused.activation}")
         else:
             described.append(fused.function.__name__)
     return described
@@ -106,7 +108,8 @@ def test_what_belongs_together_in_the_paper_s_networks_is_computed_together() ->
     assert kinds("mobilenet_v2").count("norm+ None") == 10
     assert kinds("mobilenet_v2").count("norm relu6") == 35
     assert kinds("shufflenet_v2").count("interleave") == 16
-    assert kinds("efficientnet_b0").count("gate") == 16
+    assert kinds("efficientnet_b0").count("excited silu") == 16
+    assert kinds("efficientnet_b0").count("norm depth+ None") == 9
     assert kinds("efficientnet_b0").count("norm silu") == 33
 
 
@@ -123,8 +126,29 @@ def test_what_somebody_else_looks_at_stays_apart() -> None:
 
     traced = fx.symbolic_trace(Branching())
     fusion = Fusion(traced.graph, dict(traced.named_modules()))
-    norm, product = fusion.fused.values()
+    (norm,) = fusion.fused.values()
     assert isinstance(norm, Normalised)
     assert norm.activation is None
-    assert not isinstance(product, Normalised)
-    assert product.function is gate
+
+
+@pytest.mark.parametrize("change", ["another reader", "no bias", "a mean over rows"])
+def test_an_excitation_that_is_not_quite_one_stays_as_it_is(change: str) -> None:
+    class Excitation(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(4, 2, 1), nn.Conv2d(2, 4, 1, bias=change != "no bias")
+
+        def forward(self, values: Tensor) -> Tensor:
+            means = values.mean((2,) if change == "a mean over rows" else (2, 3), keepdim=True)
+            gates = self.second(torch.relu(self.first(means)))
+            outcome: Tensor = values * torch.sigmoid(gates)
+            return outcome + gates if change == "another reader" else outcome
+
+    traced = fx.symbolic_trace(Excitation())
+    assert Fusion(traced.graph, dict(traced.named_modules())).fused == {}
+
+
+def test_a_layer_that_is_used_twice_is_noticed() -> None:
+    twice = nn.Linear(3, 3)
+    assert StackedModule(nn.Sequential(twice, nn.ReLU(), twice)).repeats
+    assert not StackedModule(nn.Sequential(twice, nn.ReLU(), nn.Linear(3, 3))).repeats

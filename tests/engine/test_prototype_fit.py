@@ -1,4 +1,4 @@
-"""The server's fit with its backward pass written out; PyTorch stands in for the GPU kernels."""
+"""The server's fit by epochs of one kernel; PyTorch stands in for the GPU's."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from support_fit import again, all_but_the_last, by_autograd, make_fit, make_network, make_uploads
-from tinyproto.algorithms.fedtgp import margin_contrastive_loss
-from tinyproto.core.task import Batch, ParamGroup, Task
+from support_fit import again, all_but_the_last, by_autograd, make_fit, make_network
+from tinyproto.core.task import Batch, ParamGroup, State, Task
 from tinyproto.engine import graphed
 from tinyproto.engine.eager import EagerTrainer
 from tinyproto.engine.graphed import GraphedTrainer
@@ -20,51 +19,68 @@ from tinyproto.stacked.fallback import CannotStack
 
 
 class Plain:
-    """The kernels' results, computed by PyTorch."""
+    """The kernel's results, computed by PyTorch."""
 
     def __init__(self) -> None:
         self.calls = 0
 
-    def loss_gradient(self, batch: Batch, learned: Tensor, penalty: Tensor, logged: Tensor) -> Tensor:
-        self.calls += 1
-        with torch.enable_grad():
-            leaf = learned.detach().requires_grad_()
-            loss = margin_contrastive_loss(batch.inputs, batch.labels, leaf, penalty)
-            (gradient,) = torch.autograd.grad(loss, leaf)
-        logged += loss.detach() * len(batch.labels)
-        return gradient
-
-    def relu_gradient(
-        self, of_hidden: Tensor, hidden: Tensor, hidden_bias: Tensor, of_learned: Tensor, output_bias: Tensor,
-        rate: float,
+    def epoch(
+        self, weights: State, samples: Batch, batch: int, penalty: Tensor, logged: Tensor, rate: float
     ) -> None:  # fmt: skip
-        of_hidden[hidden <= 0] = 0.0
-        hidden_bias -= rate * of_hidden.sum(0)
-        output_bias -= rate * of_learned.sum(0)
+        self.calls += 1
+        network = make_network(*weights["embedding.weight"].shape)
+        for inputs, labels in zip(*(torch.split(each, batch) for each in samples), strict=True):
+            network.load_state_dict(weights)
+            with torch.enable_grad():
+                loss, gradients = by_autograd(network, Batch(inputs, labels), penalty)
+            for name, gradient in gradients.items():
+                weights[name].sub_(self.changed(name, gradient), alpha=rate)
+            logged += loss * len(labels)
+
+    def changed(self, name: str, gradient: Tensor) -> Tensor:
+        return gradient
 
 
 class Reversed(Plain):
-    """Returns the right loss and a wrong gradient."""
+    """Moves prototypes by each other's gradients."""
 
-    def loss_gradient(self, batch: Batch, learned: Tensor, penalty: Tensor, logged: Tensor) -> Tensor:
-        return super().loss_gradient(batch, learned, penalty, logged).flip(0)
+    def changed(self, name: str, gradient: Tensor) -> Tensor:
+        return gradient.flip(0) if name == "embedding.weight" else gradient
 
 
 class Still(Plain):
     """Does not move a bias."""
 
-    def relu_gradient(
-        self, of_hidden: Tensor, hidden: Tensor, hidden_bias: Tensor, of_learned: Tensor, output_bias: Tensor,
-        rate: float,
-    ) -> None:  # fmt: skip
-        super().relu_gradient(of_hidden, hidden, hidden_bias.clone(), of_learned, output_bias, rate)
+    def changed(self, name: str, gradient: Tensor) -> Tensor:
+        return torch.zeros_like(gradient) if name == "hidden.bias" else gradient
 
 
 class Empty(Plain):
-    """Returns NaN."""
+    """Moves to NaN."""
 
-    def loss_gradient(self, batch: Batch, learned: Tensor, penalty: Tensor, logged: Tensor) -> Tensor:
-        return super().loss_gradient(batch, learned, penalty, logged) * torch.nan
+    def changed(self, name: str, gradient: Tensor) -> Tensor:
+        return gradient * torch.nan
+
+
+class Careless(Plain):
+    """Forgets that the last batch is shorter."""
+
+    def epoch(
+        self, weights: State, samples: Batch, batch: int, penalty: Tensor, logged: Tensor, rate: float
+    ) -> None:  # fmt: skip
+        whole = len(samples.labels) // batch * batch
+        super().epoch(weights, Batch(*(each[:whole] for each in samples)), batch, penalty, logged, rate)
+
+
+class Stalled(Plain):
+    """Works at first; later its programs wait for each other in vain, and the loss is NaN."""
+
+    def epoch(
+        self, weights: State, samples: Batch, batch: int, penalty: Tensor, logged: Tensor, rate: float
+    ) -> None:  # fmt: skip
+        super().epoch(weights, samples, batch, penalty, logged, rate)
+        if self.calls == 4:
+            logged.fill_(torch.nan)
 
 
 class Failing(Plain):
@@ -74,57 +90,46 @@ class Failing(Plain):
         super().__init__()
         self.error = error
 
-    def loss_gradient(self, batch: Batch, learned: Tensor, penalty: Tensor, logged: Tensor) -> Tensor:
+    def epoch(
+        self, weights: State, samples: Batch, batch: int, penalty: Tensor, logged: Tensor, rate: float
+    ) -> None:  # fmt: skip
         raise self.error
 
 
-def steps_of(network: nn.Module, kernels: Plain, rate: float) -> PrototypeFit:
-    return PrototypeFit(network, rate, kernels.loss_gradient, kernels.relu_gradient)
+def epochs_of(network: nn.Module, kernels: Plain, rate: float) -> PrototypeFit:
+    return PrototypeFit(network, rate, kernels.epoch)
 
 
-def steps_by(monkeypatch: pytest.MonkeyPatch, kernels: Plain) -> None:
+def epochs_by(monkeypatch: pytest.MonkeyPatch, kernels: Plain) -> None:
     """Let every fit take its steps with these kernels."""
 
     def replaced(task: Task) -> PrototypeFit:
-        return steps_of(task.modules["prototypes"], kernels, task.groups[0].learning_rate)
+        return epochs_of(task.modules["prototypes"], kernels, task.groups[0].learning_rate)
 
     monkeypatch.setattr(graphed, "prototype_fit", replaced)
 
 
-@pytest.mark.parametrize(("classes", "dim", "count"), [(7, 5, 6), (2, 3, 1), (1, 4, 2)])
-def test_a_step_written_out_moves_every_weight_by_its_gradient(classes: int, dim: int, count: int) -> None:
-    network = make_network(classes, dim).double()
-    values, labels = make_uploads(classes, dim, count)
-    batch, penalty = Batch(values.double(), labels), all_but_the_last(classes).double()
-    loss, gradients = by_autograd(network, batch, penalty)
-    before = {name: value.detach().clone() for name, value in network.named_parameters()}
-    logged = torch.full((1, 1), 3.0, dtype=torch.float64)
-    steps_of(network, Plain(), rate=0.5).step(dict(network.named_parameters()), batch, penalty, logged)
-    for name, value in network.named_parameters():
-        torch.testing.assert_close(value.detach(), before[name] - 0.5 * gradients[name])
-    assert float(logged) == pytest.approx(3.0 + count * float(loss))
-
-
 @pytest.mark.parametrize("count", [70, 64, 3])
-def test_a_fit_in_steps_written_out_ends_where_the_reference_ends(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+def test_a_fit_by_whole_epochs_ends_where_the_reference_ends(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     kernels = Plain()
-    steps_by(monkeypatch, kernels)
+    epochs_by(monkeypatch, kernels)
     task = make_fit(7, 20, count, epochs=4)
     reference, mine = again(task), again(task)
     (expected,) = EagerTrainer().fit([reference])
     trainer = GraphedTrainer()
     (found,) = trainer.fit([mine])
-    assert kernels.calls == found.steps + len(set(task.plan.sizes))  # one check for every batch size
+    assert kernels.calls == task.plan.epochs + 1  # one check
+    assert found.steps == task.plan.epochs * len(task.plan.sizes)
     assert trainer.notes == []
     torch.testing.assert_close(found.parts, expected.parts, rtol=1e-5, atol=1e-6)
     for one, two in zip(mine.modules.parameters(), reference.modules.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
 
 
-def test_a_second_fit_with_more_uploads_is_checked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps_by(monkeypatch, Plain())
+def test_a_fit_with_another_batch_size_is_checked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    epochs_by(monkeypatch, Plain())
     trainer = GraphedTrainer()
-    for count in (40, 50, 40):
+    for count in (40, 20, 50):
         reference = make_fit(5, 8, count)
         mine = again(reference)
         EagerTrainer().fit([reference])
@@ -134,27 +139,53 @@ def test_a_second_fit_with_more_uploads_is_checked_anew(monkeypatch: pytest.Monk
     (built,) = trainer.captured.values()
     assert built is not None
     assert built.kernels is not None
-    assert len(built.kernels.checked) == 3  # batches of 32, 8 and 18
+    assert len(built.kernels.checked) == 2  # batches of 32 and 20
 
 
-@pytest.mark.parametrize("kernels", [Reversed(), Still(), Empty()], ids=["gradient", "bias", "nan"])
+@pytest.mark.parametrize("kernels", [Reversed(), Still(), Empty(), Careless()], ids=["gradient", "bias", "nan", "last"])
 def test_kernels_that_disagree_are_not_used_and_a_note_says_so(monkeypatch: pytest.MonkeyPatch, kernels: Plain) -> None:
     task = make_fit(7, 20, 40)
     expected, found = again(task), again(task)
     GraphedTrainer().fit([expected])
-    steps_by(monkeypatch, kernels)
+    epochs_by(monkeypatch, kernels)
     trainer = GraphedTrainer()
     trainer.fit([found])
     trainer.fit([again(task)])
     assert kernels.calls == 1
     (note,) = trainer.notes
-    assert re.match(r"the server .*kernels.* disagree with PyTorch", note)
+    assert re.match(r"the server .*kernel.* disagrees with PyTorch", note)
     for one, two in zip(found.modules.parameters(), expected.modules.parameters(), strict=True):
         assert torch.equal(one, two)
 
 
+def test_a_fit_whose_kernel_stalls_is_done_again_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make_fit(7, 20, 40)
+    expected, found = again(task), again(task)
+    GraphedTrainer().fit([expected])
+    kernels = Stalled()
+    epochs_by(monkeypatch, kernels)
+    trainer = GraphedTrainer()
+    (result,) = trainer.fit([found])
+    assert kernels.calls == 4
+    assert bool(result.parts.isfinite().all())
+    (note,) = trainer.notes
+    assert re.match(r"the server .*kernels: its loss is not finite", note)
+    for one, two in zip(found.modules.parameters(), expected.modules.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_batches_that_grow_are_left_to_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = Plain()
+    epochs_by(monkeypatch, kernels)
+    task = make_fit(7, 20, 40)
+    uneven = replace(task, plan=replace(task.plan, sizes=(8, 32)))
+    (found,) = GraphedTrainer().fit([uneven])
+    assert found.steps == 6
+    assert kernels.calls == 0
+
+
 def test_kernels_that_fail_to_compile_are_not_used_and_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps_by(monkeypatch, Failing(RuntimeError("Failed to find C compiler.")))
+    epochs_by(monkeypatch, Failing(RuntimeError("Failed to find C compiler.")))
     trainer = GraphedTrainer()
     (found,) = trainer.fit([make_fit(7, 20, 40)])
     assert found.steps == 6
@@ -163,7 +194,7 @@ def test_kernels_that_fail_to_compile_are_not_used_and_a_note_says_so(monkeypatc
 
 
 def test_a_lack_of_memory_in_a_check_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps_by(monkeypatch, Failing(torch.OutOfMemoryError("none left")))
+    epochs_by(monkeypatch, Failing(torch.OutOfMemoryError("none left")))
     with pytest.raises(torch.OutOfMemoryError, match="none left"):
         GraphedTrainer().fit([make_fit(7, 20, 40)])
 
@@ -173,18 +204,18 @@ def test_a_check_runs_once_and_touches_neither_weights_nor_draws(classes: int) -
     network, kernels = make_network(classes, 20), Plain()
     weights = {name: value.detach() for name, value in network.named_parameters()}
     before = {name: value.clone() for name, value in weights.items()}
-    fit, batch = steps_of(network, kernels, rate=0.1), Batch(*make_uploads(classes, 20, 9))
+    fit = epochs_of(network, kernels, rate=0.1)
     state = torch.get_rng_state()
     for _ in range(3):
-        fit.check(weights, batch, all_but_the_last(classes))
+        fit.check(weights, 9, all_but_the_last(classes))
     assert kernels.calls == 1
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[name]) for name, value in weights.items())
     with pytest.raises(CannotStack):
-        steps_of(network, Reversed(), rate=0.1).check(weights, batch, all_but_the_last(classes))
+        epochs_of(network, Reversed(), rate=0.1).check(weights, 9, all_but_the_last(classes))
 
 
-def test_only_a_fit_on_a_gpu_has_these_steps() -> None:
+def test_only_a_fit_on_a_gpu_has_these_epochs() -> None:
     task = make_fit(7, 20, 40)
     assert prototype_fit(task) is None  # on a CPU
     assert prototype_fit(replace(task, groups=[ParamGroup("prototypes", 0.1, clip_norm=1.0)])) is None

@@ -12,7 +12,16 @@ from torch import Tensor, nn
 import tinyproto as tp
 from tinyproto.stacked.convolution import convolution, geometry, plain_convolution
 from tinyproto.stacked.fallback import CannotStack, check_kernel
-from tinyproto.stacked.layers import Activation, RunningStatistics, gate, normalise, plain_normalise
+from tinyproto.stacked.layers import (
+    Activation,
+    Depth,
+    RunningStatistics,
+    Squeeze,
+    excite,
+    normalise,
+    plain_excite,
+    plain_normalise,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -110,10 +119,34 @@ def test_what_is_not_a_number_stays_so_through_normalisation_and_activation() ->
         assert bool(found.isnan().all())
 
 
+@pytest.mark.parametrize("shape", [(2, 33, 32, 4, 4), (3, 5, 7, 1, 1), (1, 2, 20, 32, 32)])
+def test_stochastic_depth_inside_the_normalisation_kernels_is_pytorch_s(shape: tuple[int, ...]) -> None:
+    inputs = drawn(*shape), drawn(*shape[:2]), drawn(*shape[:2]), drawn(*shape)
+    depth = Depth.drawn(inputs[0], 0.4)
+
+    def by(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def apply(values: Tensor, weight: Tensor, bias: Tensor, added: Tensor) -> Tensor:
+            zeros = torch.zeros(shape[:2], device="cuda", dtype=values.dtype)
+            running = RunningStatistics(zeros, torch.ones_like(zeros), 0.1, 1e-5)
+            return kernel(values, running, weight, bias, by_batch=True, added=added, depth=depth)
+
+        return apply
+
+    assert_same(by(normalise), by(plain_normalise), *inputs)
+
+
 @pytest.mark.parametrize("size", [1, 4, 40])
-def test_the_gate_kernel_gives_pytorch_s_values_and_gradients(size: int) -> None:
-    values, gates = drawn(3, 7, 5, size, size), drawn(3, 7, 5, 1, 1)
-    assert_same(gate, lambda maps, shares: maps * torch.sigmoid(shares), values, gates)
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_the_excitation_kernels_give_pytorch_s_values_and_gradients(size: int, activation: Activation) -> None:
+    inputs = drawn(3, 7, 5, size, size), drawn(3, 4, 7), drawn(3, 4), drawn(3, 7, 4), drawn(3, 7)
+
+    def by(kernel: Callable[[Tensor, Squeeze], Tensor]) -> Callable[..., Tensor]:
+        def apply(values: Tensor, first: Tensor, one: Tensor, second: Tensor, two: Tensor) -> Tensor:
+            return kernel(values, Squeeze(first, one, second, two, activation))
+
+        return apply
+
+    assert_same(by(excite), by(plain_excite), *inputs)
 
 
 @pytest.mark.parametrize("trainer", ["graphed", "stacked"])

@@ -253,8 +253,8 @@ class LastGood:
         if not clients:
             return
         weights = [self._of(client) for client in clients]
-        torch._foreach_copy_(
-            [copy for one in weights for copy in one.copies], [tensor for one in weights for tensor in one.tensors()]
+        _copy_all(
+            [tensor for one in weights for tensor in one.tensors()], [copy for one in weights for copy in one.copies]
         )
         self._rest = {
             client.id: ({name: tensor.clone() for name, tensor in client.state.items()}, client.local, client.received)
@@ -265,23 +265,27 @@ class LastGood:
     def put_back(self, client: Client) -> None:
         """Put a client back to the state kept last."""
         weights = self._of(client)
-        torch._foreach_copy_(weights.tensors(), weights.copies)
+        _copy_all(weights.copies, weights.tensors())
         state, client.local, client.received = self._rest[client.id]
         client.state = dict(state)
 
     @torch.no_grad()
     def diverged(self, clients: Sequence[Client]) -> set[int]:
-        """Return the clients with a weight that is NaN or infinite: the sum of their magnitudes is not finite.
+        """Return the clients with a weight that is NaN or infinite: the sum of its magnitudes is not finite.
 
         The host waits for the device once.
         """
-        floats = [[tensor for tensor in self._of(client).tensors() if tensor.is_floating_point()] for client in clients]
+        floats = [
+            (client.id, tensor)
+            for client in clients
+            for tensor in self._of(client).tensors()
+            if tensor.is_floating_point()
+        ]
         if not floats:
             return set()
-        magnitudes = iter(torch._foreach_norm([tensor for each in floats for tensor in each], 1, dtype=torch.float64))
-        sums = [torch.stack([next(magnitudes) for _ in each]).sum() for each in floats]
-        good = torch.stack(sums).isfinite().tolist()
-        return {client.id for client, finite in zip(clients, good, strict=True) if not finite}
+        magnitudes = torch._foreach_norm([tensor for _, tensor in floats], 1, dtype=torch.float64)
+        good = torch.stack(list(magnitudes)).isfinite().tolist()
+        return {client for (client, _), finite in zip(floats, good, strict=True) if not finite}
 
     def forget(self) -> None:
         """Free the memory."""
@@ -293,3 +297,11 @@ class LastGood:
         if known is None or known.model is not client.model:
             known = self._weights[client.id] = _Weights(client)
         return known
+
+
+def _copy_all(given: Sequence[Tensor], held: Sequence[Tensor]) -> None:
+    """Copy tensors into others. Mixed types in one call would be copied one by one."""
+    for counters in (False, True):
+        chosen = [index for index, tensor in enumerate(given) if tensor.is_floating_point() is not counters]
+        if chosen:
+            torch._foreach_copy_([held[index] for index in chosen], [given[index] for index in chosen])

@@ -61,6 +61,7 @@ class EagerTrainer:
                     more = class_sums(step.observed, batch.labels, task.num_classes)
                     observed = more if observed is None else ClassSums(*map(torch.add, observed, more))
                 start += size
+        task.modules.zero_grad()  # gradients take as much memory as the networks
         samples_per_epoch = max(sum(task.plan.sizes), 1)
         steps = task.plan.epochs * len(task.plan.sizes)
         return FitResult((parts / samples_per_epoch).cpu(), task.part_names, steps, observed, steps)

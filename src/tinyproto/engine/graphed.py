@@ -1,7 +1,7 @@
 """The graphed trainer: the eager trainer's steps, captured once per kind of task and replayed, one task after another.
 
 It takes any network, so the stacked trainer falls back to it. It also runs the server's fit, all steps of an epoch in
-one graph. On a CPU nothing is captured.
+one kernel or one graph. On a CPU nothing is captured.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import nn
 
 from tinyproto.core.prototypes import ClassSums, class_sums
 from tinyproto.core.streams import global_randomness
-from tinyproto.core.task import Batch, FitResult, State, Task
+from tinyproto.core.task import Batch, FitResult, State, Task, TensorData
 from tinyproto.engine.eager import EagerTrainer, Sgd
-from tinyproto.engine.prototype_fit import prototype_fit
+from tinyproto.engine.prototype_fit import PrototypeFit, prototype_fit
 from tinyproto.models.split import SplitModel
 from tinyproto.stacked.capture import GraphStream, capture, in_order
 from tinyproto.stacked.fallback import OUT_OF_MEMORY, CannotStack, fallback_note
@@ -97,25 +97,50 @@ class CapturedTask:
             value.copy_(task.context[name])
         order = plan.order.to(self.parts.device)
         history = torch.zeros(plan.epochs, len(self.parts), dtype=torch.float64, device=self.parts.device)
+        kernels = self._checked_kernels(plan.sizes)
         for epoch in range(plan.epochs):
             self.parts.zero_()
             for sums in self.observed or ():
                 sums.zero_()
             samples = task.data.subset(order[epoch])
-            start = 0
-            for sizes in [plan.sizes] if self.epoch_at_once and plan.sizes else [(size,) for size in plan.sizes]:
-                stop = start + sum(sizes)
-                self._run(sizes, samples.batch(slice(start, stop)))
-                start = stop
+            if kernels is None:
+                self._run(plan.sizes, samples)
+            else:
+                used = samples.batch(slice(sum(plan.sizes)))
+                kernels.run(self._weights(), used, plan.sizes[0], self.context["penalty"], self.parts)
             history[epoch] = self.parts
+        means = history.cpu() / max(sum(plan.sizes), 1)
+        if kernels is not None and not bool(means.isfinite().all()):  # the task's modules are still as they were
+            self.kernels, self.kernel_error = None, CannotStack("its loss is not finite with them")
+            return self._fit(task)
         _copy(self.modules, task.modules)
         self.completed = True
         observed = self.observed and ClassSums(*(sums.clone() for sums in self.observed))
-        means = history.cpu() / max(sum(plan.sizes), 1)
         steps = plan.epochs * len(plan.sizes)
         return FitResult(means, task.part_names, steps, observed, steps)
 
-    def _run(self, sizes: tuple[int, ...], samples: Batch) -> None:
+    def _checked_kernels(self, sizes: tuple[int, ...]) -> PrototypeFit | None:
+        """Return the server's own kernels if they apply to such batches; discard them if they fail their check."""
+        if self.kernels is None or not sizes or any(size != sizes[0] for size in sizes[:-1]) or sizes[-1] > sizes[0]:
+            return None
+        try:
+            self.kernels.check(self._weights(), sizes[0], self.context["penalty"])
+        except CannotStack as reason:
+            self.kernels, self.kernel_error = None, reason
+        return self.kernels
+
+    def _weights(self) -> State:
+        return dict(self.modules["prototypes"].named_parameters())
+
+    def _run(self, sizes: tuple[int, ...], samples: TensorData) -> None:
+        """Take the steps of an epoch, captured as one graph or one for each step."""
+        start = 0
+        for each in [sizes] if self.epoch_at_once and sizes else [(size,) for size in sizes]:
+            stop = start + sum(each)
+            self._run_captured(each, samples.batch(slice(start, stop)))
+            start = stop
+
+    def _run_captured(self, sizes: tuple[int, ...], samples: Batch) -> None:
         """Take a step for each batch size on consecutive samples, captured as one graph."""
         if sizes not in self.captured:
             if len(self.captured) >= MOST_CAPTURED:
@@ -132,17 +157,7 @@ class CapturedTask:
             self._step(Batch(inputs, labels))
 
     def _step(self, batch: Batch) -> None:
-        """Take one step of SGD: in the server's own kernels where they apply, as the eager trainer otherwise."""
-        if self.kernels is not None:
-            weights: State = dict(self.modules["prototypes"].named_parameters())
-            penalty = self.context["penalty"]
-            try:
-                self.kernels.check(weights, batch, penalty)
-            except CannotStack as reason:
-                self.kernels, self.kernel_error = None, reason
-            else:
-                self.kernels.step(weights, batch, penalty, self.parts)
-                return
+        """Take one step of SGD as the eager trainer does."""
         step = self.sgd.step(self.loss, batch, self.context)
         self.parts += step.parts * len(batch.labels)
         if step.observed is not None:

@@ -100,5 +100,6 @@ def score(
     for rule, prototypes in (("global", global_), ("local", local)):
         if prototypes is not None and bool(prototypes.present.any()):
             guesses[rule] = nearest(features, prototypes)
-    correct = {f"correct_{rule}": float((guess == labels).sum()) for rule, guess in guesses.items()}
-    return {"test_samples": float(len(labels)), **correct}
+    correct = torch.stack([(guess == labels).sum() for guess in guesses.values()]).tolist()
+    counts = {f"correct_{rule}": float(count) for rule, count in zip(guesses, correct, strict=True)}
+    return {"test_samples": float(len(labels)), **counts}

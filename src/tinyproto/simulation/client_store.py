@@ -149,14 +149,12 @@ class ClientStore(Mapping[int, Client]):
 
     @contextmanager
     def holding(self, clients: Sequence[int]) -> Iterator[None]:
-        """Keep these clients in memory while open; drop their gradients afterwards."""
+        """Keep these clients in memory while open."""
         self._in_use = frozenset(clients)
         self._training = WHILE_TRAINING * sum(map(self._weight, self._in_use))
         try:
             yield
         finally:
-            for client in self._in_use & self._here.keys():
-                drop_gradients(self._here[client])
             self._in_use, self._training = frozenset(), 0
 
     def save(self) -> dict[int, Stored]:
@@ -231,10 +229,3 @@ def memory_of(client: Client) -> int:
     parts = parts_of(client)
     values = [value for name in ("model", "modules", "state", "local") for value in parts[name].values()]
     return sum(value.numel() * value.element_size() for value in (*values, *parts["local"].values()))
-
-
-def drop_gradients(client: Client) -> None:
-    """Free the gradients, which take as much memory as the networks; the next step starts without them."""
-    for module in (client.model, client.modules):
-        for parameter in module.parameters():
-            parameter.grad = None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -58,6 +59,54 @@ def capture(function: Callable[[], None], on: GraphStream) -> Callable[[], None]
             graph = captured
 
     return run
+
+
+class Branch:
+    """A second stream for results that a step needs only at its end, such as gradients of filters.
+
+    The branch starts from the current stream in `fork` and comes back to it in `join`. In a captured graph it runs
+    beside the rest of the step. Tensors that it reads are kept until then, or the current stream might reuse them.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._read: list[torch.Tensor] = []
+
+    @contextmanager
+    def fork(self, *read: torch.Tensor) -> Iterator[None]:
+        """Run what follows on the branch, after all that is queued on the current stream."""
+        self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+        self._read += read
+        with torch.cuda.stream(self.stream):
+            yield
+
+    def join(self) -> None:
+        """Let the current stream wait for the branch."""
+        torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+        self._read.clear()
+
+
+_branch: ContextVar[Branch | None] = ContextVar("branch", default=None)
+
+
+@contextmanager
+def branching(branch: Branch | None) -> Iterator[None]:
+    """Let differentiable functions that are called here put late results on a branch in their backward pass."""
+    token = _branch.set(branch)
+    try:
+        yield
+    finally:
+        _branch.reset(token)
+
+
+def current_branch() -> Branch | None:
+    """Return the branch of this step, if it has one."""
+    return _branch.get()
+
+
+def forked(branch: Branch | None, *read: torch.Tensor) -> AbstractContextManager[None]:
+    """Run what follows on the branch, if there is one."""
+    return nullcontext() if branch is None else branch.fork(*read)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tinyproto.stacked.capture import branching, current_branch, forked
 from tinyproto.stacked.fallback import check_kernel
 from tinyproto.stacked.layers import apply
 
@@ -63,13 +64,14 @@ def convolution(values: Tensor, weight: Tensor, bias: Tensor | None, shape: Geom
     """Convolve each client's samples with its own filters."""
     if shape.pointwise:
         values = values[..., :: shape.stride[0], :: shape.stride[1]]
-        product = apply(_ConvolutionProduct, weight.flatten(2), values.flatten(2))
-        return _add_bias(product.view(*product.shape[:2], *values.shape[2:]), bias)
+        found = apply(_ConvolutionProduct, weight.flatten(2), values.flatten(2))
+        return _add_bias(found.view(*found.shape[:2], *values.shape[2:]), bias)
     if not (values.is_cuda and values.dtype == torch.float32 and shape.has_kernel):
         return plain_convolution(values, weight, bias, shape)
     values = values.contiguous()
     kernel, plain = partial(_kernel_convolution, shape=shape), partial(plain_convolution, bias=None, shape=shape)
-    check_kernel("depthwise" if shape.depthwise else "convolution", shape, kernel, plain, values, weight)
+    with branching(None):
+        check_kernel("depthwise" if shape.depthwise else "convolution", shape, kernel, plain, values, weight)
     return _add_bias(kernel(values, weight), bias)
 
 
@@ -77,7 +79,7 @@ def _kernel_convolution(values: Tensor, weight: Tensor, shape: Geometry) -> Tens
     from tinyproto.stacked.kernels.convolution import TritonConvolution, TritonDepthwise
 
     if shape.depthwise:
-        return apply(TritonDepthwise, values, weight[:, :, 0].contiguous(), shape.stride[0], shape.padding[0])
+        return apply(TritonDepthwise, values, weight.squeeze(2), shape.stride[0], shape.padding[0])
     return apply(TritonConvolution, values, weight, shape.stride[0], shape.padding[0])
 
 
@@ -108,16 +110,21 @@ class _ConvolutionProduct(torch.autograd.Function):
     def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
         """Multiply (n, O, C) and (n, C, L) to (n, O, L)."""
         ctx.save_for_backward(left, right)
-        return _product(left, right)
+        ctx.branch = current_branch()
+        return product(left, right)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of both factors."""
         left, right = ctx.saved_tensors
-        return _product(gradients[0], right.transpose(1, 2)), _product(left.transpose(1, 2), gradients[0])
+        gradient = gradients[0]
+        with forked(ctx.branch, gradient, right):
+            of_left = product(gradient, right.transpose(1, 2))
+        return of_left, product(left.transpose(1, 2), gradient)
 
 
-def _product(left: Tensor, right: Tensor) -> Tensor:
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """Multiply (n, O, C) and (n, C, L), rounding as convolutions do."""
     products = torch.backends.cuda.matmul
     before = products.allow_tf32
     products.allow_tf32 = torch.backends.cudnn.allow_tf32

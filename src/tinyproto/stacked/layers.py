@@ -37,30 +37,51 @@ class RunningStatistics(NamedTuple):
     eps: float
 
 
+class Depth(NamedTuple):
+    """Stochastic depth: a client's sample whose draw (n, B) is below `dropped` is zero, the others are scaled up."""
+
+    draws: Tensor
+    dropped: float
+
+    @classmethod
+    def drawn(cls, values: Tensor, dropped: float) -> Depth:
+        """Draw for values (n, C, B, …)."""
+        return cls(torch.rand(values.shape[0], values.shape[2], device=values.device), dropped)
+
+    def apply(self, values: Tensor) -> Tensor:
+        """Return (n, C, B, H, W) with samples dropped."""
+        kept = (self.draws >= self.dropped).to(values.dtype) / (1.0 - self.dropped)
+        return values * kept[:, None, :, None, None]
+
+
 def normalise(
     values: Tensor, running: RunningStatistics, weight: Tensor | None, bias: Tensor | None, *, by_batch: bool,
-    activation: Activation | None = None, added: Tensor | None = None,
+    activation: Activation | None = None, added: Tensor | None = None, depth: Depth | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return activation(normal · weight + bias + added), each client's channels normalised on their own.
+    """Return activation(depth(normal · weight + bias) + added), each client's channels normalised on their own.
 
     `by_batch` normalises by the statistics of the batch and updates the running ones in place; otherwise the running
     statistics are used.
     """
     supported = values.is_cuda and values.dtype == torch.float32 and (added is None or activation != "silu")
+    if depth is not None:
+        supported = supported and by_batch and added is not None and activation is None
     with_gradient = torch.is_grad_enabled() and not by_batch
     if not supported or weight is None or bias is None or with_gradient or values[0, 0].numel() < 2:
-        return plain_normalise(values, running, weight, bias, by_batch=by_batch, activation=activation, added=added)
+        return plain_normalise(
+            values, running, weight, bias, by_batch=by_batch, activation=activation, added=added, depth=depth
+        )
     from tinyproto.stacked.kernels.fused import TritonNormalisation, normalise_by_running
 
     values, added = values.contiguous(), None if added is None else added.contiguous()
     if by_batch:
-        return apply(TritonNormalisation, values, weight, bias, added, running, activation)
+        return apply(TritonNormalisation, values, weight, bias, added, running, activation, depth)
     return normalise_by_running(values, weight, bias, added, running, activation)
 
 
 def plain_normalise(
     values: Tensor, running: RunningStatistics, weight: Tensor | None, bias: Tensor | None, *, by_batch: bool,
-    activation: Activation | None = None, added: Tensor | None = None,
+    activation: Activation | None = None, added: Tensor | None = None, depth: Depth | None = None,
 ) -> Tensor:  # fmt: skip
     """Do the same with PyTorch's operations."""
     rows = values.reshape(1, values.shape[0] * values.shape[1], -1)
@@ -69,6 +90,8 @@ def plain_normalise(
     mean, variance = running.mean.view(-1), running.variance.view(-1)
     normal = functional.batch_norm(rows, mean, variance, scale, shift, by_batch, running.momentum, running.eps)
     outcome = normal.view(values.shape)
+    if depth is not None:
+        outcome = depth.apply(outcome)
     if added is not None:
         outcome = outcome + added
     return outcome if activation is None else _ACTIVATIONS[activation](outcome)
@@ -109,19 +132,30 @@ def interleave(first: Tensor, second: Tensor) -> Tensor:
     return torch.stack((first, second), dim=2).flatten(1, 2)
 
 
-def gate(values: Tensor, gates: Tensor) -> Tensor:
-    """Return values · σ(gates) for values (n, C, B, H, W) and gates (n, C, B, 1, 1)."""
-    if values.is_cuda and values.dtype == torch.float32 and gates.shape == (*values.shape[:3], 1, 1):
-        from tinyproto.stacked.kernels.fused import TritonGate
+class Squeeze(NamedTuple):
+    """The two layers of squeeze-and-excitation: C to S channels and back, and the activation between them."""
 
-        return apply(TritonGate, values.contiguous(), gates.contiguous())
-    return values * torch.sigmoid(gates)
+    first: Tensor  # (n, S, C)
+    first_bias: Tensor  # (n, S)
+    second: Tensor  # (n, C, S)
+    second_bias: Tensor  # (n, C)
+    activation: Activation
 
 
-def drop_samples(values: Tensor, dropped: float) -> Tensor:
-    """Apply stochastic depth: one draw per client and sample."""
-    kept = torch.rand(values.shape[0], 1, values.shape[2], 1, 1, device=values.device) >= dropped
-    return values * (kept.to(values.dtype) / (1.0 - dropped))
+def excite(values: Tensor, squeeze: Squeeze) -> Tensor:
+    """Multiply each map of (n, C, B, H, W) by a share in (0, 1) that depends on the means of all its sample's maps."""
+    if values.is_cuda and values.dtype == torch.float32:
+        from tinyproto.stacked.kernels.excitation import TritonExcitation
+
+        return apply(TritonExcitation, values.contiguous(), *squeeze)
+    return plain_excite(values, squeeze)
+
+
+def plain_excite(values: Tensor, squeeze: Squeeze) -> Tensor:
+    """Do the same with PyTorch's operations."""
+    squeezed = linear(values.mean((3, 4)), squeeze.first, squeeze.first_bias)
+    gates = linear(_ACTIVATIONS[squeeze.activation](squeezed), squeeze.second, squeeze.second_bias)
+    return values * torch.sigmoid(gates)[..., None, None]
 
 
 def spatial_mean(values: Tensor, dims: Sequence[int], *, keepdim: bool) -> Tensor:

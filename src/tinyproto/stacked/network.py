@@ -17,7 +17,7 @@ from tinyproto.models.split import DropoutLinear, Output, PoolFeatures, SplitMod
 from tinyproto.stacked import layers
 from tinyproto.stacked.convolution import convolution, geometry
 from tinyproto.stacked.fallback import CannotStack
-from tinyproto.stacked.fusion import NORMS, Fusion, Normalised
+from tinyproto.stacked.fusion import NORMS, Excited, Fusion, Normalised
 
 _LEAVES = (PoolFeatures, StochasticDepth, DropoutLinear)
 _POINTWISE_MODULES = (nn.ReLU, nn.ReLU6, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.GELU, nn.Identity, nn.LeakyReLU, nn.Hardswish)
@@ -40,6 +40,7 @@ class StackedModel:
     def __init__(self, model: SplitModel) -> None:
         self.extractor, self.head = StackedModule(model.extractor), StackedModule(model.head)
         self.alone = self.extractor.alone or self.head.alone
+        self.repeats = self.extractor.repeats or self.head.repeats
 
     def features(self, inputs: Tensor, state: State, *, normalise: bool, training: bool) -> Tensor:
         """Map (n, B, …) to (n, B, d)."""
@@ -70,7 +71,10 @@ class _Tracer(fx.Tracer):
 
 
 class StackedModule:
-    """One traced module; the caller passes its parameters and buffers, stacked. `alone` if it may use cuDNN."""
+    """One traced module; the caller passes its parameters and buffers, stacked.
+
+    `alone` if it may use cuDNN, `repeats` if a layer is used more than once.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         wrapped = nn.Sequential(module)  # so that a single layer is traced as a layer, too
@@ -83,6 +87,8 @@ class StackedModule:
             self._check(node)
         convolutions = [module for module in self.modules.values() if isinstance(module, nn.Conv2d)]
         self.alone = not all(geometry(module).has_kernel for module in convolutions)
+        called = [node.target for node in self.graph.nodes if node.op == "call_module"]
+        self.repeats = len(set(called)) < len(called)
         self.fusion = Fusion(self.graph, self.modules)
         self.order = [node for node in self.graph.nodes if node not in self.fusion.absorbed]
         last = {used: node for node in self.order for used in self.fusion.inputs(node)}
@@ -119,9 +125,20 @@ class StackedModule:
             assert isinstance(module, NORMS)
             assert module.momentum is not None
             running = layers.RunningStatistics(get("running_mean"), get("running_var"), module.momentum, module.eps)
+            dropped = self.modules[str(fused.depth.target)].dropped if fused.depth is not None and training else 0.0
             return layers.normalise(
-                found[argument], running, get("weight"), get("bias"),
-                by_batch=normalise, activation=fused.activation, added=added,
+                found[argument], running, get("weight"), get("bias"), by_batch=normalise,
+                activation=fused.activation, added=added,
+                depth=layers.Depth.drawn(found[argument], dropped) if dropped else None,
+            )  # fmt: skip
+        if isinstance(fused, Excited):
+            (_, first), (_, second) = self._layer(fused.first, state), self._layer(fused.second, state)
+            return layers.excite(
+                found[fused.values],
+                layers.Squeeze(
+                    first("weight").flatten(2), first("bias"), second("weight").flatten(2), second("bias"),
+                    fused.activation,
+                ),
             )  # fmt: skip
         if fused is not None:
             return fused.function(found[fused.first], found[fused.second])
@@ -167,7 +184,7 @@ def _apply_layer(module: nn.Module, get: GetTensor, values: Tensor, training: bo
     if isinstance(module, nn.Dropout):
         return functional.dropout(values, module.p, training)
     if isinstance(module, StochasticDepth):
-        return layers.drop_samples(values, module.dropped) if training and module.dropped else values
+        return layers.Depth.drawn(values, module.dropped).apply(values) if training and module.dropped else values
     if isinstance(module, PoolFeatures):
         return layers.pool_channels(values, module.dim)
     if isinstance(module, nn.LayerNorm):

@@ -17,7 +17,7 @@ from torch.func import functional_call, vmap
 from tinyproto.core.prototypes import ClassSums
 from tinyproto.core.task import Batch, FitResult, State, Task, TensorData
 from tinyproto.models.split import Output, SplitModel
-from tinyproto.stacked.capture import GraphStream, capture
+from tinyproto.stacked.capture import Branch, GraphStream, branching, capture
 from tinyproto.stacked.fallback import CannotStack
 from tinyproto.stacked.network import StackedModel
 from tinyproto.stacked.schedule import computed_steps, plan_widths
@@ -42,6 +42,9 @@ class Stack:
         self.networks = {name: StackedModel(m) for name, m in first.modules.items() if isinstance(m, SplitModel)}
         self.others = {name: module for name, module in first.modules.items() if name not in self.networks}
         self.alone = any(network.alone for network in self.networks.values())
+        # Gradients of a layer that is used twice are added before the branch comes back.
+        branched = self.graphs.stream is not None and not any(each.repeats for each in self.networks.values())
+        self.branch = Branch(self.device) if branched else None
         self.states = {name: StackedState(module, clients) for name, module in first.modules.items()}
         self.context: State = {name: value.new_zeros(clients, *value.shape) for name, value in first.context.items()}
         self.dtype = next(parameter.dtype for parameter in first.modules.parameters())
@@ -149,10 +152,11 @@ class _Steps:
         before = {name: state.flat.clone() for name, state in states.items()} if several else {}
 
         # Forward: each network once for all clients, by the batch's statistics unless the batch is a single sample.
-        outputs = {
-            name: network(inputs, states[name].tensors, normalise=rows.shape[1] > 1, training=True)
-            for name, network in stack.networks.items()
-        }
+        with branching(stack.branch):
+            outputs = {
+                name: network(inputs, states[name].tensors, normalise=rows.shape[1] > 1, training=True)
+                for name, network in stack.networks.items()
+            }
 
         # Loss of each client.
         weights = {name: states[name].tensors for name in stack.others}
@@ -163,6 +167,8 @@ class _Steps:
         leaves = [value for state in states.values() for value in state.parameters.values()]
         total = losses.sum() if active is None else (losses * active[clients]).sum()
         gradients = dict(zip(map(id, leaves), torch.autograd.grad(total, leaves, allow_unused=True), strict=True))
+        if stack.branch is not None:
+            stack.branch.join()
 
         # Update: weights, running statistics, logged terms.
         with torch.no_grad():

@@ -21,6 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tinyproto.stacked.capture import current_branch, forked
+
 BLOCK = 512
 """Positions that a program of a depthwise convolution handles at most."""
 
@@ -148,6 +150,7 @@ class TritonConvolution(torch.autograd.Function):
             BO=tile[0], BL=tile[1], BK=tile[2], num_warps=4, num_stages=3, **options
         )  # fmt: skip
         ctx.save_for_backward(values, weight)
+        ctx.branch = current_branch()
         ctx.geometry = (high, wide, options)
         return outcome
 
@@ -159,6 +162,16 @@ class TritonConvolution(torch.autograd.Function):
         clients, channels, batch, height, width = values.shape
         outputs, kernel = weight.shape[1], weight.shape[-1]
         gradient = gradients[0].contiguous()
+        size, taps = batch * high * wide, channels * kernel * kernel
+        programs = clients * triton.cdiv(outputs, 32) * triton.cdiv(taps, 64)
+        pieces, part = _pieces(size, min(16, 264 // programs, size // 256), 32)
+        with forked(ctx.branch, gradient, values):
+            of_weight = weight.new_empty(pieces, *weight.shape)
+            _filter_gradient[(triton.cdiv(taps, 64), triton.cdiv(outputs, 32), clients * pieces)](
+                values, gradient, of_weight, channels, outputs, size, height, width, high, wide, clients, part,
+                BO=32, BK=64, BL=32, num_warps=4, num_stages=3, **options
+            )  # fmt: skip
+            of_weight = of_weight[0] if pieces == 1 else of_weight.sum(0)
         of_values = None
         if ctx.needs_input_grad[0]:
             of_values = torch.empty_like(values)
@@ -169,15 +182,7 @@ class TritonConvolution(torch.autograd.Function):
                 gradient, by_channel, of_values, channels, outputs, size, height, width, high, wide,
                 BC=tile[0], BL=tile[1], BK=tile[2], num_warps=4, num_stages=3, **options
             )  # fmt: skip
-        size, taps = batch * high * wide, channels * kernel * kernel
-        programs = clients * triton.cdiv(outputs, 32) * triton.cdiv(taps, 64)
-        pieces, part = _pieces(size, min(16, 264 // programs, size // 256), 32)
-        of_weight = weight.new_empty(pieces, *weight.shape)
-        _filter_gradient[(triton.cdiv(taps, 64), triton.cdiv(outputs, 32), clients * pieces)](
-            values, gradient, of_weight, channels, outputs, size, height, width, high, wide, clients, part,
-            BO=32, BK=64, BL=32, num_warps=4, num_stages=3, **options
-        )  # fmt: skip
-        return of_values, of_weight[0] if pieces == 1 else of_weight.sum(0), None, None
+        return of_values, of_weight, None, None
 
 
 def _precision() -> str:
@@ -280,6 +285,7 @@ class TritonDepthwise(torch.autograd.Function):
             values, weight, outcome, size, height, width, high, wide, K=kernel, S=stride, PAD=padding, BLOCK=block
         )
         ctx.save_for_backward(values, weight)
+        ctx.branch = current_branch()
         ctx.geometry = (stride, padding, high, wide)
         return outcome
 
@@ -292,21 +298,23 @@ class TritonDepthwise(torch.autograd.Function):
         gradient = gradients[0].contiguous()
         kernel = weight.shape[-1]
         rows, size_in, size_out = clients * channels, batch * height * width, batch * high * wide
-        of_values = torch.empty_like(values)
         geometry = {"K": kernel, "S": stride, "PAD": padding}
+        taps = triton.next_power_of_2(kernel * kernel)
+        block = max(16, min(_block(size_out), 4096 // taps))
+        pieces, part = _pieces(size_out, min(8, size_out // (4 * block), 4096 // rows), block)
+        with forked(ctx.branch, gradient, values):
+            of_weight = weight.new_empty(pieces, *weight.shape)
+            _depthwise_filter_gradient[(rows, pieces)](
+                values, gradient, of_weight, rows, size_out, part, height, width, high, wide,
+                TAPS=taps, BLOCK=block, **geometry
+            )  # fmt: skip
+            of_weight = of_weight[0] if pieces == 1 else of_weight.sum(0)
+        of_values = torch.empty_like(values)
         block = _block(size_in)
         _depthwise_input_gradient[(rows, triton.cdiv(size_in, block))](
             gradient, weight, of_values, size_in, height, width, high, wide, BLOCK=block, **geometry
         )
-        taps = triton.next_power_of_2(kernel * kernel)
-        block = max(16, min(_block(size_out), 4096 // taps))
-        pieces, part = _pieces(size_out, min(8, size_out // (4 * block), 4096 // rows), block)
-        of_weight = weight.new_empty(pieces, *weight.shape)
-        _depthwise_filter_gradient[(rows, pieces)](
-            values, gradient, of_weight, rows, size_out, part, height, width, high, wide,
-            TAPS=taps, BLOCK=block, **geometry
-        )  # fmt: skip
-        return of_values, of_weight[0] if pieces == 1 else of_weight.sum(0), None, None
+        return of_values, of_weight, None, None
 
 
 def _block(size: int) -> int:

@@ -1,8 +1,8 @@
-"""Fused elementwise kernels, one forward and one backward each: batch normalisation, and squeeze-and-excitation's gate.
+"""Batch normalisation as one kernel forward and one backward.
 
-Batch normalisation includes an addition and the activation after it. A row is one channel of one client: B·H·W values in
-order with a mean and spread of their own. A program handles whole rows, several if they are short; rows longer than a
-block are read in pieces. The gate is values · σ(gates), one gate per feature map.
+It includes an addition and the activation after it, or stochastic depth and the addition after that. A row is one
+channel of one client: B·H·W values in order with a mean and spread of their own. A program handles whole rows, several
+if they are short; rows longer than a block are read in pieces.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tinyproto.stacked.layers import RunningStatistics
+from tinyproto.stacked.layers import Depth, RunningStatistics
 
 LONGEST = 16384
 """Longest row that a program holds at once."""
@@ -25,7 +25,7 @@ ACTIVATIONS = {None: 0, "relu": 1, "relu6": 2, "silu": 3}
 
 
 @triton.jit
-def _activate(z, ACT: tl.constexpr):
+def activate(z, ACT: tl.constexpr):
     """Apply the activation; by comparisons, not maxima, so that NaN stays NaN."""
     if ACT == 1:
         z = tl.where(z < 0.0, 0.0, z)
@@ -37,22 +37,30 @@ def _activate(z, ACT: tl.constexpr):
 
 
 @triton.jit
-def _slope(z, ACT: tl.constexpr):
-    slope = tl.full(z.shape, 1.0, z.dtype)
+def slope(z, ACT: tl.constexpr):
+    """Return the derivative of the activation."""
+    steep = tl.full(z.shape, 1.0, z.dtype)
     if ACT == 1:
-        slope = tl.where(z <= 0.0, 0.0, 1.0)
+        steep = tl.where(z <= 0.0, 0.0, 1.0)
     if ACT == 2:
-        slope = tl.where((z <= 0.0) | (z >= 6.0), 0.0, 1.0)
+        steep = tl.where((z <= 0.0) | (z >= 6.0), 0.0, 1.0)
     if ACT == 3:
         gate = tl.sigmoid(z)
-        slope = gate * (1.0 + z * (1.0 - gate))
-    return slope
+        steep = gate * (1.0 + z * (1.0 - gate))
+    return steep
+
+
+@triton.jit
+def _kept(draws, row, at, inside, channels, samples, area, dropped):
+    """Return what stochastic depth multiplies by: zero for the samples whose draw is below `dropped`."""
+    drawn = tl.load(draws + (row // channels)[:, None] * samples + (at // area)[None, :], mask=inside, other=0.0)
+    return tl.where(drawn < dropped, 0.0, 1.0 / (1.0 - dropped))
 
 
 @triton.jit
 def _forward(
-    x, added, y, means, spreads, running_mean, running_var, weight, bias, rows, size, momentum, eps,
-    ACT: tl.constexpr, ADDED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
+    x, added, draws, y, means, spreads, running_mean, running_var, weight, bias, rows, size, momentum, eps,
+    channels, samples, area, dropped, ACT: tl.constexpr, ADDED: tl.constexpr, DROPPED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     real = row < rows
@@ -82,17 +90,21 @@ def _forward(
     shift = tl.load(bias + row, mask=real, other=0.0)
     if AT_ONCE:
         z = centred * factor[:, None] + shift[:, None]
+        if DROPPED:
+            z *= _kept(draws, row, at, inside, channels, samples, area, dropped)
         if ADDED:
             z += tl.load(added + start_of + at[None, :], mask=inside, other=0.0)
-        tl.store(y + start_of + at[None, :], _activate(z, ACT), mask=inside)
+        tl.store(y + start_of + at[None, :], activate(z, ACT), mask=inside)
     else:
         for start in range(0, size, BLOCK):
             inside = real[:, None] & (start + at < size)[None, :]
             values = tl.load(x + start_of + start + at[None, :], mask=inside, other=0.0)
             z = (values - mean[:, None]) * factor[:, None] + shift[:, None]
+            if DROPPED:
+                z *= _kept(draws, row, start + at, inside, channels, samples, area, dropped)
             if ADDED:
                 z += tl.load(added + start_of + start + at[None, :], mask=inside, other=0.0)
-            tl.store(y + start_of + start + at[None, :], _activate(z, ACT), mask=inside)
+            tl.store(y + start_of + start + at[None, :], activate(z, ACT), mask=inside)
     tl.store(means + row, mean, mask=real)
     tl.store(spreads + row, spread, mask=real)
     old_mean = tl.load(running_mean + row, mask=real, other=0.0)
@@ -103,23 +115,28 @@ def _forward(
 
 
 @triton.jit
-def _inner(g, x, y, place, inside, mean, spread, weight, bias, ACT: tl.constexpr, ADDED: tl.constexpr):
-    """Return the gradient before the activation, and the normalised values."""
+def _inner(
+    g, x, y, place, inside, mean, spread, weight, bias, draws, row, at, channels, samples, area, dropped,
+    ACT: tl.constexpr, ADDED: tl.constexpr, DROPPED: tl.constexpr,
+):  # fmt: skip
+    """Return the gradient before the activation, or before stochastic depth, and the normalised values."""
     gradient = tl.load(g + place, mask=inside, other=0.0)
     values = tl.load(x + place, mask=inside, other=0.0)
     normal = tl.where(inside, (values - mean[:, None]) * spread[:, None], 0.0)
     if ADDED:
         if ACT != 0:
-            gradient *= _slope(tl.load(y + place, mask=inside, other=0.0), ACT)
+            gradient *= slope(tl.load(y + place, mask=inside, other=0.0), ACT)
     else:
-        gradient *= _slope(normal * weight[:, None] + bias[:, None], ACT)
+        gradient *= slope(normal * weight[:, None] + bias[:, None], ACT)
+    if DROPPED:
+        gradient *= _kept(draws, row, at, inside, channels, samples, area, dropped)
     return gradient, normal
 
 
 @triton.jit
 def _backward(
-    g, x, y, dx, dadded, dweight, dbias, means, spreads, weights, biases, rows, size,
-    ACT: tl.constexpr, ADDED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
+    g, x, y, draws, dx, dadded, dweight, dbias, means, spreads, weights, biases, rows, size,
+    channels, samples, area, dropped, ACT: tl.constexpr, ADDED: tl.constexpr, DROPPED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     real = row < rows
@@ -130,14 +147,20 @@ def _backward(
     if AT_ONCE:
         inside = real[:, None] & (at < size)[None, :]
         place = start_of + at[None, :]
-        gradient, normal = _inner(g, x, y, place, inside, mean, spread, weight, bias, ACT, ADDED)
+        gradient, normal = _inner(
+            g, x, y, place, inside, mean, spread, weight, bias, draws, row, at, channels, samples, area, dropped,
+            ACT, ADDED, DROPPED,
+        )  # fmt: skip
         of_bias, of_weight = tl.sum(gradient, 1), tl.sum(gradient * normal, 1)
     else:
         sums, products = tl.zeros((ROWS, BLOCK), tl.float32), tl.zeros((ROWS, BLOCK), tl.float32)
         for start in range(0, size, BLOCK):
             inside = real[:, None] & (start + at < size)[None, :]
             place = start_of + start + at[None, :]
-            gradient, normal = _inner(g, x, y, place, inside, mean, spread, weight, bias, ACT, ADDED)
+            gradient, normal = _inner(
+                g, x, y, place, inside, mean, spread, weight, bias, draws, row, start + at, channels, samples, area,
+                dropped, ACT, ADDED, DROPPED,
+            )  # fmt: skip
             sums += gradient
             products += gradient * normal
         of_bias, of_weight = tl.sum(sums, 1), tl.sum(products, 1)
@@ -153,7 +176,10 @@ def _backward(
         for start in range(0, size, BLOCK):
             inside = real[:, None] & (start + at < size)[None, :]
             place = start_of + start + at[None, :]
-            gradient, normal = _inner(g, x, y, place, inside, mean, spread, weight, bias, ACT, ADDED)
+            gradient, normal = _inner(
+                g, x, y, place, inside, mean, spread, weight, bias, draws, row, start + at, channels, samples, area,
+                dropped, ACT, ADDED, DROPPED,
+            )  # fmt: skip
             moved = factor[:, None] * (gradient - offset[:, None] - normal * tilt[:, None])
             tl.store(dx + place, moved, mask=inside)
             if ADDED and ACT != 0:
@@ -173,48 +199,57 @@ def _by_running(
     z = tl.load(x + row * size + at, mask=inside, other=0.0) * factor + shift
     if ADDED:
         z += tl.load(added + row * size + at, mask=inside, other=0.0)
-    tl.store(y + row * size + at, _activate(z, ACT), mask=inside)
+    tl.store(y + row * size + at, activate(z, ACT), mask=inside)
 
 
 class TritonNormalisation(torch.autograd.Function):
-    """activation(normalise(values) · weight + bias + added); updates the running statistics in place."""
+    """activation(depth(normalise(values) · weight + bias) + added); updates the running statistics in place.
+
+    With stochastic depth there is an addition and no activation.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, values: Tensor, weight: Tensor, bias: Tensor, added: Tensor | None, running: RunningStatistics,
-        activation: str | None,
+        activation: str | None, depth: Depth | None,
     ) -> Tensor:  # fmt: skip
         """Normalise (n, C, B, …) by the statistics of the batch."""
         rows, size = weight.numel(), values[0, 0].numel()
         outcome = torch.empty_like(values)
         means, spreads = torch.empty_like(weight), torch.empty_like(weight)
         grid, tile = _tiles(rows, size)
+        ctx.dropped = 0.0 if depth is None else depth.dropped
+        ctx.options = {"ACT": ACTIVATIONS[activation], "ADDED": added is not None, "DROPPED": depth is not None, **tile}
         _forward[grid](
-            values, values if added is None else added, outcome, means, spreads, running.mean, running.variance,
-            weight, bias, rows, size, running.momentum, running.eps,
-            ACT=ACTIVATIONS[activation], ADDED=added is not None, **tile
+            values, values if added is None else added, values if depth is None else depth.draws, outcome, means,
+            spreads, running.mean, running.variance, weight, bias, rows, size, running.momentum, running.eps,
+            *_places(values), ctx.dropped, **ctx.options
         )  # fmt: skip
-        ctx.save_for_backward(values, weight, bias, means, spreads, *([] if added is None else [outcome]))
-        ctx.activation = activation
+        used = outcome if added is not None and activation is not None else None
+        ctx.save_for_backward(values, weight, bias, means, spreads, used, None if depth is None else depth.draws)
         return outcome
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of the values, both parameters and the addition."""
-        values, weight, bias, means, spreads, *outcome = ctx.saved_tensors
+        values, weight, bias, means, spreads, outcome, draws = ctx.saved_tensors
         gradient = gradients[0].contiguous()
         rows, size = weight.numel(), values[0, 0].numel()
         of_values, of_weight, of_bias = torch.empty_like(values), torch.empty_like(weight), torch.empty_like(bias)
         of_added = None
-        if outcome:
-            of_added = gradient if ctx.activation is None else torch.empty_like(values)
-        grid, tile = _tiles(rows, size)
-        _backward[grid](
-            gradient, values, *(outcome or [values]), of_values, values if of_added is None else of_added, of_weight,
-            of_bias, means, spreads, weight, bias, rows, size,
-            ACT=ACTIVATIONS[ctx.activation], ADDED=bool(outcome), **tile
+        if ctx.options["ADDED"]:
+            of_added = gradient if outcome is None else torch.empty_like(values)
+        _backward[_tiles(rows, size)[0]](
+            gradient, values, values if outcome is None else outcome, values if draws is None else draws, of_values,
+            values if of_added is None else of_added, of_weight, of_bias, means, spreads, weight, bias, rows, size,
+            *_places(values), ctx.dropped, **ctx.options
         )  # fmt: skip
-        return of_values, of_weight, of_bias, of_added, None, None
+        return of_values, of_weight, of_bias, of_added, None, None, None
+
+
+def _places(values: Tensor) -> tuple[int, int, int]:
+    """Return channels, samples and positions of a map."""
+    return values.shape[1], values.shape[2], values[0, 0, 0].numel()
 
 
 def normalise_by_running(
@@ -243,60 +278,3 @@ def _tiles(rows: int, size: int) -> tuple[tuple[int], dict[str, Any]]:
     together = max(1, min(WIDE // block, int(triton.next_power_of_2(rows)))) if at_once else 1
     warps = 4 if block * together <= 2048 else 8 if block * together <= 4096 else 16
     return (triton.cdiv(rows, together),), {"ROWS": together, "BLOCK": block, "AT_ONCE": at_once, "num_warps": warps}
-
-
-@triton.jit
-def _gate_forward(x, gates, y, rows, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    at = tl.arange(0, BLOCK)
-    real = row < rows
-    share = tl.sigmoid(tl.load(gates + row, mask=real, other=0.0))
-    for start in range(0, size, BLOCK):
-        inside = real[:, None] & (start + at < size)[None, :]
-        place = row[:, None] * size + start + at[None, :]
-        tl.store(y + place, tl.load(x + place, mask=inside, other=0.0) * share[:, None], mask=inside)
-
-
-@triton.jit
-def _gate_backward(g, x, gates, dx, dgates, rows, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    at = tl.arange(0, BLOCK)
-    real = row < rows
-    share = tl.sigmoid(tl.load(gates + row, mask=real, other=0.0))
-    total = tl.zeros((ROWS, BLOCK), tl.float32)
-    for start in range(0, size, BLOCK):
-        inside = real[:, None] & (start + at < size)[None, :]
-        place = row[:, None] * size + start + at[None, :]
-        gradient = tl.load(g + place, mask=inside, other=0.0)
-        total += gradient * tl.load(x + place, mask=inside, other=0.0)
-        tl.store(dx + place, gradient * share[:, None], mask=inside)
-    tl.store(dgates + row, tl.sum(total, 1) * share * (1.0 - share), mask=real)
-
-
-class TritonGate(torch.autograd.Function):
-    """values (n, C, B, H, W) times σ(gates), gates (n, C, B, 1, 1)."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, gates: Tensor) -> Tensor:
-        """Scale each map by its gate, (n, C, B, H, W)."""
-        ctx.save_for_backward(values, gates)
-        outcome = torch.empty_like(values)
-        grid, sizes, tile = _gate_tiles(values, gates)
-        _gate_forward[grid](values, gates, outcome, *sizes, **tile)
-        return outcome
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradients of both."""
-        values, gates = ctx.saved_tensors
-        of_values, of_gates = torch.empty_like(values), torch.empty_like(gates)
-        grid, sizes, tile = _gate_tiles(values, gates)
-        _gate_backward[grid](gradients[0].contiguous(), values, gates, of_values, of_gates, *sizes, **tile)
-        return of_values, of_gates
-
-
-def _gate_tiles(values: Tensor, gates: Tensor) -> tuple[tuple[int], tuple[int, int], dict[str, int]]:
-    rows, size = gates.numel(), values.numel() // gates.numel()
-    block = int(min(512, triton.next_power_of_2(size)))
-    together = max(1, WIDE // block)
-    return (triton.cdiv(rows, together),), (rows, size), {"ROWS": together, "BLOCK": block}
