@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -107,6 +108,22 @@ def current_branch() -> Branch | None:
 def forked(branch: Branch | None, *read: torch.Tensor) -> AbstractContextManager[None]:
     """Run what follows on the branch, if there is one."""
     return nullcontext() if branch is None else branch.fork(*read)
+
+
+only_compile: ContextVar[bool] = ContextVar("only_compile", default=False)
+"""True while kernels are compiled and not run: nothing that one of them writes is there."""
+
+
+def compile_first(functions: Sequence[Callable[[], None]], device: torch.device) -> None:
+    """Compile all kernels of these functions side by side, where that is possible; what they compute is meaningless."""
+    if device.type != "cuda" or not functions or find_spec("triton") is None:
+        return
+    from tinyproto.stacked.kernels import compiling_together
+
+    with compiling_together() as possible:
+        for function in functions if possible else ():
+            with suppress(Exception):  # it comes again when the function is used
+                function()
 
 
 @contextmanager

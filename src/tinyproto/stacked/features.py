@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import torch
 from torch import Tensor
@@ -31,10 +31,17 @@ class FeatureStack:
         self.graphs = GraphStream.on(self.device)
         self.captured: dict[int, _Batches] = {}  # by number of clients
 
+    def new_steps(self, data: Sequence[TensorData]) -> list[Callable[[], None]]:
+        """Return the step for this number of clients if it never ran."""
+        if len(data) in self.captured:
+            return []
+        self.captured[len(data)] = _Batches(self, len(data), _batches(data))
+        return [self.captured[len(data)].step]
+
     def features(self, models: Sequence[SplitModel], data: Sequence[TensorData]) -> Generator[None, None, list[Tensor]]:
         """Compute (N_i, d) of each client batch by batch; shorter clients are padded with samples that are cut off."""
         self.state.load(models)
-        steps = max(-(-len(samples) // FEATURE_BATCH) for samples in data)
+        steps = _batches(data)
         width = len(models)
         if width not in self.captured or self.captured[width].rows.shape[1] < steps:
             self.captured[width] = _Batches(self, width, steps)
@@ -47,6 +54,10 @@ class FeatureStack:
             batches.run()
             yield
         return [batches.found[client].flatten(0, 1)[: len(samples)].clone() for client, samples in enumerate(data)]
+
+
+def _batches(data: Sequence[TensorData]) -> int:
+    return max(-(-len(samples) // FEATURE_BATCH) for samples in data)
 
 
 class _Batches:

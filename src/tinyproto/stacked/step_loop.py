@@ -96,6 +96,16 @@ class Stack:
             for client, task in enumerate(tasks)
         ]
 
+    def new_steps(self, tasks: Sequence[Task]) -> list[Callable[[], None]]:
+        """Return the steps that these tasks need and that never ran, but for remaining batches."""
+        batch = (*tasks[0].plan.sizes, 0)[0]
+        stretches = plan_widths([_full_batches(task.plan.sizes) for task in tasks])
+        return [
+            self._steps(0, width, batch, stop - start).step
+            for width, start, stop in stretches
+            if (0, width, batch) not in self.captured
+        ]
+
     def _load(self, tasks: Sequence[Task]) -> None:
         """Copy the tasks' weights and context into the stack."""
         for name, state in self.states.items():

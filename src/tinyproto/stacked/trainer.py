@@ -13,6 +13,7 @@ from torch import Tensor
 from tinyproto.core.streams import global_randomness
 from tinyproto.core.task import FeatureModel, FitResult, Task, TensorData, Trainer
 from tinyproto.models.split import SplitModel
+from tinyproto.stacked.capture import compile_first
 from tinyproto.stacked.fallback import OUT_OF_MEMORY, CannotStack, fallback_note
 from tinyproto.stacked.features import FeatureStack
 from tinyproto.stacked.schedule import Job, run_side_by_side
@@ -43,12 +44,14 @@ class StackedTrainer:
             task = tasks[index]
             alike = (task.key, (*task.plan.sizes, 0)[0], task.data.pool.data_ptr())
             groups.setdefault(alike, []).append(index)
-        jobs = {}
+        jobs, new = {}, []
         for key, members in groups.items():
             chosen = [tasks[index] for index in members]
             stack = self._stack(key, chosen)
             if stack is not None:
+                new += stack.new_steps(chosen)
                 jobs[key] = Job(stack.fit(chosen), stack.graphs.stream, stack.alone)
+        compile_first(new, self.device)
         with global_randomness(tasks[0].seed if tasks else 0):
             good, failed = self._run(jobs, self.stacks)
         results: dict[int, FitResult] = {}
@@ -66,13 +69,15 @@ class StackedTrainer:
         for index, (model, samples) in enumerate(zip(models, data, strict=True)):
             alike = (self._architecture(model), samples.pool.data_ptr(), samples.rows is None, len(samples) > 0)
             groups.setdefault(alike, []).append(index)
-        jobs = {}
+        jobs, new = {}, []
         for key, members in groups.items():
             chosen = [data[index] for index in members]
             split = [model for model in (models[index] for index in members) if isinstance(model, SplitModel)]
             stack = self._feature_stack(key, split, chosen[0]) if len(split) == len(chosen) else None
             if stack is not None:
+                new += stack.new_steps(chosen)
                 jobs[key] = Job(stack.features(split, chosen), stack.graphs.stream, stack.alone)
+        compile_first(new, self.device)
         good, _ = self._run(jobs, self.feature_stacks)
         found: dict[int, Tensor] = {}
         for key, members in groups.items():

@@ -1,5 +1,48 @@
 """Triton kernels over a stack as it lies in memory, (clients, channels, samples, height, width), and for the server's fit.
 
 They are imported only on a GPU. Elsewhere, and for shapes they do not cover, PyTorch computes the same. No kernel waits
-for another block of its grid, so stacks may run at the same time on several streams.
+for another block of its grid, so stacks may run at the same time on several streams. The server's fit does, and is
+launched so that the device starts all of its blocks or none.
 """
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+
+from tinyproto.stacked.capture import only_compile
+
+
+def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., object]:
+    """Return a function that runs a kernel, or only compiles it inside `compiling_together`."""
+    return partial(kernel.run, grid=grid, warmup=only_compile.get())
+
+
+@contextmanager
+def compiling_together() -> Iterator[bool]:
+    """Compile the kernels that are launched here side by side, without running them; random draws stay the same.
+
+    Yield False where Triton is too old for that; each kernel is then compiled when it first runs.
+    """
+    mode = getattr(triton, "AsyncCompileMode", None)
+    if mode is None:
+        yield False
+        return
+    token = only_compile.set(True)
+    try:
+        with (
+            ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as workers,
+            torch.random.fork_rng(devices=[torch.cuda.current_device()]),
+            torch.autograd.set_multithreading_enabled(False),  # another thread would not know that it only compiles
+            mode(workers, ignore_errors=True),  # an error comes again, where it is handled, when the kernel first runs
+        ):
+            yield True
+    finally:
+        only_compile.reset(token)

@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tinyproto.stacked.capture import current_branch, forked
+from tinyproto.stacked.kernels import launch
 
 BLOCK = 512
 """Positions that a program of a depthwise convolution handles at most."""
@@ -100,7 +101,7 @@ def _input_gradient(
     tl.store(dx + client * C * size_in + channel[:, None] * size_in + at[None, :], total, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["clients"])
 def _filter_gradient(
     x, g, dw, C: tl.constexpr, F: tl.constexpr, size_out, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, clients, part,
     K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
@@ -145,7 +146,7 @@ class TritonConvolution(torch.autograd.Function):
         size = batch * high * wide
         options = {"K": kernel, "S": stride, "PAD": padding, "PRECISION": _precision()}
         tile = _tile(outputs, size, clients)
-        _forward[(triton.cdiv(size, tile[1]), triton.cdiv(outputs, tile[0]), clients)](
+        launch(_forward, (triton.cdiv(size, tile[1]), triton.cdiv(outputs, tile[0]), clients))(
             values, weight, outcome, channels, outputs, size, height, width, high, wide,
             BO=tile[0], BL=tile[1], BK=tile[2], num_warps=4, num_stages=3, **options
         )  # fmt: skip
@@ -167,7 +168,7 @@ class TritonConvolution(torch.autograd.Function):
         pieces, part = _pieces(size, min(16, 264 // programs, size // 256), 32)
         with forked(ctx.branch, gradient, values):
             of_weight = weight.new_empty(pieces, *weight.shape)
-            _filter_gradient[(triton.cdiv(taps, 64), triton.cdiv(outputs, 32), clients * pieces)](
+            launch(_filter_gradient, (triton.cdiv(taps, 64), triton.cdiv(outputs, 32), clients * pieces))(
                 values, gradient, of_weight, channels, outputs, size, height, width, high, wide, clients, part,
                 BO=32, BK=64, BL=32, num_warps=4, num_stages=3, **options
             )  # fmt: skip
@@ -178,7 +179,7 @@ class TritonConvolution(torch.autograd.Function):
             size = batch * height * width
             tile = _tile(channels, size, clients)
             by_channel = weight.transpose(1, 2).contiguous()  # so that a program reads its filters contiguously
-            _input_gradient[(triton.cdiv(size, tile[1]), triton.cdiv(channels, tile[0]), clients)](
+            launch(_input_gradient, (triton.cdiv(size, tile[1]), triton.cdiv(channels, tile[0]), clients))(
                 gradient, by_channel, of_values, channels, outputs, size, height, width, high, wide,
                 BC=tile[0], BL=tile[1], BK=tile[2], num_warps=4, num_stages=3, **options
             )  # fmt: skip
@@ -244,7 +245,7 @@ def _depthwise_input_gradient(
     tl.store(dx + row * size_in + at, total, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _depthwise_filter_gradient(
     x, g, dw, rows, size_out, part, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
     K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
@@ -281,7 +282,7 @@ class TritonDepthwise(torch.autograd.Function):
         outcome = values.new_empty(clients, channels, batch, high, wide)
         size = batch * high * wide
         block = _block(size)
-        _depthwise_forward[(clients * channels, triton.cdiv(size, block))](
+        launch(_depthwise_forward, (clients * channels, triton.cdiv(size, block)))(
             values, weight, outcome, size, height, width, high, wide, K=kernel, S=stride, PAD=padding, BLOCK=block
         )
         ctx.save_for_backward(values, weight)
@@ -304,14 +305,14 @@ class TritonDepthwise(torch.autograd.Function):
         pieces, part = _pieces(size_out, min(8, size_out // (4 * block), 4096 // rows), block)
         with forked(ctx.branch, gradient, values):
             of_weight = weight.new_empty(pieces, *weight.shape)
-            _depthwise_filter_gradient[(rows, pieces)](
+            launch(_depthwise_filter_gradient, (rows, pieces))(
                 values, gradient, of_weight, rows, size_out, part, height, width, high, wide,
                 TAPS=taps, BLOCK=block, **geometry
             )  # fmt: skip
             of_weight = of_weight[0] if pieces == 1 else of_weight.sum(0)
         of_values = torch.empty_like(values)
         block = _block(size_in)
-        _depthwise_input_gradient[(rows, triton.cdiv(size_in, block))](
+        launch(_depthwise_input_gradient, (rows, triton.cdiv(size_in, block)))(
             gradient, weight, of_values, size_in, height, width, high, wide, BLOCK=block, **geometry
         )
         return of_values, of_weight, None, None

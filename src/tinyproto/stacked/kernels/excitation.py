@@ -14,13 +14,14 @@ from torch import Tensor
 
 from tinyproto.stacked.capture import current_branch, forked
 from tinyproto.stacked.convolution import product
+from tinyproto.stacked.kernels import launch
 from tinyproto.stacked.kernels.fused import ACTIVATIONS, activate, slope
 
 WIDE = 2048
 """Fewest values that a program handles, unless there are fewer."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _means(x, y, rows, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     at = tl.arange(0, BLOCK)
@@ -31,7 +32,7 @@ def _means(x, y, rows, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(y + row, tl.sum(total, 1) / size, mask=row < rows)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _activation_forward(z, bias, y, rows, size, ACT: tl.constexpr, BLOCK: tl.constexpr):
     """Add the bias of each row in place, and write the activation of the sum to y."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -62,7 +63,7 @@ def _share(gates, biases, row, rows, samples):
     return tl.sigmoid(gate + tl.load(biases + row // samples, mask=row < rows, other=0.0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "samples"])
 def _gate_forward(x, gates, biases, y, rows, size, samples, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     at = tl.arange(0, BLOCK)
@@ -73,7 +74,7 @@ def _gate_forward(x, gates, biases, y, rows, size, samples, ROWS: tl.constexpr, 
         tl.store(y + place, tl.load(x + place, mask=inside, other=0.0) * share[:, None], mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "samples"])
 def _gate_gradient(g, x, gates, biases, dgates, rows, size, samples, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     at = tl.arange(0, BLOCK)
@@ -86,7 +87,7 @@ def _gate_gradient(g, x, gates, biases, dgates, rows, size, samples, ROWS: tl.co
     tl.store(dgates + row, tl.sum(total, 1) * share * (1.0 - share), mask=row < rows)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "samples"])
 def _input_gradient(g, gates, biases, dmeans, dx, rows, size, samples, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     at = tl.arange(0, BLOCK)
@@ -110,15 +111,15 @@ class TritonExcitation(torch.autograd.Function):
         """Scale each map by its share, (n, C, B, H, W)."""
         grid, sizes, tile = _tiles(values)
         means = values.new_empty(values.shape[:3])
-        _means[grid](values, means, *sizes[:2], **tile)
+        launch(_means, grid)(values, means, *sizes[:2], **tile)
         squeezed = product(first, means)  # (n, S, B)
         active, count = torch.empty_like(squeezed), squeezed.numel()
-        _activation_forward[(triton.cdiv(count, 512),)](
+        launch(_activation_forward, (triton.cdiv(count, 512),))(
             squeezed, first_bias, active, first_bias.numel(), squeezed.shape[2], ACT=ACTIVATIONS[activation], BLOCK=512
         )
         gates = product(second, active)  # (n, C, B), still without their bias
         outcome = torch.empty_like(values)
-        _gate_forward[grid](values, gates, second_bias, outcome, *sizes, **tile)
+        launch(_gate_forward, grid)(values, gates, second_bias, outcome, *sizes, **tile)
         ctx.save_for_backward(values, first, second, second_bias, means, squeezed, active, gates)
         ctx.activation, ctx.branch = activation, current_branch()
         return outcome
@@ -130,19 +131,19 @@ class TritonExcitation(torch.autograd.Function):
         gradient = gradients[0].contiguous()
         grid, sizes, tile = _tiles(values)
         of_gates = torch.empty_like(gates)
-        _gate_gradient[grid](gradient, values, gates, second_bias, of_gates, *sizes, **tile)
+        launch(_gate_gradient, grid)(gradient, values, gates, second_bias, of_gates, *sizes, **tile)
         with forked(ctx.branch, of_gates, active):
             of_second, of_second_bias = product(of_gates, active.transpose(1, 2)), of_gates.sum(2)
         of_squeezed, samples = product(second.transpose(1, 2), of_gates), squeezed.shape[2]
         of_first_bias = of_squeezed.new_empty(squeezed.shape[:2])
-        _activation_backward[(of_first_bias.numel(),)](
+        launch(_activation_backward, (of_first_bias.numel(),))(
             of_squeezed, squeezed, of_first_bias, samples, ACT=ACTIVATIONS[ctx.activation],
             BLOCK=min(512, triton.next_power_of_2(samples)),
         )  # fmt: skip
         with forked(ctx.branch, of_squeezed, means):
             of_first = product(of_squeezed, means.transpose(1, 2))
         of_means, of_values = product(first.transpose(1, 2), of_squeezed), torch.empty_like(values)
-        _input_gradient[grid](gradient, gates, second_bias, of_means, of_values, *sizes, **tile)
+        launch(_input_gradient, grid)(gradient, gates, second_bias, of_means, of_values, *sizes, **tile)
         return of_values, of_first, of_first_bias, of_second, of_second_bias, None
 
 

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tinyproto.stacked.kernels import launch
 from tinyproto.stacked.layers import Depth, RunningStatistics
 
 LONGEST = 16384
@@ -57,7 +58,7 @@ def _kept(draws, row, at, inside, channels, samples, area, dropped):
     return tl.where(drawn < dropped, 0.0, 1.0 / (1.0 - dropped))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "channels", "samples", "area"])
 def _forward(
     x, added, draws, y, means, spreads, running_mean, running_var, weight, bias, rows, size, momentum, eps,
     channels, samples, area, dropped, ACT: tl.constexpr, ADDED: tl.constexpr, DROPPED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
@@ -133,7 +134,7 @@ def _inner(
     return gradient, normal
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "channels", "samples", "area"])
 def _backward(
     g, x, y, draws, dx, dadded, dweight, dbias, means, spreads, weights, biases, rows, size,
     channels, samples, area, dropped, ACT: tl.constexpr, ADDED: tl.constexpr, DROPPED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
@@ -220,7 +221,7 @@ class TritonNormalisation(torch.autograd.Function):
         grid, tile = _tiles(rows, size)
         ctx.dropped = 0.0 if depth is None else depth.dropped
         ctx.options = {"ACT": ACTIVATIONS[activation], "ADDED": added is not None, "DROPPED": depth is not None, **tile}
-        _forward[grid](
+        launch(_forward, grid)(
             values, values if added is None else added, values if depth is None else depth.draws, outcome, means,
             spreads, running.mean, running.variance, weight, bias, rows, size, running.momentum, running.eps,
             *_places(values), ctx.dropped, **ctx.options
@@ -239,7 +240,7 @@ class TritonNormalisation(torch.autograd.Function):
         of_added = None
         if ctx.options["ADDED"]:
             of_added = gradient if outcome is None else torch.empty_like(values)
-        _backward[_tiles(rows, size)[0]](
+        launch(_backward, _tiles(rows, size)[0])(
             gradient, values, values if outcome is None else outcome, values if draws is None else draws, of_values,
             values if of_added is None else of_added, of_weight, of_bias, means, spreads, weight, bias, rows, size,
             *_places(values), ctx.dropped, **ctx.options
@@ -264,7 +265,7 @@ def normalise_by_running(
     rows, size = weight.numel(), values[0, 0].numel()
     outcome = torch.empty_like(values)
     block = int(min(1024, triton.next_power_of_2(size)))
-    _by_running[(rows, triton.cdiv(size, block))](
+    launch(_by_running, (rows, triton.cdiv(size, block)))(
         values, values if added is None else added, outcome, running.mean, running.variance, weight, bias, size,
         running.eps, ACT=ACTIVATIONS[activation], ADDED=added is not None, BLOCK=block
     )  # fmt: skip
