@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -27,8 +28,8 @@ app = typer.Typer(
 def root() -> None:
     """Measure tinyproto on this machine, or repeat one of its studies.
 
-    round, scale, aggregate, codec, device and transports measure speed. soak tests reliability. attacks, networks,
-    communication and participation train many small federations and write their tables to results/.
+    round, scale, aggregate, codec, device, peers and transports measure speed. soak tests reliability. attacks,
+    networks, communication and participation train many small federations and write their tables to results/.
     """
 
 
@@ -205,6 +206,43 @@ def device(
 
     chosen = PAPER if networks is None else _names(networks)
     show_device(DeviceSettings(chosen, samples=samples, steps=steps, passes=passes), Output(json=json))
+
+
+@app.command()
+def peers(
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds to time, after a first one.")] = 9,
+    trainers: Annotated[
+        str | None,
+        typer.Option(
+            help="Our trainers, separated by commas; NAME*N uses N worker processes.", show_default="eager and stacked"
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder with CIFAR-10.", show_default="synthetic images of its shape")
+    ] = None,
+    clients: Annotated[int, typer.Option(min=1, metavar="N", help="Clients, of 50 training samples each.")] = 1000,
+    participants: Annotated[int, typer.Option(min=1, metavar="N", help="Clients that take part in a round.")] = 50,
+    record: Annotated[Path | None, typer.Option(help="File for the JSON value, besides what is printed.")] = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Compare FedAvg rounds per second with pfl-research, if it is installed: same network, clients and batches.
+
+    The exit status is 1 if a contender does not learn or accuracies differ by more than noise.
+
+    Examples:
+
+    - python -m benchmarks peers --device cpu
+    - python -m benchmarks peers --device cuda --rounds 20 --json
+    """
+    from benchmarks.peers.command import show_peers
+    from benchmarks.peers.work import Work
+    from tinyproto.cli.terminal import Output
+
+    work = Work(clients, participants, data=None if data is None else str(data), device=device)
+    if not show_peers(work, trainers, rounds, record, Output(json=json, verbose=verbose)):
+        raise typer.Exit(1)
 
 
 @app.command(context_settings=FORWARDED, add_help_option=False)

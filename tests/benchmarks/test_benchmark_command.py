@@ -16,6 +16,7 @@ VERBS = (
     "aggregate",
     "scale",
     "device",
+    "peers",
     "soak",
     "transports",
     "attacks",

@@ -1,0 +1,1 @@
+"""tinyproto beside other simulators on the same work: `python -m benchmarks peers`."""
