@@ -206,7 +206,7 @@ def _hyper_default(spec: AlgorithmSpec, key: str, field: Schema, preset: Preset)
         published = preset.global_scale.get(spec.name, {})
         listed = [f"{_value(scale)} on {dataset}" for dataset, scale in published.items()]
         return ", ".join([*listed, "required elsewhere"])
-    return _value(preset.hyper.get(key, field.get("default")))
+    return _value(preset.hyper_of(spec.name).get(key, field.get("default")))
 
 
 def _description(field: Schema) -> str:
