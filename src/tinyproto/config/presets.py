@@ -97,6 +97,7 @@ PRESETS: Mapping[str, Preset] = {
             "proto_weight": 1.0,
             "distance": "l2",
             "aggregation": "mean",
+            "matrices": "filters",
             "factorised": "updates",
             "teachers": "others",
         },
