@@ -127,7 +127,7 @@ class Records:
     @property
     def any_of_the_paper(self) -> bool:
         """Return True if a run is a cell of the paper."""
-        known = {cell.key for preset in (None, "sound", "paper") for cell in _resolved(preset).values()}
+        known = {cell.key for preset in (None, *PRESETS) for cell in _resolved(preset).values()}
         return bool(known & self._cells.keys())
 
 

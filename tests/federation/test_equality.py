@@ -29,6 +29,22 @@ def test_every_algorithm_ends_in_the_bits_of_the_simulation(name: str, tmp_path:
         assert federation.records()[0]["traffic"]["training"]["up"]["payload"] > 0
 
 
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [("fedkd", {"factorised": "updates"}), ("feddistill", {"teachers": "others"})],
+    ids=["fedkd", "feddistill"],
+)
+def test_the_forms_of_the_baselines_own_papers_do_too(
+    name: str, option: dict[str, str], participation: float, tmp_path: Path
+) -> None:
+    """What a client keeps between rounds is part of it: the version of a network, and the server's rows by sender."""
+    values = values_for(name)
+    values["algorithms"] = [{"name": name, **option}]
+    values["train"]["participation"] = participation
+    assert_in_process_equality(make_federation(tmp_path, values))
+
+
 @pytest.mark.parametrize("name", ["tinyproto_fp", "fedtgp"])
 def test_held_classes_rounded_by_chance_and_half_of_the_clients_make_no_difference(name: str, tmp_path: Path) -> None:
     """Evaluated by all rows and trained on some, a client is sent two frames in a round."""

@@ -35,11 +35,11 @@ UNKNOWN = -1
 
 
 def version_of(tensors: Mapping[str, Tensor]) -> int:
-    """Return a checksum of a network's tensors, by which both sides name it."""
+    """Return a checksum of a network's tensors, by which both sides name it: 24 bits, which a float32 holds."""
     checksum = 0
     for _, tensor in sorted(tensors.items()):
         checksum = zlib.crc32(tensor.contiguous().numpy().data, checksum)
-    return checksum
+    return checksum & 0xFFFFFF
 
 
 def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> State:

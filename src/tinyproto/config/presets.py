@@ -97,6 +97,8 @@ PRESETS: Mapping[str, Preset] = {
             "proto_weight": 1.0,
             "distance": "l2",
             "aggregation": "mean",
+            "reduction": "batch",
+            "detach_targets": True,
             "matrices": "filters",
             "factorised": "updates",
             "teachers": "others",
