@@ -46,7 +46,7 @@ tinyproto run configs/quickstart.yaml name=other train.rounds=2 'algorithms=[loc
 ```
 
 [Concepts](../explain/concepts.md#presets) explains the presets;
-[Algorithms](../explain/algorithms.md#three-readings) explains why they differ.
+[Algorithms](../explain/algorithms.md#four-readings) explains why they differ.
 
 A key marked *neutral* does not change results, except for rounding. A resumed run may have other values of the keys
 marked *neutral, also on resume*.

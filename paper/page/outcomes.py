@@ -11,6 +11,7 @@ from paper.experiments import experiments
 from paper.matching import PaperCell, paper_cells, record_key
 from paper.printed import DATASET_NAMES, SETTINGS, Address
 from tinyproto.algorithms import ALGORITHMS
+from tinyproto.config.presets import PRESETS
 from tinyproto.engine.measure import RULES
 from tinyproto.report.compare import Comparison, Row, Spread, compare, spread
 from tinyproto.report.runs import Run

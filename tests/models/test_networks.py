@@ -336,6 +336,16 @@ def test_dropout_in_place_drops_the_features_too_and_only_while_training() -> No
     assert torch.equal(evaluated.logits, expected.logits)
 
 
+def test_a_loss_of_logits_alone_does_not_see_whether_dropout_is_in_place() -> None:
+    gradients = []
+    for in_place in (False, True):
+        with global_randomness(9):
+            model = efficientnet_b0(RGB_32, 50, CLASSES, head_dropout=0.5, head_dropout_in_place=in_place).train()
+            loss = functional.cross_entropy(model(noise(8)).logits, torch.arange(8) % CLASSES)
+        gradients.append(torch.autograd.grad(loss, list(model.parameters())))
+    assert all(torch.equal(mine, other) for mine, other in zip(*gradients, strict=True))
+
+
 def test_the_gradient_of_dropout_in_place_is_that_of_overwritten_features() -> None:
     with global_randomness(7):
         model = efficientnet_b0(RGB_32, 50, CLASSES, head_dropout=0.5, head_dropout_in_place=True).train()

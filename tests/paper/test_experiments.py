@@ -89,7 +89,8 @@ def test_the_released_code_is_asked_for_nine_methods_and_three_times_for_those_w
     for dataset in ("cifar100", "cifar10"):
         (whole,) = [config for config in of("table1") if config.values["data"]["name"] == dataset]
         parts = found[f"published_{dataset}"], found[f"published_others_{dataset}"]
-        assert sorted(name for part in parts for name in part.values["algorithms"]) == sorted(whole.values["algorithms"])
+        names = [name for part in parts for name in part.values["algorithms"]]
+        assert sorted(names) == sorted(whole.values["algorithms"])
         assert [part.cells for part in parts] == [12, 5]
         for part in parts:
             changed = {key for key in whole.values if whole.values[key] != part.values[key]}
