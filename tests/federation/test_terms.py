@@ -51,6 +51,14 @@ def test_both_sides_build_the_same(name: str, preset: str) -> None:
     assert ("head_dropout_in_place" in offered.text()) == (preset == "published")  # earlier releases do not know it
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "form"), [("fedkd", "factorised", "updates"), ("feddistill", "teachers", "others")]
+)
+def test_the_form_of_a_baseline_travels(name: str, key: str, form: str) -> None:
+    terms, _ = accepted_terms(offered_terms(parse_config(values(name, preset="paper")), TOKEN).text(), MODEL)
+    assert terms.algorithm[key] == form
+
+
 def test_an_algorithms_own_types_and_a_byte_budget_travel() -> None:
     entry = {"name": "tinyproto_fp", "wire": {"up": "int8", "rounding": "stochastic"}, "byte_budget": "1kB"}
     config = parse_config(values("tinyproto_fp", algorithms=[entry]))
