@@ -46,7 +46,7 @@ tinyproto run configs/quickstart.yaml name=other train.rounds=2 'algorithms=[loc
 ```
 
 [Concepts](../explain/concepts.md#presets) explains the presets;
-[Algorithms](../explain/algorithms.md#three-readings) explains why they differ.
+[Algorithms](../explain/algorithms.md#four-readings) explains why they differ.
 
 A key marked *neutral* does not change results, except for rounding. A resumed run may have other values of the keys
 marked *neutral, also on resume*.
@@ -206,7 +206,7 @@ def _hyper_default(spec: AlgorithmSpec, key: str, field: Schema, preset: Preset)
         published = preset.global_scale.get(spec.name, {})
         listed = [f"{_value(scale)} on {dataset}" for dataset, scale in published.items()]
         return ", ".join([*listed, "required elsewhere"])
-    return _value(preset.hyper.get(key, field.get("default")))
+    return _value(preset.hyper_of(spec.name).get(key, field.get("default")))
 
 
 def _description(field: Schema) -> str:

@@ -1,7 +1,8 @@
 """The paper's experiments, defined once: its tables, and its figures on neurons and compression, as configs.
 
-Three more studies extend the paper: on types on the wire, on a scale that needs no search, and on the first 100 classes
-of Tiny-ImageNet. `python -m paper docs` writes all of them to paper/configs; a test fails if a file there differs.
+More studies extend the paper: on types on the wire, on a scale that needs no search, on the first 100 classes of
+Tiny-ImageNet, on the released code and on other partitions. `python -m paper docs` writes all of them to paper/configs;
+a test fails if a file there differs.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ READING_ROUNDS = 60
 
 SHORT_ROUNDS = 100
 """Rounds of a study that compares many settings; cells of table1 are read after as many."""
+
+SCRIPT_ROUNDS = 500
+"""Rounds of the released scripts' loop over 50 clients."""
 
 DIM, CPS_DIM = 500, 50
 CPS_DIMS = (50, 150, 250, 350, 450)
@@ -81,7 +85,7 @@ class PaperConfig:
 def experiments() -> list[PaperConfig]:
     """Return all configs, table after table, then the extensions."""
     of_the_paper = [*_table1(), *_table3(), *_appendix(), *_neurons(), *_compression(), *_readings()]
-    return [*of_the_paper, *_bytes(), *_auto(), *_first_classes()]
+    return [*of_the_paper, *_bytes(), *_auto(), *_first_classes(), *_published(), *_partitions()]
 
 
 def _config(
@@ -293,6 +297,37 @@ def _first_classes() -> Iterator[PaperConfig]:
         "tiny-imagenet-100", "tiny_imagenet_100", words, "tiny_imagenet", ["local", *BASELINES, *OURS],
         seeds=[0], changed={"data": {"first_classes": FIRST_CLASSES}},
     )  # fmt: skip
+
+
+def _published() -> Iterator[PaperConfig]:
+    """Yield the methods of Table 1 as the released code has them, and its commented loop over 50 clients."""
+    with_prototypes = ["fedproto", "fedtgp", *OURS]
+    others: Algorithms = ["local", *(name for name in BASELINES if name not in with_prototypes)]
+    for dataset in ("cifar100", "cifar10"):
+        words = f"Table 1 on {dataset} as in the released code: the methods"
+        yield _config(
+            "published", f"published_{dataset}", f"{words} with prototypes.",
+            dataset, [*with_prototypes], preset="published",
+        )  # fmt: skip
+        yield _config(
+            "published", f"published_others_{dataset}", f"{words} without prototypes.",
+            dataset, others, preset="published", seeds=[0],
+        )  # fmt: skip
+    script: dict[str, Any] = {"prototype_source": "running", "proto_weight": 20.0, "global_scale": 0.02}
+    yield _config(
+        "published", "published_clients50", "50 clients as in the scripts' commented loop; and at Table 3's s=50.",
+        "cifar100", [_variant("tinyproto_ft", f"s={s}", cps_dim=s, **script) for s in (250, CPS_DIM)],
+        num_clients=50, rounds=SCRIPT_ROUNDS, seeds=[0], preset="published",
+    )  # fmt: skip
+
+
+def _partitions() -> Iterator[PaperConfig]:
+    """Yield cells of Table 1 on other draws of the partition; the paper's is seed 1."""
+    for seed in (2, 3):
+        yield _config(
+            "partitions", f"partitions_{seed}", f"Table 1 on cifar100 with seed {seed} of the partition instead of 1.",
+            "cifar100", ["local", "fedtgp", "tinyproto_ft"], seeds=[0], changed={"partition": {"seed": seed}},
+        )  # fmt: skip
 
 
 def write_configs(root: Path) -> None:

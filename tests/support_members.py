@@ -109,6 +109,16 @@ def values_for(name: str, **more: Any) -> dict[str, Any]:
     }
 
 
+OWN_FORMS: Mapping[str, dict[str, str]] = {"fedkd": {"factorised": "updates"}, "feddistill": {"teachers": "others"}}
+"""The forms of the baselines' own papers, in which a server sends each client something else."""
+
+
+def values_of_own_form(name: str, participation: float) -> dict[str, Any]:
+    values = values_for(name, algorithms=[{"name": name, **OWN_FORMS[name]}])
+    values["train"]["participation"] = participation
+    return values
+
+
 class InProcess(Protocol):
     """A federation whose coordinator and clients share this process."""
 

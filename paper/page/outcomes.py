@@ -11,6 +11,7 @@ from paper.experiments import experiments
 from paper.matching import PaperCell, paper_cells, record_key
 from paper.printed import DATASET_NAMES, SETTINGS, Address
 from tinyproto.algorithms import ALGORITHMS
+from tinyproto.config.presets import PRESETS
 from tinyproto.engine.measure import RULES
 from tinyproto.report.compare import Comparison, Row, Spread, compare, spread
 from tinyproto.report.runs import Run
@@ -127,7 +128,7 @@ class Records:
     @property
     def any_of_the_paper(self) -> bool:
         """Return True if a run is a cell of the paper."""
-        known = {cell.key for preset in (None, "sound", "paper") for cell in _resolved(preset).values()}
+        known = {cell.key for preset in (None, *PRESETS) for cell in _resolved(preset).values()}
         return bool(known & self._cells.keys())
 
 

@@ -101,10 +101,10 @@ class Table:
 
 
 def paper_tables(records: Records) -> list[Table]:
-    """Return all tables with the preset reference, and with the preset sound those with a cell that was run."""
+    """Return all tables with the preset reference, and with two other presets those with a cell that was run."""
     found = [_table(records, printed, REFERENCE) for printed in printed_tables()]
-    sound = [_table(records, printed, "sound") for printed in printed_tables()]
-    return [*found, *(table for table in sound if table.own_done)]
+    others = [_table(records, printed, preset) for preset in ("published", "sound") for printed in printed_tables()]
+    return [*found, *(table for table in others if table.own_done)]
 
 
 def two_digits(fraction: float, deviation: float | None = None) -> str:

@@ -116,6 +116,7 @@ def build_setup(
         learning_rate=model.train.learning_rate,
         input_shape=input_shape,
         head_dropout=model.train.head_dropout,
+        head_dropout_in_place=model.train.head_dropout_in_place,
         networks=tuple(model.models),
         wire=cell.entry.wire,
         vocabulary=vocabulary,

@@ -61,7 +61,7 @@ class Experiment:
         )
         self.shape = ModelShape(
             self.images.input_shape, model.prototypes.dim, self.images.num_classes, model.train.head_dropout,
-            self.images.vocabulary,
+            self.images.vocabulary, model.train.head_dropout_in_place,
         )  # fmt: skip
         with one_thread():
             for entry in model.models:

@@ -1,19 +1,24 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
 from support import FEDERATION, NO_FIT, NUM_CLASSES, STREAMS, make_client, random_prototypes, update
+from support_rounds import build, simulation
 from tinyproto.algorithms.base import Client, ClientInfo, Round
 from tinyproto.algorithms.feddistill import SPEC, FedDistillHyper, class_logit_loss
 from tinyproto.core.prototypes import Message, Prototypes, class_means
 from tinyproto.core.task import FitResult, TensorData, batch_plan
+from tinyproto.data.dataset import FederatedData
 from tinyproto.engine.training import EagerTrainer
 from tinyproto.models.split import SplitModel
 
 ALGORITHM = SPEC.build(FedDistillHyper(distill_weight=2.0), FEDERATION)
+OTHERS = SPEC.build(FedDistillHyper(teachers="others"), FEDERATION)
 INFO = ClientInfo(0, 10, 10, 2)
 ROUND = Round(1, 2)
 
@@ -120,6 +125,63 @@ def test_the_server_averages_over_holders_all_alike_and_keeps_what_nobody_sent()
     assert sent.present.tolist() == [True, True, False, False]
     later = ALGORITHM.server.aggregate(state, [update(logits([3]))], EagerTrainer(), ROUND, STREAMS)
     assert later["present"].tolist() == [True, True, False, True]
+
+
+def row(*values: float) -> Prototypes:
+    """Class 1 with these logits, and no other class."""
+    rows = torch.zeros(NUM_CLASSES, NUM_CLASSES)
+    rows[1] = torch.tensor(values)
+    return Prototypes(rows, torch.tensor([False, True, False, False]))
+
+
+def test_each_client_learns_from_the_others_and_who_sent_nothing_from_all() -> None:
+    # Class 1: (3, 0, 0, 0), (0, 6, 0, 0) and (0, 0, 9, 0). Without the first the mean is (0, 3, 4.5, 0).
+    uploads = [update(row(3, 0, 0, 0), 0), update(row(0, 6, 0, 0), 1, samples=99), update(row(0, 0, 9, 0), 4)]
+    state = OTHERS.server.aggregate(OTHERS.server.init(STREAMS), uploads, EagerTrainer(), ROUND, STREAMS)
+    means = {0: [0, 3, 4.5, 0], 1: [1.5, 0, 4.5, 0], 4: [1.5, 3, 0, 0], 2: [1, 2, 3, 0], -1: [1, 2, 3, 0]}
+    for client, expected in means.items():
+        sent = OTHERS.server.broadcast(state, replace(INFO, id=client)).rows
+        assert sent is not None
+        assert sent.values[1].tolist() == expected
+        assert sent.present.tolist() == [False, True, False, False]
+
+
+def test_a_class_that_only_one_client_sent_has_no_teacher_for_it() -> None:
+    both = Prototypes(torch.ones(NUM_CLASSES, NUM_CLASSES), torch.tensor([True, True, False, False]))
+    uploads = [update(both, 0), update(row(5, 5, 5, 5), 1)]
+    state = OTHERS.server.aggregate(OTHERS.server.init(STREAMS), uploads, EagerTrainer(), ROUND, STREAMS)
+    alone, other = (OTHERS.server.broadcast(state, replace(INFO, id=client)).rows for client in (0, 1))
+    assert alone is not None
+    assert other is not None
+    assert (alone.present.tolist(), other.present.tolist()) == ([False, True, False, False], [True, True, False, False])
+    assert alone.values.tolist() == row(5, 5, 5, 5).values.tolist()
+    assert other.values[1].tolist() == [1, 1, 1, 1]
+    only = OTHERS.server.aggregate(OTHERS.server.init(STREAMS), [update(both, 0)], EagerTrainer(), ROUND, STREAMS)
+    assert OTHERS.server.broadcast(only, INFO) == Message()
+
+
+def test_a_class_keeps_its_last_senders_until_it_is_sent_again() -> None:
+    server, zero = OTHERS.server, Prototypes(torch.ones(4, 4), torch.tensor([True, False, False, False]))
+    state = server.init(STREAMS)
+    for uploads in ([update(row(2, 0, 0, 0), 0), update(row(4, 0, 0, 0), 1)], [update(zero, 2)], []):
+        state = server.aggregate(state, uploads, EagerTrainer(), ROUND, STREAMS)
+    found = [server.broadcast(state, replace(INFO, id=client)).rows for client in (0, 1, 2)]
+    assert [float(rows.values[1, 0]) for rows in found if rows is not None] == [4, 2, 3]
+    later = server.aggregate(state, [update(row(8, 0, 0, 0), 1)], EagerTrainer(), ROUND, STREAMS)
+    found = [server.broadcast(later, replace(INFO, id=client)).rows for client in (0, 1, 2)]
+    assert [bool(rows.present[1]) for rows in found if rows is not None] == [True, False, True]
+    assert found[0] is not None
+    assert float(found[0].values[1, 0]) == 8  # client 0's own row of the first round is in no mean any more
+
+
+def test_without_its_own_logits_a_client_receives_no_more_bytes(quarters: FederatedData) -> None:
+    costs = []
+    for teachers in ("all", "others"):
+        played = simulation(quarters, build("feddistill", teachers=teachers))
+        _, second, _ = (result.record for result in played.rounds())
+        costs.append(second.traffic["training"])
+    assert costs[1]["up"] == costs[0]["up"]
+    assert costs[1]["down"].parameters == costs[0]["down"].parameters  # every class has a second holder here
 
 
 def test_a_pull_is_never_negative_and_one_by_default() -> None:

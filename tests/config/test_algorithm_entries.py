@@ -265,6 +265,9 @@ def test_a_record_from_before_there_were_types_is_one_in_float32() -> None:
     assert (prototypes["dim"], prototypes["byte_budget"]) == (5, None)
     assert [completed(values)["keep_models"] for values in (old, {**old, "keep_models": True})] == [False, True]
     assert completed(old)["algorithms"] == [{"name": "tinyproto_ft", "cps_dim": 2, "byte_budget": None}]
+    entries = [{"name": "fedkd", "matrices": "kernels"}, {"name": "feddistill", "distill_weight": 1.0}]
+    weights, everybody = completed({**old, "algorithms": entries})["algorithms"]
+    assert (weights["factorised"], everybody["teachers"]) == ("weights", "all")
 
 
 def test_a_byte_budget_takes_the_place_of_s_for_all_or_for_one_entry() -> None:

@@ -62,7 +62,8 @@ def test_types_bounds_defaults_and_presets_are_told() -> None:
         "set by presets": "",
         "meaning": "fraction of the clients that participate in a round",
     }
-    assert rows("## `train:`")["train.shuffle"]["set by presets"] == "`true` (sound), `false` (reference, paper)"
+    shuffled = rows("## `train:`")["train.shuffle"]["set by presets"]
+    assert shuffled == "`true` (sound), `false` (reference, paper, published)"
     assert rows("## `prototypes:`")["prototypes.cps_dim"]["type"] == "integer ≥ 1 or `null`"
     assert rows("## Top level")["seeds"]["type"] == "list of integer ≥ 0, 1 or more"
     assert rows("## Top level")["algorithms"]["default"] == "required"

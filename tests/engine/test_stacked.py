@@ -97,9 +97,20 @@ def trained(
     return clients, results
 
 
+OPTIONS: Mapping[str, dict[str, str]] = {
+    "fedkd, updates": {"factorised": "updates"},
+    "feddistill, others": {"teachers": "others"},
+    "fedproto, running": {"prototype_source": "running"},
+    "fedtgp, stale": {"prototype_source": "stale"},
+}
+"""Forms of a method that are not its default."""
+
+
 def side_of(algorithm: str, network: str) -> ClientSide:
-    spec = ALGORITHMS[algorithm]
-    return spec.build(spec.hyper(), FederationSpec(CLASSES, DIM, 0.01, (3, SIZE, SIZE), 0.0, (network,))).client
+    spec = ALGORITHMS[algorithm.partition(",")[0]]
+    return spec.build(
+        spec.hyper(**OPTIONS.get(algorithm, {})), FederationSpec(CLASSES, DIM, 0.01, (3, SIZE, SIZE), 0.0, (network,))
+    ).client
 
 
 def assert_alike(mine: list[Client], other: list[Client], tolerance: float = 1e-9) -> None:
@@ -150,6 +161,7 @@ def test_a_stack_gives_every_client_s_own_features_logits_and_gradients(network:
         "tinyproto_fp",
         "tinyproto_ft",
         "tinyproto_sphere",
+        *OPTIONS,
     ],
 )
 def test_clients_of_unequal_size_end_where_each_ends_alone(algorithm: str) -> None:
@@ -202,7 +214,7 @@ def test_a_stack_takes_fewer_clients_than_it_was_built_for_and_more_make_it_grow
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("algorithm", ["local", "fml", "fedkd", "feddistill", "fedproto", "fedsa", "fedorgp"])
+@pytest.mark.parametrize("algorithm", ["local", "fml", "fedkd", "feddistill", "fedproto", "fedsa", "fedorgp", *OPTIONS])
 def test_captured_steps_of_one_client_end_where_the_reference_ends(algorithm: str) -> None:
     side, sizes = side_of(algorithm, "small_cnn_b"), (44, 30, 5, 17)
     expected, reference = trained(side, EagerTrainer(), "small_cnn_b", sizes)
@@ -338,12 +350,13 @@ def test_features_that_prove_not_to_stack_are_computed_alone() -> None:
             assert torch.equal(mine, other)
 
 
-@pytest.mark.parametrize("algorithm", ["fedtgp", "tinyproto_ft", "fedgh", "protonorm", "fedsa", "fedorgp"])
+@pytest.mark.parametrize("algorithm", ["fedtgp", "tinyproto_ft", "fedgh", "protonorm", "fedsa", "fedorgp", *OPTIONS])
 def test_a_whole_simulation_gives_the_reference_s_numbers_up_to_rounding(algorithm: str) -> None:
     def simulated(trainer: str) -> tp.Result:
         train = {"trainer": trainer, "batch_size": 16}
         networks = ["small_cnn_a", "small_cnn_c"]
-        return tp.simulate(algorithm=algorithm, models=networks, num_clients=6, rounds=2, settings={"train": train})
+        entry = {"name": algorithm.partition(",")[0], **OPTIONS.get(algorithm, {})}
+        return tp.simulate(algorithm=entry, models=networks, num_clients=6, rounds=2, settings={"train": train})
 
     eager, stacked = simulated("eager"), simulated("stacked")
     for mine, other in zip(stacked.rounds, eager.rounds, strict=True):

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from support_flower import kind_of, make_federation
-from support_members import EQUAL_ROUNDS, assert_in_process_equality, values_for
+from support_members import EQUAL_ROUNDS, OWN_FORMS, assert_in_process_equality, values_for, values_of_own_form
 from tinyproto.algorithms import ALGORITHMS
 from tinyproto.experiment import Experiment
 from tinyproto.report.compare import compare, table_cells
@@ -27,6 +27,12 @@ def test_every_algorithm_ends_in_the_bits_of_the_simulation(name: str, tmp_path:
     assert_in_process_equality(federation)
     if name not in ("local", "anchors"):
         assert federation.records()[0]["traffic"]["training"]["up"]["payload"] > 0
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("name", OWN_FORMS)
+def test_the_forms_of_the_baselines_own_papers_do_too(name: str, participation: float, tmp_path: Path) -> None:
+    assert_in_process_equality(make_federation(tmp_path, values_of_own_form(name, participation)))
 
 
 @pytest.mark.parametrize("name", ["tinyproto_fp", "fedtgp"])

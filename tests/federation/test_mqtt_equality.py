@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support_members import assert_in_process_equality, values_for
+from support_members import OWN_FORMS, assert_in_process_equality, values_for, values_of_own_form
 from support_mqtt import FakeBroker, MqttFederation, mqtt_federation
 from tinyproto.algorithms import ALGORITHMS
 from tinyproto.wire.frame import Kind, peek
@@ -27,6 +27,12 @@ def frames(federation: MqttFederation, topic: str) -> list[bytes]:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_ends_in_the_bits_of_the_simulation(name: str, tmp_path: Path) -> None:
     assert_equal_to_the_simulation(mqtt_federation(tmp_path, values_for(name)))
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("name", OWN_FORMS)
+def test_the_forms_of_the_baselines_own_papers_do_too(name: str, participation: float, tmp_path: Path) -> None:
+    assert_equal_to_the_simulation(mqtt_federation(tmp_path, values_of_own_form(name, participation)))
 
 
 HELD: dict[str, Any] = {"wire": {"up": "int8", "down": "float16", "rounding": "stochastic", "download": "held"}}

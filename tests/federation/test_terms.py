@@ -14,7 +14,10 @@ from tinyproto.errors import ConfigError
 from tinyproto.federation.terms import accepted_terms, agree, offered_terms
 
 MODEL = "resnet8"
-CASES = [*((name, "reference") for name in ALGORITHMS), ("fml", "sound"), ("tinyproto_ft", "paper")]
+CASES = [
+    *((name, "reference") for name in ALGORITHMS), ("fml", "sound"), ("tinyproto_ft", "paper"), ("fedkd", "paper"),
+    ("fedtgp", "published"),
+]  # fmt: skip
 
 
 def values(algorithm: str, **more: Any) -> dict[str, Any]:
@@ -44,6 +47,16 @@ def test_both_sides_build_the_same(name: str, preset: str) -> None:
     assert (theirs.training.rounds, theirs.training.local_epochs, theirs.training.batch_size) == (7, 2, 5)
     assert theirs.spec.shape == ours.spec.shape
     assert theirs.spec.input_shape == (3, 32, 32)
+    assert theirs.spec.head_dropout_in_place == (preset == "published")
+    assert ("head_dropout_in_place" in offered.text()) == (preset == "published")  # earlier releases do not know it
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "form"), [("fedkd", "factorised", "updates"), ("feddistill", "teachers", "others")]
+)
+def test_the_form_of_a_baseline_travels(name: str, key: str, form: str) -> None:
+    terms, _ = accepted_terms(offered_terms(parse_config(values(name, preset="paper")), TOKEN).text(), MODEL)
+    assert terms.algorithm[key] == form
 
 
 def test_an_algorithms_own_types_and_a_byte_budget_travel() -> None:

@@ -58,14 +58,21 @@ def test_every_algorithm_learns_with_half_of_the_clients_and_a_fifth_of_them_los
     assert head > 0.3, "a guess is right in one of ten"
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("name", "hyper"),
+    [
+        *((name, {}) for name in ALGORITHMS),
+        ("fedkd", {"factorised": "updates"}),
+        ("feddistill", {"teachers": "others"}),
+    ],
+)
 def test_what_goes_on_from_a_checkpoint_loses_the_same_clients(
-    quarters: FederatedData, name: str, tmp_path: Path
+    quarters: FederatedData, name: str, hyper: dict[str, str], tmp_path: Path
 ) -> None:
     def simulation() -> InProcess:
-        return InProcess(quarters, [tiny_net], build(name), SETTINGS, 0, folder=tmp_path / "clients")
+        return InProcess(quarters, [tiny_net], build(name, **hyper), SETTINGS, 0, folder=tmp_path / "clients")
 
-    whole = InProcess(quarters, [tiny_net], build(name), SETTINGS, 0)
+    whole = InProcess(quarters, [tiny_net], build(name, **hyper), SETTINGS, 0)
     undisturbed = [played.record for played in whole.rounds()]
     assert any(record.dropped for record in undisturbed)
     assert any(record.late for record in undisturbed)

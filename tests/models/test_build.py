@@ -100,6 +100,8 @@ def test_a_factory_is_given_exactly_what_it_asks_for() -> None:
         build_model(factory, SHAPE, seed=0)
     everything = {"input_shape": (1, 8, 8), "proto_dim": 12, "num_classes": 5, "head_dropout": 0.0}
     assert asked == [{"proto_dim": 12}, everything, {}]
+    build_model(of_anything, replace(SHAPE, head_dropout_in_place=True), seed=0)
+    assert asked[-1] == {**everything, "head_dropout_in_place": True}
 
 
 def test_a_module_that_ends_in_features_gets_a_linear_head_over_the_classes() -> None:

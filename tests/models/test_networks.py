@@ -321,7 +321,56 @@ def test_the_head_s_dropout_leaves_the_features_whole_and_the_names_plain() -> N
     assert torch.equal(evaluated, plain(features))
 
 
-@pytest.mark.parametrize(("preset", "dropout"), [("sound", None), ("reference", 0.2), ("paper", 0.2)])
+def test_dropout_in_place_drops_the_features_too_and_only_while_training() -> None:
+    with global_randomness(6):
+        model = efficientnet_b0(RGB_32, 50, CLASSES, head_dropout=0.2, head_dropout_in_place=True)
+        plain = efficientnet_b0(RGB_32, 50, CLASSES, head_dropout=0.2)
+        plain.load_state_dict(model.state_dict())  # the same names
+        seen = model.train()(noise(64))
+        assert torch.equal(seen.logits, model.head(seen.features))  # nothing is dropped after the features
+        assert float((seen.features == 0).float().mean()) == pytest.approx(0.2, abs=0.02)
+        assert not bool((plain.train()(noise(64)).features == 0).any())
+        model.load_state_dict(plain.state_dict())  # each has seen other batches
+        evaluated, expected = model.eval()(noise(4)), plain.eval()(noise(4))
+    assert torch.equal(evaluated.features, expected.features)
+    assert torch.equal(evaluated.logits, expected.logits)
+
+
+def test_a_loss_of_logits_alone_does_not_see_whether_dropout_is_in_place() -> None:
+    gradients = []
+    for in_place in (False, True):
+        with global_randomness(9):
+            model = efficientnet_b0(RGB_32, 50, CLASSES, head_dropout=0.5, head_dropout_in_place=in_place).train()
+            loss = functional.cross_entropy(model(noise(8)).logits, torch.arange(8) % CLASSES)
+        gradients.append(torch.autograd.grad(loss, list(model.parameters())))
+    assert all(torch.equal(mine, other) for mine, other in zip(*gradients, strict=True))
+
+
+def test_the_gradient_of_dropout_in_place_is_that_of_overwritten_features() -> None:
+    with global_randomness(7):
+        model = efficientnet_b0(RGB_32, 50, CLASSES, head_dropout=0.5, head_dropout_in_place=True).train()
+        for layer in model.modules():
+            if isinstance(layer, StochasticDepth):
+                layer.dropped = 0.0
+        trunk = copy.deepcopy(model.extractor)
+        for layer in trunk.modules():
+            if isinstance(layer, nn.Dropout):
+                layer.p = 0.0
+        images = noise(4)
+    with global_randomness(8):
+        found = model(images)
+    features = trunk(images)
+    kept = (found.features != 0).float() / 0.5
+    torch.testing.assert_close(found.features, features * kept)
+    pulls = [(each.square().sum()) for each in (found.features, features * kept)]
+    weights = [next(part.parameters()) for part in (model.extractor, trunk)]
+    mine, other = (torch.autograd.grad(pull, weight)[0] for pull, weight in zip(pulls, weights, strict=True))
+    torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("preset", "dropout"), [("sound", None), ("reference", 0.2), ("paper", 0.2), ("published", None)]
+)
 def test_a_preset_decides_on_efficientnets_head(preset: str, dropout: float | None) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (24, 3, 16, 16), dtype=np.uint8)
     result = tp.simulate(
@@ -330,6 +379,8 @@ def test_a_preset_decides_on_efficientnets_head(preset: str, dropout: float | No
     )  # fmt: skip
     head = result.clients[0].model.head
     assert (head.dropout if isinstance(head, DropoutLinear) else None) == dropout
+    layers = result.clients[0].model.extractor.modules()
+    assert [layer.p for layer in layers if isinstance(layer, nn.Dropout)] == [0.2] * (preset == "published")
     assert type(result.clients[1].model.head) is nn.Linear
 
 

@@ -30,7 +30,8 @@ def test_every_config_of_the_paper_is_valid_and_says_how_to_run_it(config: Paper
     loaded = load_config(ROOT / config.path)
     assert loaded.model.name == config.stem
     others = {"readings_paper": "paper", "auto_sound_cifar10": "sound", "auto_sound_cifar100": "sound"}
-    assert loaded.model.preset == others.get(config.stem, "reference")
+    usual = "published" if config.target == "published" else "reference"
+    assert loaded.model.preset == others.get(config.stem, usual)
     assert f"tinyproto run {config.path.as_posix()} data.root=data" in config.text()
     assert len(loaded.algorithms) * len(loaded.model.seeds) == config.cells
 
@@ -81,6 +82,37 @@ def test_the_first_100_classes_of_tiny_imagenet_have_table_1_s_methods_() -> Non
     assert config.values["data"] == {"name": "tiny_imagenet", "first_classes": 100}
     assert (config.dataset, whole.dataset) == ("tiny_imagenet, first 100 classes", "tiny_imagenet")
     assert (config.cells, config.values["seeds"], config.values["train"]["rounds"]) == (9, [0], 300)
+
+
+def test_the_released_code_is_asked_for_nine_methods_and_three_times_for_those_with_prototypes() -> None:
+    found = {config.stem: config for config in of("published")}
+    for dataset in ("cifar100", "cifar10"):
+        (whole,) = [config for config in of("table1") if config.values["data"]["name"] == dataset]
+        parts = found[f"published_{dataset}"], found[f"published_others_{dataset}"]
+        names = [name for part in parts for name in part.values["algorithms"]]
+        assert sorted(names) == sorted(whole.values["algorithms"])
+        assert [part.cells for part in parts] == [12, 5]
+        for part in parts:
+            changed = {key for key in whole.values if whole.values[key] != part.values[key]}
+            assert changed <= {"name", "preset", "algorithms", "seeds"}
+
+
+def test_fifty_clients_are_trained_as_in_the_scripts_loop() -> None:
+    (config,) = [config for config in of("published") if config.stem == "published_clients50"]
+    loaded = load_config(ROOT / config.path)
+    assert (loaded.model.partition.num_clients, loaded.model.train.rounds) == (50, 500)
+    keys = ("cps_dim", "proto_weight", "global_scale", "prototype_source", "masks")
+    found = [tuple(asdict(entry.hyper)[key] for key in keys) for entry in loaded.algorithms]
+    assert found == [(s, 20.0, 0.02, "running", "blocks") for s in (250, 50)]
+
+
+def test_other_partitions_change_nothing_but_the_seed_of_the_draw() -> None:
+    (whole,) = [config for config in of("table1") if config.values["data"]["name"] == "cifar100"]
+    for config, seed in zip(of("partitions"), (2, 3), strict=True):
+        assert config.values["partition"] == {**whole.values["partition"], "seed": seed}
+        assert {key for key in whole.values if whole.values[key] != config.values[key]} == {
+            "name", "partition", "algorithms", "seeds",
+        }  # fmt: skip
 
 
 def test_readings_are_asked_of_cifar10_where_it_lies_furthest_from_print() -> None:

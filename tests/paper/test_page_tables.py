@@ -43,6 +43,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> list[Table]:
         PaperRecord("table1_cifar100", "tinyproto_ft", 50, rounds=10),
         PaperRecord("appendix_cifar100", "tinyproto_ft(cps_dim=150,scaling=count)", 90),
         PaperRecord("table1_cifar100", "fedproto", 70, preset="sound", early={300 - back: 60 for back in range(1, 10)}),
+        PaperRecord("published_cifar100", "fedproto", 61),
     ]
     return paper_tables(records(tmp_path_factory.mktemp("results"), made))
 
@@ -94,6 +95,10 @@ def test_another_preset_has_a_table_of_its_own_read_by_its_own_statistic(tables:
     assert table.title == "Table 1: CIFAR-100, preset sound"
     assert named(tables, table.title)["FedProto"][2] == "30.50"  # the mean of nine times 60 and once 70 of 200
     assert "mean of the last 10 evaluations" in table.caption
+
+
+def test_cells_of_the_released_code_fill_a_table_beside_the_printed_numbers(tables: list[Table]) -> None:
+    assert named(tables, "Table 1: CIFAR-100, preset published")["FedProto"][1:4] == ["29.97 ± 0.18", "30.50", "+0.53"]
 
 
 def test_every_printed_number_is_in_the_json_and_every_row_says_what_it_is(tables: list[Table]) -> None:

@@ -25,7 +25,9 @@ def labels(target: str, part: Selection = SEED_0) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("target", ["table1", "table3", "appendix", "readings", "tiny-imagenet-100"])
+@pytest.mark.parametrize(
+    "target", ["table1", "table3", "appendix", "readings", "tiny-imagenet-100", "published", "partitions"]
+)
 def test_a_table_is_every_cell_of_its_configs(target: str) -> None:
     own = [config for config in experiments() if config.target == target]
     found = plan(target, Selection())
@@ -40,6 +42,13 @@ def test_cells_come_seed_after_seed_and_what_is_worth_knowing_first() -> None:
     first = found[:27]
     assert [cell.paper.dataset for cell in first] == ["cifar100"] * 9 + ["cifar10"] * 9 + ["tiny_imagenet"] * 9
     assert [cell.label for cell in first[:9]] == list(ALGORITHM_ORDER)
+
+
+def test_the_released_code_runs_each_method_once_on_cifar100_before_anything_else() -> None:
+    found = [(cell.paper.dataset, cell.entry["name"], cell.seed) for cell in plan("published", Selection())]
+    assert found[:9] == [("cifar100", name, 0) for name in ALGORITHM_ORDER]
+    assert [seed for _, _, seed in found] == [0] * 20 + [1] * 8 + [2] * 8
+    assert found[11:20] == [("cifar10", name, 0) for name in ALGORITHM_ORDER]
 
 
 def test_figure_1_has_no_cells() -> None:

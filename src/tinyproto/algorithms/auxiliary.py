@@ -25,7 +25,7 @@ from tinyproto.algorithms.exchange import (
 )
 from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.core.streams import Streams, global_randomness
-from tinyproto.core.task import Batch, FitResult, Loss, Step
+from tinyproto.core.task import Batch, FitResult, Loss, State, Step
 from tinyproto.errors import ModelError
 from tinyproto.models.build import ModelEntry
 from tinyproto.models.count import count_parameters
@@ -76,9 +76,9 @@ class SharedNetwork:
         """Return the network as the server draws it, equal to each client's before round 1."""
         return drawn(self.entry, self.federation.shape, streams)
 
-    def server(self, coder: Coder = UNCHANGED) -> MeanServer:
+    def server(self, coder: Coder = UNCHANGED, kind: type[MeanServer] = MeanServer) -> MeanServer:
         """Return a server that sends the uniform mean over clients."""
-        return MeanServer(lambda streams: exchanged(self.draw(streams), buffers=self.buffers), "uniform", coder)
+        return kind(lambda streams: exchanged(self.draw(streams), buffers=self.buffers), "uniform", coder)
 
 
 class Mutual(NamedTuple):
@@ -132,8 +132,11 @@ class AuxiliaryClient(LossClient):
 
     def update(self, client: Client, result: FitResult, round_: Round) -> Message:  # noqa: ARG002
         """Return the client's trained shared network."""
-        tensors = host(exchanged(client.modules["auxiliary"], buffers=self.shared.buffers))
-        return Message(tensors=self.coder.encode(tensors, round_))
+        return Message(tensors=self.coder.encode(self.trained(client), round_))
+
+    def trained(self, client: Client) -> State:
+        """Return the tensors of the client's shared network that travel."""
+        return host(exchanged(client.modules["auxiliary"], buffers=self.shared.buffers))
 
 
 def divergence(logits: Tensor, target_logits: Tensor, reduction: Reduction) -> Tensor:

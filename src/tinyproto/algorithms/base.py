@@ -44,11 +44,15 @@ class FederationSpec:
     networks: tuple[ModelEntry, ...] = ()  # client i has network i modulo their number
     wire: WireSettings = EXACT
     vocabulary: int | None = None  # the number of token ids; None if inputs are floats
+    head_dropout_in_place: bool = False
 
     @property
     def shape(self) -> ModelShape:
         """Return the shape that a network of this federation has to fit."""
-        return ModelShape(self.input_shape, self.proto_dim, self.num_classes, self.head_dropout, self.vocabulary)
+        return ModelShape(
+            self.input_shape, self.proto_dim, self.num_classes, self.head_dropout, self.vocabulary,
+            self.head_dropout_in_place,
+        )  # fmt: skip
 
     @property
     def known_networks(self) -> tuple[ModelEntry, ...]:

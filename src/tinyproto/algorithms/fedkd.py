@@ -15,13 +15,17 @@ from torch.nn import functional
 
 from tinyproto.algorithms.auxiliary import AuxiliaryClient, AuxiliaryHyper, Mutual, SharedNetwork, divergence
 from tinyproto.algorithms.base import Algorithm, AlgorithmSpec, FederationSpec, Round
-from tinyproto.algorithms.exchange import Coder
+from tinyproto.algorithms.exchange import Coder, MeanServer
+from tinyproto.algorithms.updates import BASE, UpdateClient, UpdateServer
 from tinyproto.core.prototypes import AtMost, Shape
 from tinyproto.core.task import State
 from tinyproto.models.split import Output
 
 MatrixView = Literal["filters", "kernels"]
 """A convolution's weight is one matrix of (out, in·k·k), or one of k × k for each pair of channels."""
+
+Factorised = Literal["weights", "updates"]
+"""The shared network travels as its weights, or (in FedKD's paper) as their change since the receiver's version."""
 
 LEFT, RIGHT = ".left", ".right"
 """Endings of the names of a tensor's factors."""
@@ -37,6 +41,9 @@ class FedKDHyper(AuxiliaryHyper):
     energy_start: Annotated[float, "T_start, the share of a tensor's energy kept in round 1, 0 to 1"] = 0.95
     energy_end: Annotated[float, "T_end, the share it moves towards, 0 to 1"] = 0.98
     matrices: Annotated[MatrixView, "the factorised part of a convolution: all its filters, or each kernel"] = "filters"
+    factorised: Annotated[
+        Factorised, "the shared network's weights, or their change since the version that the receiver holds"
+    ] = "weights"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -196,9 +203,18 @@ def build(hyper: FedKDHyper, federation: FederationSpec) -> Algorithm:
     low_rank = LowRank(shared.shapes, hyper)
     coder = Coder(low_rank.encode, low_rank.decode)
     width = federation.proto_dim
+    client_kind: type[AuxiliaryClient] = AuxiliaryClient
+    server_kind, as_updates = MeanServer, hyper.factorised == "updates"
+    if as_updates:
+        if federation.wire.down != "float32":
+            raise ValueError(
+                f"factorised: updates needs wire.down: float32, not {federation.wire.down}, because the errors of "
+                "rounded updates would add up at the clients; wire.up may be smaller"
+            )
+        client_kind, server_kind = UpdateClient, UpdateServer
     return Algorithm(
         name="fedkd",
-        client=AuxiliaryClient(
+        client=client_kind(
             "fedkd", hyper, shared,
             lambda modules, own, other, labels: adaptive_losses(
                 own, other, modules["adapter"](other.features), labels, hyper
@@ -206,11 +222,12 @@ def build(hyper: FedKDHyper, federation: FederationSpec) -> Algorithm:
             coder,
             more=lambda: {"adapter": nn.Linear(width, width, bias=False)},
         ),
-        server=shared.server(coder),
+        server=shared.server(coder, server_kind),
         table2_parameters=lambda _held: None,
         tensor_shapes=low_rank.shapes,
         tensor_parts=low_rank.parts,
-        agreed={"matrices": hyper.matrices},
+        agreed={"matrices": hyper.matrices, **({"factorised": hyper.factorised} if as_updates else {})},
+        reported=frozenset((BASE,)),
     )  # fmt: skip
 
 

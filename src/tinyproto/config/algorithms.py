@@ -139,7 +139,7 @@ def _hyper(spec: AlgorithmSpec, given: Mapping[str, Any], model: ConfigModel, pr
     for key, other in (("cps_dim", "byte_budget"), ("byte_budget", "cps_dim")):
         if key in given and other not in given:  # the entry's key replaces the other one of the section
             shared[other] = None
-    values = {key: value for key, value in {**preset.hyper, **shared, **given}.items() if key in known}
+    values = {key: value for key, value in {**preset.hyper_of(spec.name), **shared, **given}.items() if key in known}
     scaled = values.get("scaling", "count") != "none"
     if preset.global_scale is not None and "global_scale" in known and "global_scale" not in given and scaled:
         values["global_scale"] = _published_scale(spec, model, preset.global_scale, where)

@@ -63,6 +63,10 @@ def completed_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
         later["byte_budget"] = None
         if "margin_cap" in entry:
             later["max_length"] = None
+    if "matrices" in entry:
+        later["factorised"] = "weights"
+    if "distill_weight" in entry:
+        later["teachers"] = "all"
     return {**later, **entry}
 
 

@@ -23,7 +23,7 @@ from tinyproto.imports import unknown
 from tinyproto.memory import AUTO
 from tinyproto.wire.values import Download, Rounding, ValueName, WireSettings
 
-PresetName = Literal["sound", "reference", "paper"]
+PresetName = Literal["sound", "reference", "paper", "published"]
 Rule = Literal["head", "global", "local"]
 Statistic = Literal["best", "last", "last10"]
 Seed = Annotated[int, Field(ge=0)]
@@ -127,6 +127,11 @@ class TrainSection(Section):
         ge=0,
         lt=1,
         description="fraction of features dropped before the head, in networks that support it: EfficientNet-B0",
+    )
+    head_dropout_in_place: bool = Field(
+        False,
+        description="true: the features that the head drops are dropped for the pull and for prototypes gathered while "
+        "training too, as in the released code; false: for the head alone",
     )
     trainer: TrainerName = Field(
         "auto",

@@ -52,6 +52,7 @@ class TrainTerms(Section):
     shuffle: bool
     last_batch: LastBatch
     head_dropout: float
+    head_dropout_in_place: bool = False
 
 
 class InputTerms(Section):
@@ -83,8 +84,9 @@ class Terms(Section):
     seed: Seed
 
     def text(self) -> str:
-        """Return the terms as they travel; those of images are what releases without other inputs understand."""
-        return self.model_dump_json(exclude={"inputs"} if self.inputs == InputTerms() else None)
+        """Return the terms as they travel; a key that an earlier release does not know is left out at its default."""
+        later: dict[str, Any] = {} if self.train.head_dropout_in_place else {"train": {"head_dropout_in_place"}}
+        return self.model_dump_json(exclude={**later, "inputs": True} if self.inputs == InputTerms() else later)
 
 
 def agree(terms: Terms, networks: Sequence[ModelEntry]) -> Setup:

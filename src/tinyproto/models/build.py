@@ -87,6 +87,7 @@ class ModelShape:
     num_classes: int
     head_dropout: float = 0.0  # for networks with dropout before the head
     vocabulary: int | None = None  # the number of token ids; None if inputs are floats
+    head_dropout_in_place: bool = False  # True if that dropout changes the features too
 
     @property
     def dtype(self) -> torch.dtype:
@@ -153,7 +154,8 @@ def _call(factory: ModelFactory, name: str, shape: ModelShape) -> nn.Module:
     except (TypeError, ValueError):
         parameters = {}  # type: ignore[assignment]
     takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    given = {key: value for key, value in asdict(shape).items() if value is not None or key in parameters}
+    said = {key: value for key, value in asdict(shape).items() if value is not None and value is not False}
+    given = {key: value for key, value in asdict(shape).items() if key in said or key in parameters}
     arguments: dict[str, Any] = {key: value for key, value in given.items() if takes_any or key in parameters}
     try:
         module = factory(**arguments)

@@ -122,13 +122,18 @@ def efficientnet_b0(
     num_classes: int,
     head_dropout: float = 0.0,
     *,
+    head_dropout_in_place: bool = False,
     small_images: bool = False,
 ) -> SplitModel:
     """Build EfficientNet-B0 with d features and a linear head, after dropout if the preset asks for it.
 
-    `small_images` differs from the paper: stride 1 in the stem.
+    Dropout in place overwrites the features, so it is the extractor's last layer. `small_images` differs from the
+    paper: stride 1 in the stem.
     """
-    extractor = EfficientNetB0(PoolFeatures(proto_dim), channels=input_shape[0], small_images=small_images)
+    ending: nn.Module = PoolFeatures(proto_dim)
+    if head_dropout and head_dropout_in_place:
+        ending, head_dropout = nn.Sequential(ending, nn.Dropout(head_dropout)), 0.0
+    extractor = EfficientNetB0(ending, channels=input_shape[0], small_images=small_images)
     if head_dropout:
         return SplitModel(extractor, DropoutLinear(proto_dim, num_classes, head_dropout))
     return SplitModel(extractor, nn.Linear(proto_dim, num_classes))
