@@ -97,9 +97,8 @@ def test_a_file_says_whose_network_it_is_and_how_to_build_it(undisturbed: Path) 
     assert facts == {
         "schema_version": 2, "algorithm": "fedproto", "label": "proto/type", "seed": 0, "client": 1,
         "network": "small_cnn_c", "input_shape": [1, 8, 8], "proto_dim": 12, "num_classes": 10, "head_dropout": 0.0,
-        "vocabulary": None, "dataset": "digits", "class_names": None, "dtype": "uint8", "scale": 0.125, "shift": -1.0,
-        "white": 16,
-        "columns": None,
+        "vocabulary": None, "head_dropout_in_place": False, "dataset": "digits", "class_names": None, "dtype": "uint8",
+        "scale": 0.125, "shift": -1.0, "white": 16, "columns": None,
     }  # fmt: skip
 
 
