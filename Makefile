@@ -8,6 +8,8 @@ COVERED := core algorithms wire engine stacked
 SUITES := paper benchmarks docs
 # Two processes; each keeps to neighbouring tests, which share fixtures, and takes over others when it is done.
 SHARED := -n 2 --dist worksteal
+# Tests start hundreds of processes. Where this variable is set, each of them would compile the package again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: run test test-paper test-benchmarks test-docs test-all test-flower test-flower-all test-mqtt test-mqtt-all test-lowest soak docs site format clean
 
@@ -36,10 +38,10 @@ test-flower: .venv-flower/.dev
 
 # Mosquitto has to be installed: apt-get install mosquitto.
 test-mqtt: .venv/.mqtt
-	$(BIN)/pytest $(SHARED) -m "mqtt and not mqtt_slow"
+	$(BIN)/pytest $(SHARED) tests/federation tests/benchmarks -m "mqtt and not mqtt_slow"
 
 test-mqtt-all: .venv/.mqtt
-	$(BIN)/pytest $(SHARED) -m mqtt
+	$(BIN)/pytest $(SHARED) tests/federation tests/benchmarks -m mqtt
 
 test-flower-all: .venv-flower/.all
 	$(FLOWER)/mypy
