@@ -86,8 +86,7 @@ class Trained:
             raise ConfigError("--trainers: workers need a CPU and images in shared memory; leave out *N")
         self.pool = WorkerPool(experiment.config.resolved(), experiment.images, workers)
         self.folder = tempfile.TemporaryDirectory(prefix="tinyproto-benchmark-")
-        samples = experiment.data.train_counts.sum(1).tolist()
-        return self.pool.begin(cell, samples, Path(self.folder.name), experiment.client_memory)
+        return self.pool.begin(cell, experiment.work, Path(self.folder.name), experiment.client_memory)
 
     def play(self) -> Mapping[str, float]:
         """Run the next round."""

@@ -183,9 +183,11 @@ def channels_come_last(client: Client) -> bool:
     return all(layer.weight.is_contiguous(memory_format=torch.channels_last) for layer in layers)
 
 
-@pytest.mark.parametrize("name", ["small_cnn_a", "small_cnn_d", "resnet8"])
-def test_channels_come_last_in_our_networks_to_the_same_numbers(name: str) -> None:
-    laid_out, plain = colourful_client(name), colourful_client(name)
+@pytest.mark.parametrize(
+    ("name", "size"), [("small_cnn_a", 8), ("small_cnn_a", 16), ("small_cnn_d", 8), ("resnet8", 16)]
+)
+def test_channels_come_last_in_our_networks_to_the_same_numbers(name: str, size: int) -> None:
+    laid_out, plain = colourful_client(name, size), colourful_client(name, size)
     plain.model.any_layout = False
     plan = batch_plan(12, 4, 1, last="join", shuffle=None)
     for client in (laid_out, plain):
@@ -205,12 +207,23 @@ def test_features_of_a_fresh_network_have_the_bits_of_one_that_was_trained_and_p
     assert torch.equal(one, other)
 
 
-def test_small_images_and_users_networks_keep_their_layout() -> None:
-    plan = batch_plan(12, 4, 1, last="join", shuffle=None)
-    small, users = colourful_client("small_cnn_a", size=8), colourful_client(lambda: Viewing())
-    for client in (small, users):
-        EagerTrainer().fit([logits_task(client, plan)])
-        assert not channels_come_last(client)
+def test_a_depthwise_convolution_has_the_strides_of_channels_last_so_that_maps_of_one_pixel_do_too() -> None:
+    client, plain = colourful_client("mobilenet_v2"), colourful_client("mobilenet_v2")
+    plain.model.any_layout = False
+    strides: list[tuple[int, ...]] = []
+    for layer in convolutions(client):
+        layer.register_forward_hook(lambda _module, _inputs, maps: strides.append(maps.stride()))
+    (found,) = EagerTrainer().features([client.model], [client.train])
+    (expected,) = EagerTrainer().features([plain.model], [plain.train])
+    torch.testing.assert_close(found, expected)
+    for layer, (_, channel, _, column) in zip(convolutions(client), strides, strict=True):
+        assert (layer.weight.stride(1), channel, column) == (1, 1, layer.out_channels)
+
+
+def test_users_networks_keep_their_layout() -> None:
+    users = colourful_client(lambda: Viewing())
+    EagerTrainer().fit([logits_task(users, batch_plan(12, 4, 1, last="join", shuffle=None))])
+    assert not channels_come_last(users)
     assert EagerTrainer().features([users.model], [users.train])[0].shape == (12, PROTO_DIM)
 
 

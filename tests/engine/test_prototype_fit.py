@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from support_fit import again, all_but_the_last, by_autograd, make_fit, make_network
+from tinyproto.algorithms.fedtgp import contrastive_epoch
 from tinyproto.core.task import Batch, ParamGroup, State, Task
 from tinyproto.engine import graphed
 from tinyproto.engine.eager import EagerTrainer
@@ -220,3 +221,41 @@ def test_only_a_fit_on_a_gpu_has_these_epochs() -> None:
     assert prototype_fit(task) is None  # on a CPU
     assert prototype_fit(replace(task, groups=[ParamGroup("prototypes", 0.1, clip_norm=1.0)])) is None
     assert prototype_fit(replace(task, loss=lambda modules, batch, context: task.loss(modules, batch, context))) is None
+
+
+def written_out(task: Task) -> Task:
+    return replace(again(task), epoch=contrastive_epoch)
+
+
+@pytest.mark.parametrize(("classes", "dim", "count"), [(7, 20, 70), (3, 5, 64), (30, 8, 3), (10, 100, 200)])
+def test_a_fit_written_out_for_a_cpu_ends_where_autograd_ends(classes: int, dim: int, count: int) -> None:
+    task = make_fit(classes, dim, count, epochs=5)
+    reference, mine = again(task), written_out(task)
+    expected, found = EagerTrainer().fit([reference, mine])
+    assert found.steps == expected.steps
+    torch.testing.assert_close(found.parts, expected.parts, rtol=1e-5, atol=1e-6)
+    for start, one, two in zip(*(each.modules.parameters() for each in (task, mine, reference)), strict=True):
+        assert not torch.equal(one, start)
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
+
+
+def test_uneven_batches_and_uploads_on_a_prototype_are_written_out_as_well() -> None:
+    task = make_fit(7, 20, 40)
+    with torch.no_grad():
+        on_top = task.modules["prototypes"]()[task.data.labels].clone()  # where the distance has no slope
+    for data, sizes in ((task.data, (8, 32)), (replace(task.data, pool=on_top), (40,))):
+        uneven = replace(task, data=data, plan=replace(task.plan, sizes=sizes))
+        reference, mine = again(uneven), written_out(uneven)
+        expected, found = EagerTrainer().fit([reference, mine])
+        torch.testing.assert_close(found.parts, expected.parts, rtol=1e-5, atol=1e-6)
+        for one, two in zip(mine.modules.parameters(), reference.modules.parameters(), strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)
+
+
+def test_without_uploads_a_fit_that_is_written_out_changes_nothing() -> None:
+    task = make_fit(7, 20, 40)
+    nothing = written_out(replace(task, plan=replace(task.plan, sizes=())))
+    (found,) = EagerTrainer().fit([nothing])
+    assert found.steps == 0
+    for one, two in zip(nothing.modules.parameters(), task.modules.parameters(), strict=True):
+        assert torch.equal(one, two)

@@ -4,6 +4,10 @@ import io
 
 import pytest
 
+from tinyproto.config import parse_config
+from tinyproto.experiment import Experiment
+from tinyproto.models import build_model
+from tinyproto.models.count import count_parameters
 from tinyproto.subprocesses import Parcel, receive, send
 from tinyproto.workers import pool
 from tinyproto.workers.pool import deal
@@ -25,6 +29,20 @@ def test_clients_are_dealt_out_evenly_by_size() -> None:
     shares = deal([7] * 20, 3)
     assert sorted(client for share in shares for client in share) == list(range(20))
     assert {len(share) for share in shares} == {6, 7}
+
+
+def test_a_client_with_a_larger_network_counts_as_more_work() -> None:
+    values = {
+        "name": "work", "data": {"name": "digits"}, "partition": {"num_clients": 4, "alpha": 100.0},
+        "models": ["small_cnn_a", "small_cnn_d"], "prototypes": {"dim": 20, "cps_dim": 5}, "algorithms": ["local"],
+    }  # fmt: skip
+    experiment = Experiment(parse_config(values, "a test"))
+    samples = experiment.data.train_counts.sum(1).tolist()
+    networks = [build_model(f"small_cnn_{kind}", experiment.shape, 0) for kind in "adad"]
+    assert experiment.work == [
+        count * count_parameters(network) for count, network in zip(samples, networks, strict=True)
+    ]
+    assert {len({client % 2 for client in share}) for share in deal(experiment.work, 2)} == {2}  # one of each kind
 
 
 def test_a_worker_is_sent_no_more_frames_at_a_time_than_a_pipe_should_hold(monkeypatch: pytest.MonkeyPatch) -> None:

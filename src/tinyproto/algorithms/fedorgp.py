@@ -131,7 +131,7 @@ class OrthogonalServer(TrainableServer):
     ) -> Task:  # fmt: skip
         task = super()._fit(network, uploads, margin, offered, device, round_, streams)
         key, context = ("fedorgp server", self.weight, self.federation.proto_dim), {"offered": offered.to(device)}
-        return replace(task, key=key, context=context, loss=self.loss, part_names=("orthogonality",))
+        return replace(task, key=key, context=context, loss=self.loss, part_names=("orthogonality",), epoch=None)
 
 
 def build(hyper: FedORGPHyper, federation: FederationSpec) -> Algorithm:

@@ -109,6 +109,39 @@ def contrastive_step(modules: nn.ModuleDict, batch: Batch, context: Mapping[str,
     return Step(loss, loss.detach().unsqueeze(0))
 
 
+@torch.no_grad()
+def contrastive_epoch(
+    modules: nn.ModuleDict, samples: Batch, sizes: Sequence[int], context: Mapping[str, Tensor], rate: float
+) -> Tensor:
+    """Take the steps of `contrastive_step` with their gradients written out, in a third of autograd's time."""
+    weights = dict(modules["prototypes"].named_parameters())
+    embedding, hidden, hidden_bias = weights["embedding.weight"], weights["hidden.weight"], weights["hidden.bias"]
+    output, output_bias = weights["output.weight"], weights["output.bias"]
+    own = functional.one_hot(samples.labels, len(embedding)).to(embedding.dtype)
+    lengths = samples.inputs.square().sum(1, keepdim=True)
+    logged = torch.zeros(1, dtype=torch.float64)
+    batches = (torch.split(each, list(sizes)) for each in (*samples, own, lengths, context["penalty"][samples.labels]))
+    for uploads, labels, is_own, length, penalty in zip(*batches, strict=True):
+        active = torch.addmm(hidden_bias, embedding, hidden.T).relu_()  # (K, d)
+        learned = torch.addmm(output_bias, active, output.T)  # (K, d)
+        squared = torch.addmm(learned.square().sum(1), uploads, learned.T, alpha=-2.0).add_(length)  # (B, K)
+        distance = squared.clamp_min(TINY).sqrt_()
+        score = torch.log_softmax(-(distance + penalty), 1)
+        logged += functional.nll_loss(score, labels, reduction="sum")
+
+        slope = is_own.sub(score.exp_()).div_(distance).mul_(squared >= TINY)  # (B, K)
+        of_learned = (learned * slope.sum(0).unsqueeze(1)).addmm_(slope.T, uploads, alpha=-1.0)
+        of_hidden = (of_learned @ output).mul_(active > 0.0)
+        of_embedding = of_hidden @ hidden
+        step = -rate / len(labels)
+        output.addmm_(of_learned.T, active, alpha=step)
+        output_bias.add_(of_learned.sum(0), alpha=step)
+        hidden.addmm_(of_hidden.T, embedding, alpha=step)
+        hidden_bias.add_(of_hidden.sum(0), alpha=step)
+        embedding.add_(of_embedding, alpha=step)
+    return logged
+
+
 class TrainableServer(AveragingServer):
     """Keeps the trainable network and its last rows; trains on the uploads instead of averaging them."""
 
@@ -172,6 +205,7 @@ class TrainableServer(AveragingServer):
             plan=plan,
             num_classes=self.federation.num_classes,
             seed=0,
+            epoch=contrastive_epoch,
         )
 
     def _network(self, state: State) -> TrainablePrototypes:

@@ -113,6 +113,8 @@ class ParamGroup(NamedTuple):
 
 
 Loss = Callable[[nn.ModuleDict, Batch, Mapping[str, Tensor]], Step]
+Epoch = Callable[[nn.ModuleDict, Batch, Sequence[int], Mapping[str, Tensor], float], Tensor]
+"""Takes a step of SGD on each batch, given their sizes, context and learning rate; returns the logged terms' sums."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,7 @@ class Task:
     plan: BatchPlan
     num_classes: int
     seed: int  # of dropout and its like
+    epoch: Epoch | None = None  # the steps by `loss` with their gradients written out: on a CPU autograd takes longer
 
 
 @dataclass(frozen=True)

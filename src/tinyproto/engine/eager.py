@@ -13,9 +13,6 @@ from tinyproto.core.streams import global_randomness
 from tinyproto.core.task import Batch, FeatureModel, FitResult, Loss, ParamGroup, Step, Task, TensorData
 from tinyproto.models.split import SplitModel
 
-CHANNELS_LAST_FROM = 16 * 16
-"""Pixels of an image from which a CPU convolves twice as fast with channels last; smaller images gain little."""
-
 FEATURE_PIXELS = 2**17
 """Pixels that pass through a network at once on a CPU; more would not fit its caches."""
 
@@ -52,6 +49,10 @@ class EagerTrainer:
         for epoch in range(task.plan.epochs):
             observed = None
             samples = task.data.subset(order[epoch])
+            if task.epoch is not None and self.device.type == "cpu":
+                sizes, rate = task.plan.sizes, task.groups[0].learning_rate
+                parts[epoch] = task.epoch(task.modules, samples.batch(slice(sum(sizes))), sizes, task.context, rate)
+                continue
             start = 0
             for size in task.plan.sizes:
                 batch = samples.batch(slice(start, start + size))
@@ -83,13 +84,13 @@ class EagerTrainer:
 
     def _set_layout(self, module: nn.Module, data: TensorData) -> None:
         """Store the weights of convolutions with channels last where that is faster; their outputs follow."""
-        if self.device.type != "cpu" or _pixels(data) < CHANNELS_LAST_FROM:
+        if self.device.type != "cpu" or not _pixels(data):
             return
         for network in module.modules():
             if isinstance(network, SplitModel) and network.any_layout:
                 for layer in network.modules():
                     if isinstance(layer, nn.Conv2d):
-                        layer.weight.data = layer.weight.data.contiguous(memory_format=torch.channels_last)
+                        layer.weight.data = _channels_last(layer.weight.data)
 
 
 class Sgd:
@@ -122,6 +123,19 @@ def _descend(parameters: Sequence[nn.Parameter], group: ParamGroup) -> None:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if moved:
         torch._foreach_add_(moved, gradients, alpha=-group.learning_rate)
+
+
+def _channels_last(weight: Tensor) -> Tensor:
+    """Return the weight of a convolution with channels last, also by its strides.
+
+    PyTorch chooses the layout of a result by strides. For a depthwise convolution, or a map of one pixel, both layouts
+    are the same bytes, and `contiguous` would keep strides that lead to kernels up to 200 times slower.
+    """
+    _, channels, height, width = weight.shape
+    strides = (channels * height * width, 1, channels * width, channels)
+    if weight.stride() == strides:
+        return weight
+    return torch.empty_strided(weight.shape, strides, dtype=weight.dtype, device=weight.device).copy_(weight)
 
 
 def _pixels(data: TensorData) -> int:

@@ -125,9 +125,8 @@ def _hosts(experiment: Experiment) -> Iterator[Host]:
     if experiment.workers == 1:
         yield experiment.loopback
         return
-    samples = experiment.data.train_counts.sum(1).tolist()
     with closing(WorkerPool(experiment.config.resolved(), experiment.images, experiment.workers)) as pool:
-        yield lambda cell, clients: pool.begin(cell.index, samples, clients, experiment.client_memory)
+        yield lambda cell, clients: pool.begin(cell.index, experiment.work, clients, experiment.client_memory)
 
 
 def _run_at_once(

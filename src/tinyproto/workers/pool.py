@@ -34,12 +34,12 @@ class WorkerPool:
         for worker in self._workers:
             worker.close()
 
-    def begin(self, cell: int, samples: Sequence[int], folder: Path, memory: int) -> WorkerPool:
-        """Distribute the clients of a cell by their number of training samples; return the channel to them.
+    def begin(self, cell: int, work: Sequence[int], folder: Path, memory: int) -> WorkerPool:
+        """Distribute the clients of a cell by the work of each; return the channel to them.
 
         Clients beyond `memory` bytes in a worker go to the folder.
         """
-        self._shares = deal(samples, len(self._workers))
+        self._shares = deal(work, len(self._workers))
         self._ask_each("begin", cell=cell, folder=str(folder.resolve()), memory=memory)
         return self
 
@@ -89,14 +89,14 @@ class WorkerPool:
         return HostReport(seconds, other_memory=sum(report["memory"] for report in reports))
 
 
-def deal(samples: Sequence[int], count: int) -> list[list[int]]:
+def deal(work: Sequence[int], count: int) -> list[list[int]]:
     """Assign clients to workers, the largest first and each to the worker with the least so far."""
     shares: list[list[int]] = [[] for _ in range(count)]
     loads = [0] * count
-    for client in sorted(range(len(samples)), key=lambda client: (-samples[client], client)):
+    for client in sorted(range(len(work)), key=lambda client: (-work[client], client)):
         least = loads.index(min(loads))
         shares[least].append(client)
-        loads[least] += samples[client]
+        loads[least] += work[client]
     return [sorted(share) for share in shares]
 
 
