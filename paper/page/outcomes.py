@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import combinations, pairwise
 from typing import Any
 
-from paper.experiments import experiments
+from paper.experiments import SEEDS, experiments
 from paper.matching import PaperCell, paper_cells, record_key
 from paper.printed import DATASET_NAMES, SETTINGS, Address
 from tinyproto.algorithms import ALGORITHMS
@@ -21,13 +22,16 @@ from tinyproto.tracking.summary import over_rounds
 REFERENCE = "reference"
 """The preset of the paper's tables."""
 
+LOST = 0.25
+"""The share of its accuracy that a head loses at once in a run that collapsed."""
+
 TABLES = {"table1": " as in Table 1", "table3": " as in Table 3", "appendix": ", as in the ablation"}
 """Words for a cell of the paper's tables, by target."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The results of one cell of the paper over its seeds, all after the same number of rounds."""
+    """The results of one cell of the paper over the planned seeds it has, all after the same number of rounds."""
 
     cell: PaperCell
     found: Sequence[Cell]  # one per seed
@@ -74,6 +78,15 @@ class Outcome:
         """Return its seeds in order."""
         return [one.result["seed"] for one in self.found]
 
+    @property
+    def collapsed(self) -> bool:
+        """Return True if in one of its runs the head lost more than a quarter from one evaluation to the next.
+
+        The first evaluation is of untrained networks and does not count.
+        """
+        heads = [[point.accuracy["head"] or 0.0 for point in one.points if point.rounds] for one in self.found]
+        return any(after < (1 - LOST) * before for curve in heads for before, after in pairwise(curve))
+
     def seeds_shared(self, other: Outcome) -> list[int]:
         """Return the seeds that both have."""
         return [seed for seed in self.seeds if seed in other.seeds]
@@ -118,11 +131,27 @@ class Records:
         found = self._by_rounds(first.cell)
         return [first, *(found[rounds] for rounds in sorted(found) if rounds > first.rounds)]
 
+    def unplanned(self, address: Address, preset: str = REFERENCE) -> list[Outcome]:
+        """Return the runs of a cell with other seeds than the planned ones, each alone: no mean has them."""
+        cell = paper_cell(address, preset)
+        runs = [one for one in self._cells.get(cell.key, []) if one.result["seed"] not in SEEDS]
+        return [Outcome(cell, [one]) for one in sorted(runs, key=lambda one: (one.result["seed"], one.result["rounds"]))]
+
+    def again(self) -> list[tuple[str, tuple[Cell, Cell]]]:
+        """Return the key and two runs of each cell that was run twice with the same seed, the shorter first."""
+        found: dict[tuple[str, int], list[Cell]] = {}
+        for key, runs in self._cells.items():
+            for one in runs:
+                found.setdefault((key, one.result["seed"]), []).append(one)
+        ordered = {same: sorted(runs, key=lambda one: int(one.result["rounds"])) for same, runs in found.items()}
+        return [(key, pair) for (key, _), runs in ordered.items() for pair in combinations(runs, 2)]
+
     def _by_rounds(self, cell: PaperCell) -> dict[int, Outcome]:
-        """Return a cell's runs by number of rounds; one run per seed counts."""
+        """Return a cell's runs with planned seeds by number of rounds; one run per seed counts."""
         found: dict[int, dict[int, Cell]] = {}
         for one in self._cells.get(cell.key, []):
-            found.setdefault(one.result["rounds"], {}).setdefault(one.result["seed"], one)
+            if one.result["seed"] in SEEDS:
+                found.setdefault(one.result["rounds"], {}).setdefault(one.result["seed"], one)
         return {rounds: Outcome(cell, [seeds[seed] for seed in sorted(seeds)]) for rounds, seeds in found.items()}
 
     @property

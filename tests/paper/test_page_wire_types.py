@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paper.page.claims import Claim
+from paper.page.verdicts import Claim
 from paper.page.outcomes import Records
 from paper.page.wire_types import WIRE_HEADER, WireRow, any_typed, wire_claims, wire_figures, wire_rows
 from support_paper import PaperRecord
