@@ -68,24 +68,25 @@ def convergence(cps_dim: int = CPS_DIM, sparse: Sparsify = sparsify, *, zeros: b
     kept = torch.stack([sent(one).values != 0 for one in first])  # (M, K, d)
     whole = float((kept == masks).all(2).float().mean())
     largest, typical = float(cps.ratios.max()), float(cps.ratios.mean())
+    grows, shrinks = largest > 1 + ROUNDING, typical < 1 - ROUNDING
     decisive = [
         Fact(
             not outside and whole == 1,
             whole,
-            f"(a) the support of S(c) is a fixed set: {'an entry outside it is sent' if outside else 'nothing outside it'}"
-            f", and all of it for {percent(whole)} of random prototypes, because "
-            f"{'a kept entry may be zero' if whole < 1 else 'no entry is zero'}",
+            f"(a) the support of S(c) is a fixed set: {'an entry outside is sent' if outside else 'nothing outside'}, "
+            f"and all of it for {percent(whole)} of random prototypes, "
+            f"{'because a kept entry may be zero' if whole < 1 else 'of which no entry is zero'}",
         ),
         Fact(
-            largest <= 1 + ROUNDING,
+            not grows,
             1 - largest,
             f"(b) S expands no distance: the distance of two means is multiplied by at most {largest:.2f}",
         ),
         Fact(
-            float(cps.ratios.min()) >= 1 - ROUNDING and largest <= 1 + ROUNDING,
+            not grows and float(cps.ratios.min()) >= 1 - ROUNDING,
             typical - 1,
-            f"the lemma's last step is an equality: on average {typical:.2f} of the right side"
-            f"{', so it is an inequality, which bounds as well' if largest <= 1 + ROUNDING and typical < 1 - ROUNDING else ''}",
+            f"the lemma's last step is an equality: the left side is on average {typical:.2f} of the right one"
+            f"{', so it is an inequality, which bounds the loss as well' if shrinks and not grows else ''}",
         ),
     ]
     return Claim(
@@ -126,7 +127,7 @@ def _told(name: str, tried: Tried) -> Fact:
     """Return a fact that decides nothing: whether a merge is linear and expands no distance."""
     largest = float(tried.ratios.max())
     linear = "linear" if tried.additive else "not linear"
-    words = f"not in the paper's proof: with {name} it is {linear} and multiplies this distance by at most {largest:.2f}"
+    words = f"not in the paper's proof: with {name} S is {linear} and multiplies the distance by at most {largest:.2f}"
     return Fact(tried.additive and largest <= 1 + ROUNDING, 1 - largest, words, final=False)
 
 

@@ -28,7 +28,8 @@ def dead_units_claim(records: Records) -> Claim:
             values = cell.run.prototypes(cell.result["label"], cell.result["seed"])
             if values is not None and values.local_present.any():
                 place = f"{DATASET_NAMES[dataset]}, seed {cell.result['seed']}"
-                classes = DRAWN[dataset].classes if dataset in DRAWN else ()
+                drawn = DRAWN[dataset].classes if dataset in DRAWN else ()
+                classes = [class_ for class_ in drawn if class_ < values.local.shape[1]]
                 facts.append(_fact(place, values, cell.run.config["models"], classes))
     needs = (
         [] if facts else ["the run folder of a FedProto cell with its prototypes.safetensors, which most records omit"]
@@ -39,9 +40,10 @@ def dead_units_claim(records: Records) -> Claim:
 def _fact(place: str, values: PrototypeValues, networks: Sequence[Any], classes: Sequence[int]) -> Fact:
     kept = values.local[values.local_present]
     share = float((kept <= 0).mean())
+    many, zero = counted(len(kept), "local prototype"), percent(float((kept == 0).mean()))
     words = (
-        f"{place}: {percent(share)} of the entries of FedProto's {counted(len(kept), 'local prototype')} kept are not "
-        f"above zero ({', '.join(_by_network(values, networks))}), {percent(float((kept == 0).mean()))} are exactly zero"
+        f"{place}: {percent(share)} of the entries of FedProto's {many} kept are not above zero "
+        f"({', '.join(_by_network(values, networks))}), {zero} are exactly zero"
     )
     maps = [f"{percent(_blank(values, class_))} of the map of class {class_}" for class_ in classes]
     if maps:

@@ -85,7 +85,7 @@ class Outcome:
         The first evaluation is of untrained networks and does not count.
         """
         heads = [[point.accuracy["head"] or 0.0 for point in one.points if point.rounds] for one in self.found]
-        return any(after < (1 - LOST) * before for curve in heads for before, after in pairwise(curve))
+        return any(after < (1 - LOST) * before - 1e-9 for curve in heads for before, after in pairwise(curve))
 
     def seeds_shared(self, other: Outcome) -> list[int]:
         """Return the seeds that both have."""
@@ -135,7 +135,8 @@ class Records:
         """Return the runs of a cell with other seeds than the planned ones, each alone: no mean has them."""
         cell = paper_cell(address, preset)
         runs = [one for one in self._cells.get(cell.key, []) if one.result["seed"] not in SEEDS]
-        return [Outcome(cell, [one]) for one in sorted(runs, key=lambda one: (one.result["seed"], one.result["rounds"]))]
+        runs.sort(key=lambda one: (one.result["seed"], one.result["rounds"]))
+        return [Outcome(cell, [one]) for one in runs]
 
     def again(self) -> list[tuple[str, tuple[Cell, Cell]]]:
         """Return the key and two runs of each cell that was run twice with the same seed, the shorter first."""

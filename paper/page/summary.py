@@ -72,11 +72,11 @@ class Summary:
             f"distance alone decides. {len(inside(run))} are within print's own ±.",
         ]
         first = [part for part in self.parts if part.title.startswith("Table 1")]
-        compared, local = (sum((getattr(part, name) for part in first), []) for name in ("compared", "local_near"))
+        compared, local = (sum(len(part.compared) for part in first), sum(len(part.local_near) for part in first))
         if compared:
             told.append(
-                f"Local alone is within {POINTS} of {len(local)} of the {len(compared)} numbers of Table 1 in whose "
-                "setting it was run, so the distance alone says little."
+                f"Local alone is within {POINTS} of {local} of the {compared} numbers of Table 1 in whose "
+                "setting it was run."
             )
         return told
 
