@@ -82,6 +82,7 @@ def test_a_figure_that_is_computed_has_nothing_to_play(
         (["table1", "--seeds", ","], "--seeds: ','"),
         (["table1", "--import", "nowhere"], "--import .*TARGET"),
         (["--list", "--import", "nowhere"], "--import .*--list"),
+        (["table1", "--plan"], "--plan .*TARGET"),
         (["table1", "train.precision=tf32"], "'train.precision=tf32'.*train.parallel_cells"),
         (["table1", "--preset", "mine"], "--preset: .*'mine'"),
         (["table1", "train.batch_size=8"], "'train.batch_size=8'.*train.parallel_cells"),
@@ -104,6 +105,21 @@ def test_what_is_wrong_is_one_sentence(
     assert re.search(words, sentence)
     assert said.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_plan_lists_jobs_in_order_with_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    PaperRecord("published_cifar10", "fedproto").write(tmp_path / "results")
+    assert in_process(monkeypatch, tmp_path, "--plan", "--results", "results", "--json") == 0
+    jobs = json.loads(capsys.readouterr().out)
+    assert [job["job"] for job in jobs] == list(range(1, len(jobs) + 1))
+    assert (jobs[0]["cells"], jobs[0]["to_do"]) == (2, 1)
+    assert jobs[0]["command"].startswith("python -m paper published --configs published_cifar10 --algorithms fedproto,")
+    assert in_process(monkeypatch, tmp_path, "--plan", "--results", "results") == 0
+    told = capsys.readouterr().out
+    assert f"{sum(job['to_do'] for job in jobs)} cells to do, in this order:" in told
+    assert all(job["command"] in told for job in jobs)
 
 
 # The report with the paper's chapter
