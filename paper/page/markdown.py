@@ -39,6 +39,7 @@ def renewed(page: str, made: str) -> str:
 
 
 def _blocks(found: Findings) -> Iterator[str]:
+    yield "## How many numbers are repeated"
     yield " ".join(found.verdict())
     yield _table(SUMMARY_HEADER, list(found.summary.rows()))
     yield "## The paper's claims"

@@ -41,7 +41,7 @@ class Part:
 
     def words(self) -> list[str]:
         """Return the cells of its row, under `SUMMARY_HEADER`."""
-        off = [f"{row.name} {signed(row.difference)}" for row in self.run if not row.near]
+        off = [f"{row.name} {_exactly(row.difference)}" for row in self.run if not row.near]
         local = [row.name for row in self.run if row.near and not row.repeated]
         return [
             self.title,
@@ -106,6 +106,13 @@ def summary(tables: Sequence[Table]) -> Summary:
             known |= {row.address for row in own}
             parts.append(Part(table.title, own))
     return Summary(parts)
+
+
+def _exactly(difference: float | None) -> str:
+    """Return a difference in points, with a third digit if two do not tell it from the limit."""
+    if difference is None or round(abs(difference), 4) != NEAR:
+        return signed(difference)
+    return f"{100 * difference:+.3f}".replace("-", "−")
 
 
 def near(rows: Sequence[TableRow]) -> list[TableRow]:
