@@ -11,7 +11,7 @@ from typing import Any
 from paper.page.claims import claims
 from paper.page.extensions import TITLE, Extensions, extensions
 from paper.page.figures import PaperFigure, paper_figures
-from paper.page.outcomes import Records
+from paper.page.outcomes import Records, planned
 from paper.page.readings import (
     READING_HEADER,
     RULE_HEADER,
@@ -115,7 +115,8 @@ def paper_chapter(runs: Sequence[Run]) -> Chapter | None:
         return None
     figures = [*(figure for drawn in found.drawn for figure in drawn.figures), *found.extensions.figures]
     judged = [f"{claim.words}: {claim.tally}" for claim in (*found.claims, *found.extensions.claims)]
-    return Chapter("".join(as_html(found)), figures, [*found.verdict(), *judged], {"paper": found.plain()})
+    verdict, facts = [*found.verdict(), *judged], {"paper": found.plain()}
+    return Chapter("".join(as_html(found)), figures, verdict, facts, planned(runs) or None)
 
 
 def as_html(found: Findings) -> Iterator[str]:

@@ -75,7 +75,7 @@ def convergence(cps_dim: int = CPS_DIM, sparse: Sparsify = sparsify, *, zeros: b
             whole,
             f"(a) the support of S(c) is a fixed set: {'an entry outside is sent' if outside else 'nothing outside'}, "
             f"and all of it for {percent(whole)} of random prototypes, "
-            f"{'because a kept entry may be zero' if whole < 1 else 'of which no entry is zero'}",
+            f"{'of which half the entries are zero' if zeros else 'of which no entry is zero'}",
         ),
         Fact(
             not grows,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import combinations, pairwise
 from typing import Any
@@ -112,10 +112,8 @@ class Records:
     def __init__(self, runs: Sequence[Run]) -> None:
         self._cells: dict[str, list[Cell]] = {}
         for run in runs:
-            entries = {entry["label"]: entry for entry in run.config["algorithms"]}
             for result in run.results:
-                key = record_key(run.config, entries[result["label"]], result["dataset"])
-                self._cells.setdefault(key, []).append(Cell(run, result))
+                self._cells.setdefault(_key(run, result), []).append(Cell(run, result))
 
     def find(self, address: Address, preset: str = REFERENCE) -> Outcome | None:
         """Return the results of a cell of the paper; None if it was not run."""
@@ -158,8 +156,7 @@ class Records:
     @property
     def any_of_the_paper(self) -> bool:
         """Return True if a run is a cell of the paper."""
-        known = {cell.key for preset in (None, *PRESETS) for cell in _resolved(preset).values()}
-        return bool(known & self._cells.keys())
+        return bool(_known_keys() & self._cells.keys())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,6 +242,25 @@ def place_name(cell: PaperCell) -> str:
         words for part, words in SETTINGS.items() if cells_of(f"table3_{part}")[0].config["partition"] == partition
     ]
     return ", ".join([DATASET_NAMES[cell.config["data"]["name"]], *settings])
+
+
+def planned(runs: Sequence[Run]) -> list[Run]:
+    """Return runs without the cells of the paper whose seed was not planned."""
+    kept = [replace(run, results=[one for one in run.results if not _is_beside(run, one)]) for run in runs]
+    return [run for run in kept if run.results]
+
+
+def _is_beside(run: Run, result: Mapping[str, Any]) -> bool:
+    return result["seed"] not in SEEDS and _key(run, result) in _known_keys()
+
+
+def _key(run: Run, result: Mapping[str, Any]) -> str:
+    return record_key(run.config, run.entry(result["label"]), result["dataset"])
+
+
+@cache
+def _known_keys() -> frozenset[str]:
+    return frozenset(cell.key for preset in (None, *PRESETS) for cell in _resolved(preset).values())
 
 
 @cache

@@ -12,7 +12,8 @@ from paper.page.chapter import findings
 from paper.page.outcomes import Outcome, Records
 from paper.page.tables import HEADER, Table, paper_tables, signed
 from paper.printed import Address
-from support_paper import PaperRecord
+from support_paper import PaperRecord, report_with_paper
+from support_report import Made
 from tinyproto.report.runs import find_runs, read_runs
 
 FEDPROTO = Address("table1_cifar100", "fedproto")
@@ -124,6 +125,16 @@ def test_a_seed_that_was_not_planned_is_told_beside_and_not_averaged_in(tmp_path
     ]
 
 
+def test_a_report_with_the_paper_averages_planned_seeds_alone(tmp_path: Path) -> None:
+    for record in (fedproto(60), fedproto(64, seed=1), fedproto(20, seed=3)):
+        record.write(tmp_path)
+    Made(seeds=(0, 7)).write(tmp_path / "other")  # not of the paper
+    page = report_with_paper(read_runs(find_runs([tmp_path])))
+    settings = [setting for study in page.studies for setting in study.settings]
+    assert sorted([*row.seeds] for setting in settings for row in setting.comparison.rows) == [[0, 1], [0, 7], [0, 7]]
+    assert "FedProto, seed 3, is not planned and not averaged in: 10.00." in page.html
+
+
 def test_only_an_unplanned_seed_is_no_run_of_the_cell(tmp_path: Path) -> None:
     assert records(tmp_path, [fedproto(60, seed=7)]).find(FEDPROTO) is None
 
@@ -177,8 +188,6 @@ def test_an_accuracy_after_some_rounds_looks_no_further(tmp_path: Path) -> None:
 
 
 def test_a_run_of_something_else_is_no_cell_of_the_paper(tmp_path: Path) -> None:
-    from support_report import Made
-
     Made().write(tmp_path / "run")
     assert not Records(read_runs([tmp_path / "run"])).any_of_the_paper
 
