@@ -81,6 +81,9 @@ def run(
     list_: Annotated[
         bool, typer.Option("--list", help="List the targets, or a target's cells and their progress, and stop.")
     ] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="List the jobs of the next GPU session in their order, and stop.")
+    ] = False,
     import_: Annotated[
         list[Path] | None,
         typer.Option(
@@ -111,17 +114,22 @@ def run(
     - python -m paper table1 --dataset cifar100 --algorithms fedproto,tinyproto_ft --preset sound
     - python -m paper table3 --configs table3_alpha05
     - python -m paper --import runs/table1_cifar100
+    - python -m paper --plan
     """
     if import_ and (target is not None or list_):
         raise ConfigError("--import writes records of whole run folders; leave out TARGET and --list")
-    if target is None and not import_ and not list_:
+    if plan and (target is not None or list_ or import_):
+        raise ConfigError("--plan lists all jobs; leave out TARGET, --list and --import")
+    if target is None and not import_ and not list_ and not plan:
         raise ConfigError("name a TARGET, such as table1; `python -m paper --list` lists them all")
-    from paper.command import Asked, import_runs, list_cells, list_experiments, run_target
+    from paper.command import Asked, import_runs, list_cells, list_experiments, list_plan, run_target
     from tinyproto.cli.terminal import Output
 
     output = Output(json=json, quiet=quiet, verbose=verbose)
     if import_:
         import_runs(import_, results, output)
+    elif plan:
+        list_plan(results, output)
     elif target is None:
         list_experiments(output)
     else:

@@ -11,8 +11,8 @@ from typing import Any
 
 from paper.experiments import experiments
 from paper.matching import PaperCell
-from paper.plan import TARGETS, Selection, plan
-from paper.records_reader import import_run
+from paper.plan import JOBS, TARGETS, Job, Selection, plan
+from paper.records_reader import by_cell, find_finished, import_run
 from paper.run import Reproduction, RunResult, Status
 from tinyproto.cli.interrupt import ENDING, StopOnInterrupt
 from tinyproto.cli.progress import Expected, Progress
@@ -176,6 +176,33 @@ def list_cells(asked: Asked, records: Path, runs: Path, output: Output) -> None:
         table.add_row(one.cell.group, one.cell.label, str(one.cell.seed), str(one.cell.rounds), state)
     table.caption = f"{asked.target}: {TARGETS[asked.target].words}. {_counts(status)}."
     output.console.print(table)
+
+
+def list_plan(records: Path, output: Output) -> None:
+    """Print a line per job of the next GPU session, in order; a cell of two jobs counts as one of the first."""
+    known = {folder: by_cell(find_finished(folder)) for folder in {_records_of(job, records) for job in JOBS}}
+    told: list[dict[str, Any]] = []
+    earlier: set[tuple[Path, tuple[str, int, int]]] = set()
+    for number, job in enumerate(JOBS, 1):
+        folder = _records_of(job, records)
+        cells = [cell.identity for cell in job.cells() if (folder, cell.identity) not in earlier]
+        earlier |= {(folder, identity) for identity in cells}
+        done = sum(identity in known[folder] for identity in cells)
+        told.append(
+            {"job": number, "what": job.words, "cells": len(cells), "to_do": len(cells) - done, "command": job.command}
+        )
+    if output.wants_json:
+        output.result(told)
+        return
+    output.console.print(f"{sum(one['to_do'] for one in told)} cells to do, in this order:", markup=False)
+    for one in told:
+        words = f"{one['job']:2}. {one['what']}: {one['to_do']} of {counted(one['cells'], 'cell')} to do"
+        output.console.print(words, markup=False)
+        output.console.print(f"    {one['command']}", markup=False, soft_wrap=True)
+
+
+def _records_of(job: Job, records: Path) -> Path:
+    return records if job.results is None else Path(job.results)
 
 
 def _plain(one: Status) -> dict[str, Any]:

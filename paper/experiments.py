@@ -20,6 +20,8 @@ FOLDER = Path("paper") / "configs"
 DATASETS = ("cifar10", "cifar100", "tiny_imagenet")
 NETWORKS = ["resnet8", "mobilenet_v2", "shufflenet_v2", "efficientnet_b0"]
 SEEDS = [0, 1, 2]
+"""The planned seeds. A number of ours is a mean over these only; a run with another seed is told beside it."""
+
 ROUNDS = 300
 READING_ROUNDS = 60
 """Enough rounds to tell one reading of the paper from another; cells of table1 are read after as many."""

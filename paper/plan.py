@@ -1,4 +1,4 @@
-"""The paper's tables and figures by name, and the cells of each in the order in which they run."""
+"""The paper's tables and figures by name, the cells of each in their order, and the jobs of the next GPU session."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paper.experiments import DATASETS, NEURON_METHODS, PaperConfig, experiments
+from paper.experiments import BASELINES, DATASETS, NEURON_METHODS, READING_ROUNDS, SEEDS, PaperConfig, experiments
 from paper.matching import PaperCell
 from tinyproto.algorithms import ALGORITHMS
 from tinyproto.config import parse_config
@@ -126,6 +126,76 @@ class Selection:
     rounds: int | None = None
     preset: str | None = None
     root: str = "data"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A part of the next session with a GPU: one command."""
+
+    words: str
+    target: str
+    selection: Selection
+    results: str | None = None  # a folder of records of its own; None: the usual one
+
+    @property
+    def command(self) -> str:
+        """Return the command that runs it."""
+        chosen = self.selection
+        options = {
+            "dataset": chosen.datasets, "configs": chosen.configs, "algorithms": chosen.algorithms,
+            "seeds": chosen.seeds, "rounds": [chosen.rounds] if chosen.rounds else [],
+            "results": [self.results] if self.results else [],
+        }  # fmt: skip
+        told = [f"--{name} {','.join(map(str, values))}" for name, values in options.items() if values]
+        return " ".join(["python -m paper", self.target, *told])
+
+    def cells(self) -> list[PaperCell]:
+        """Return its cells in the order in which they run."""
+        return plan(self.target, self.selection)
+
+
+def _first_seed(words: str, target: str, **chosen: Any) -> Job:
+    return Job(words, target, Selection(seeds=[SEEDS[0]], **chosen))
+
+
+_TWICE = Selection(
+    datasets=["cifar100"], algorithms=["fedproto", "tinyproto_ft"], seeds=[SEEDS[0]], rounds=READING_ROUNDS
+)
+_WITHOUT_PROTOTYPES = ["local", *(name for name in BASELINES if name not in ("fedproto", "fedtgp"))]
+
+JOBS: Sequence[Job] = (
+    _first_seed(
+        "as in the released code, where Table 1 is furthest from print", "published",
+        configs=["published_cifar10"], algorithms=["fedproto", "tinyproto_ft"],
+    ),
+    _first_seed(
+        "as in the released code, one cell of each other method", "published",
+        configs=["published_cifar100", "published_others_cifar100"],
+        algorithms=["fedtgp", "tinyproto_fp", *_WITHOUT_PROTOTYPES],
+    ),
+    Job("the same commit and seed, first run", "table1", _TWICE),
+    Job("the same commit and seed, second run", "table1", _TWICE, "paper/records/again"),
+    _first_seed("50 clients as in the scripts' commented loop", "published", configs=["published_clients50"]),
+    _first_seed("Table 3, the rest: 50 clients", "table3", configs=["table3_clients50"]),
+    _first_seed("Table 3, the rest: α=0.5", "table3", configs=["table3_alpha05"]),
+    _first_seed("Table 3, the rest: α=0.01", "table3", configs=["table3_alpha001"]),
+    Job(
+        "Tiny-ImageNet: memory and seconds a round, measured first", "table1",
+        Selection(datasets=["tiny_imagenet"], seeds=[SEEDS[0]], rounds=3), "runs/measured",
+    ),
+    _first_seed("Tiny-ImageNet's column of Table 1", "table1", datasets=["tiny_imagenet"]),
+    _first_seed("CIFAR-10's ablation", "appendix", datasets=["cifar10"]),
+    _first_seed("CIFAR-100's ablation, the rest", "appendix", datasets=["cifar100"]),
+    _first_seed("the figure on neurons", "figure-neurons"),
+    _first_seed("the figure on compression", "figure-compression"),
+    _first_seed("other partitions", "partitions"),
+    _first_seed("as in the released code, the rest", "published"),
+    Job("as in the released code, the other seeds", "published", Selection(seeds=SEEDS[1:], configs=[
+        "published_cifar100", "published_cifar10",
+    ])),
+    Job("Table 1, the other seeds", "table1", Selection(datasets=["cifar100", "cifar10"], seeds=SEEDS[1:])),
+)  # fmt: skip
+"""First a cell that tells most for each method, then cells without a run, then what is left of the released code."""
 
 
 def plan(target: str, selection: Selection, overrides: Sequence[str] = ()) -> list[PaperCell]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from paper.experiments import CPS_DIM, CPS_DIMS, DATASETS
 
@@ -99,6 +100,12 @@ def printed_tables() -> list[PrintedTable]:
         *(_table3(column, setting) for column, setting in enumerate(SETTINGS)),
         *(_appendix(column, dataset) for column, dataset in enumerate(DATASETS)),
     ]
+
+
+@cache
+def printed_numbers() -> Mapping[Address, Printed]:
+    """Return every printed number by its cell; some stand in two tables."""
+    return {row.address: row for table in printed_tables() for row in table.rows}
 
 
 def ablation(dataset: str, name: str, cps_dim: int | None, scaled: bool) -> Address:

@@ -9,9 +9,9 @@ from typing import Any
 
 from paper.experiments import DATASETS, OURS, experiments
 from paper.matching import PaperCell
-from paper.page.claims import Claim, Fact
 from paper.page.outcomes import TABLES, Compared, Outcome, Records, cells_of, means, method_name, place_name
 from paper.page.tables import NOT_RUN, NOTHING, signed, spread_cell, two_digits
+from paper.page.verdicts import Claim, Fact
 from paper.printed import Address
 from tinyproto.report.words import counted
 

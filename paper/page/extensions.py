@@ -8,9 +8,9 @@ from typing import Any
 
 from paper.matching import PaperCell
 from paper.page.auto_scale import AUTO_HEADER, Search, any_derived, searches
-from paper.page.claims import Claim
 from paper.page.outcomes import Compared, Records, cells_of, method_name
 from paper.page.tables import NOT_RUN, NOTHING, plain_outcome, signed, spread_cell
+from paper.page.verdicts import Claim
 from paper.page.wire_types import WIRE_HEADER, WireRow, any_typed, wire_claims, wire_figures, wire_rows
 from paper.printed import Address
 from tinyproto.engine.measure import RULES

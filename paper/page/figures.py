@@ -12,7 +12,7 @@ from paper.experiments import CPS_DIMS, DATASETS, DIM, NEURON_METHODS
 from paper.page.curves import Curve, Point, accuracies, counts, draw, short_number, sizes, widths
 from paper.page.outcomes import Outcome, Records, paper_cell
 from paper.page.tables import two_digits
-from paper.printed import DATASET_NAMES, Address, ablation, printed_tables
+from paper.printed import DATASET_NAMES, Address, ablation, printed_numbers
 from tinyproto.algorithms import ALGORITHMS, FederationSpec
 from tinyproto.config import parse_config
 from tinyproto.models.count import count_parameters
@@ -28,7 +28,6 @@ METHODS = (
 """The paper's methods."""
 
 INKS = {name: f"c{index}" for index, name in enumerate(METHODS)}
-PRINTED = {row.address: row.accuracy for table in printed_tables() for row in table.rows}
 FIGURE1_CLASSES = (10, 20, 50, 100, 200, 500, 1000)
 FIGURE1_DIMS = (50, 100, 500, 1000)
 """Prototype dimensions of Figure 1; 50 of 500 is also what CPS sends."""
@@ -55,7 +54,8 @@ class Kind:
 
     def by_width(self) -> Curve:
         """Return accuracy by width, with the printed values."""
-        printed = [(float(width), PRINTED[cell]) for width, cell in self.cells.items() if cell in PRINTED]
+        known = printed_numbers()
+        printed = [(float(width), known[cell].accuracy) for width, cell in self.cells.items() if cell in known]
         points = [Point(width, y, f"{width}: {words}") for width, y, words, _ in self._told()]
         return Curve(self.name, self.ink, points, printed, self.level)
 

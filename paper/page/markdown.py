@@ -8,6 +8,8 @@ from pathlib import Path
 from paper.page.chapter import READING_WORDS, RULE_WORDS, TABLE_WORDS, Findings, findings
 from paper.page.extensions import TITLE
 from paper.page.readings import READING_HEADER, RULE_HEADER, reading_rows
+from paper.page.repeats import AGAIN_HEADER, AGAIN_TITLE, AGAIN_WORDS, told
+from paper.page.summary import SUMMARY_HEADER
 from paper.page.tables import HEADER, Table
 from tinyproto.report.runs import find_runs, read_readable_runs
 
@@ -37,7 +39,9 @@ def renewed(page: str, made: str) -> str:
 
 
 def _blocks(found: Findings) -> Iterator[str]:
+    yield "## How many numbers are repeated"
     yield " ".join(found.verdict())
+    yield _table(SUMMARY_HEADER, list(found.summary.rows()))
     yield "## The paper's claims"
     yield _table(("claim", "verdict", "numbers"), [[c.words, c.tally, c.evidence] for c in found.claims], align="---")
     yield "## The paper's tables"
@@ -51,6 +55,10 @@ def _blocks(found: Findings) -> Iterator[str]:
     if found.rules:
         yield RULE_WORDS
         yield _table(RULE_HEADER, [row.words() for row in found.rules])
+    if found.again:
+        yield f"## {AGAIN_TITLE}"
+        yield f"{AGAIN_WORDS} {told(found.again)}"
+        yield _table(AGAIN_HEADER, [one.words() for one in found.again])
     yield f"## {TITLE}"
     aims = [[c.words, c.tally, c.evidence] for c in found.extensions.claims]
     yield _table(("aim", "verdict", "numbers"), aims, align="---")
@@ -69,7 +77,7 @@ def _paper_table(table: Table) -> Iterator[str]:
         yield _table([HEADER[index] for index in chosen], [[row[index] for index in chosen] for row in rows])
         return
     yield _table(HEADER, [row.words() for row in table.rows])
-    yield table.caption
+    yield " ".join([table.caption, *table.asides])
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], align: str = "---:") -> str:

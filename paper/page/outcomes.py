@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import combinations, pairwise
 from typing import Any
 
-from paper.experiments import experiments
+from paper.experiments import SEEDS, experiments
 from paper.matching import PaperCell, paper_cells, record_key
 from paper.printed import DATASET_NAMES, SETTINGS, Address
 from tinyproto.algorithms import ALGORITHMS
@@ -21,13 +22,16 @@ from tinyproto.tracking.summary import over_rounds
 REFERENCE = "reference"
 """The preset of the paper's tables."""
 
+LOST = 0.25
+"""The share of its accuracy that a head loses at once in a run that collapsed."""
+
 TABLES = {"table1": " as in Table 1", "table3": " as in Table 3", "appendix": ", as in the ablation"}
 """Words for a cell of the paper's tables, by target."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The results of one cell of the paper over its seeds, all after the same number of rounds."""
+    """The results of one cell of the paper over the planned seeds it has, all after the same number of rounds."""
 
     cell: PaperCell
     found: Sequence[Cell]  # one per seed
@@ -74,6 +78,15 @@ class Outcome:
         """Return its seeds in order."""
         return [one.result["seed"] for one in self.found]
 
+    @property
+    def collapsed(self) -> bool:
+        """Return True if in one of its runs the head lost more than a quarter from one evaluation to the next.
+
+        The first evaluation is of untrained networks and does not count.
+        """
+        heads = [[point.accuracy["head"] or 0.0 for point in one.points if point.rounds] for one in self.found]
+        return any(after < (1 - LOST) * before - 1e-9 for curve in heads for before, after in pairwise(curve))
+
     def seeds_shared(self, other: Outcome) -> list[int]:
         """Return the seeds that both have."""
         return [seed for seed in self.seeds if seed in other.seeds]
@@ -99,10 +112,8 @@ class Records:
     def __init__(self, runs: Sequence[Run]) -> None:
         self._cells: dict[str, list[Cell]] = {}
         for run in runs:
-            entries = {entry["label"]: entry for entry in run.config["algorithms"]}
             for result in run.results:
-                key = record_key(run.config, entries[result["label"]], result["dataset"])
-                self._cells.setdefault(key, []).append(Cell(run, result))
+                self._cells.setdefault(_key(run, result), []).append(Cell(run, result))
 
     def find(self, address: Address, preset: str = REFERENCE) -> Outcome | None:
         """Return the results of a cell of the paper; None if it was not run."""
@@ -118,18 +129,34 @@ class Records:
         found = self._by_rounds(first.cell)
         return [first, *(found[rounds] for rounds in sorted(found) if rounds > first.rounds)]
 
+    def unplanned(self, address: Address, preset: str = REFERENCE) -> list[Outcome]:
+        """Return the runs of a cell with other seeds than the planned ones, each alone: no mean has them."""
+        cell = paper_cell(address, preset)
+        runs = [one for one in self._cells.get(cell.key, []) if one.result["seed"] not in SEEDS]
+        runs.sort(key=lambda one: (one.result["seed"], one.result["rounds"]))
+        return [Outcome(cell, [one]) for one in runs]
+
+    def again(self) -> list[tuple[str, tuple[Cell, Cell]]]:
+        """Return the key and two runs of each cell that was run twice with the same seed, the shorter first."""
+        found: dict[tuple[str, int], list[Cell]] = {}
+        for key, runs in self._cells.items():
+            for one in runs:
+                found.setdefault((key, one.result["seed"]), []).append(one)
+        ordered = {same: sorted(runs, key=lambda one: int(one.result["rounds"])) for same, runs in found.items()}
+        return [(key, pair) for (key, _), runs in ordered.items() for pair in combinations(runs, 2)]
+
     def _by_rounds(self, cell: PaperCell) -> dict[int, Outcome]:
-        """Return a cell's runs by number of rounds; one run per seed counts."""
+        """Return a cell's runs with planned seeds by number of rounds; one run per seed counts."""
         found: dict[int, dict[int, Cell]] = {}
         for one in self._cells.get(cell.key, []):
-            found.setdefault(one.result["rounds"], {}).setdefault(one.result["seed"], one)
+            if one.result["seed"] in SEEDS:
+                found.setdefault(one.result["rounds"], {}).setdefault(one.result["seed"], one)
         return {rounds: Outcome(cell, [seeds[seed] for seed in sorted(seeds)]) for rounds, seeds in found.items()}
 
     @property
     def any_of_the_paper(self) -> bool:
         """Return True if a run is a cell of the paper."""
-        known = {cell.key for preset in (None, *PRESETS) for cell in _resolved(preset).values()}
-        return bool(known & self._cells.keys())
+        return bool(_known_keys() & self._cells.keys())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,6 +242,25 @@ def place_name(cell: PaperCell) -> str:
         words for part, words in SETTINGS.items() if cells_of(f"table3_{part}")[0].config["partition"] == partition
     ]
     return ", ".join([DATASET_NAMES[cell.config["data"]["name"]], *settings])
+
+
+def planned(runs: Sequence[Run]) -> list[Run]:
+    """Return runs without the cells of the paper whose seed was not planned."""
+    kept = [replace(run, results=[one for one in run.results if not _is_beside(run, one)]) for run in runs]
+    return [run for run in kept if run.results]
+
+
+def _is_beside(run: Run, result: Mapping[str, Any]) -> bool:
+    return result["seed"] not in SEEDS and _key(run, result) in _known_keys()
+
+
+def _key(run: Run, result: Mapping[str, Any]) -> str:
+    return record_key(run.config, run.entry(result["label"]), result["dataset"])
+
+
+@cache
+def _known_keys() -> frozenset[str]:
+    return frozenset(cell.key for preset in (None, *PRESETS) for cell in _resolved(preset).values())
 
 
 @cache

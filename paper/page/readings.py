@@ -8,7 +8,7 @@ from typing import Any
 
 from paper.experiments import experiments
 from paper.matching import PaperCell
-from paper.page.outcomes import TABLES, Compared, Outcome, Records, cells_of, means, method_name, place_name
+from paper.page.outcomes import REFERENCE, TABLES, Compared, Outcome, Records, cells_of, means, method_name, place_name
 from paper.page.tables import NOT_RUN, NOTHING, signed, spread_cell, two_digits
 from paper.printed import printed_tables
 from tinyproto.config.load import differences
@@ -23,11 +23,14 @@ READ_DATASETS = ("cifar100", "cifar10")
 QUESTIONS = {
     "prototype_source": "where local prototypes come from",
     "proto_weight": "λ",
+    "distance": "regulariser",
+    "evaluate.rule": "headline rule",
     "aggregation": "sum or mean",
     "global_scale": "μ",
     "masks": "masks",
     "train.shuffle": "batches shuffled",
     "prototypes.counted_samples": "samples that n_ij counts",
+    "prototypes.samples": "samples of local prototypes",
 }
 """The meaning of a key in the paper's words."""
 
@@ -161,12 +164,10 @@ def _references(name: str, variants: Sequence[Reading]) -> Iterator[list[str]]:
 
 def _reading_name(original: PaperCell, cell: PaperCell) -> str:
     """Return the keys in which a variant differs from its table's cell, with their values."""
-    if cell.config["preset"] != "reference":
-        return "all as printed (preset paper)"
     changed = differences([_decided(original), _decided(cell)])
-    return ", ".join(
-        f"{QUESTIONS.get(key, key)}: {_value(new)} instead of {_value(old)}" for key, (old, new) in changed.items()
-    )
+    told = [f"{QUESTIONS.get(key, key)}: {_value(new)} instead of {_value(old)}" for key, (old, new) in changed.items()]
+    preset = cell.config["preset"]
+    return ", ".join(told) if preset == REFERENCE else f"preset {preset}, {len(told)} points at once: {', '.join(told)}"
 
 
 def _reading(records: Records, cell: PaperCell, variant: Outcome | None) -> Reading:

@@ -12,10 +12,13 @@ from tinyproto.report.compare import RULE_NAMES, STATISTIC_NAMES, Spread, share_
 from tinyproto.report.words import counted, number, size
 
 HEADER = (
-    "algorithm", "paper", "ours", "Δ", "seeds", "head", "local", "Comm. (M)", "formula", "payload", "wire",
+    "algorithm", "paper", "ours", "Δ", "Δ / ±", "nearer than Local", "n", "rounds", "head", "local", "Comm. (M)",
+    "formula", "payload", "wire",
 )  # fmt: skip
 NOT_RUN = "not run"
 NOTHING = "–"
+NEAR = 0.015
+"""A number this near to the printed one counts as near."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +29,49 @@ class TableRow:
     address: Address
     printed: Printed | None  # None: not in the paper
     outcome: Outcome | None  # None: not run
+    local: Outcome | None = None  # Local in the same setting, with all rounds
+    unplanned: Sequence[Outcome] = ()  # runs with other seeds than the planned ones, not in `outcome`
 
     @property
     def difference(self) -> float | None:
         """Return our accuracy minus the printed one."""
-        if self.printed is None or self.outcome is None or self.outcome.accuracy is None:
+        return self._from_printed(self.outcome)
+
+    @property
+    def local_difference(self) -> float | None:
+        """Return Local's accuracy minus the printed one of this method."""
+        return self._from_printed(self.local)
+
+    @property
+    def deviations(self) -> float | None:
+        """Return how many of print's own ± our number is off."""
+        return None if self.printed is None or self.difference is None else self.difference / self.printed.deviation
+
+    @property
+    def nearer(self) -> bool | None:
+        """Return True if our number is nearer to the printed one than Local's is; None if one of them is missing."""
+        ours, local = self.difference, self.local_difference
+        return None if ours is None or local is None else round(abs(ours), 9) < round(abs(local), 9)
+
+    @property
+    def complete(self) -> bool:
+        """Return True if it was run with all rounds."""
+        return self.outcome is not None and not self.outcome.shortened
+
+    @property
+    def near(self) -> bool:
+        """Return True if it was run with all rounds and is near the printed number."""
+        return self.complete and self.difference is not None and round(abs(self.difference), 9) <= NEAR
+
+    @property
+    def repeated(self) -> bool:
+        """Return True if it is near and, where Local was run, nearer to the printed number than Local."""
+        return self.near and self.nearer is not False
+
+    def _from_printed(self, outcome: Outcome | None) -> float | None:
+        if self.printed is None or outcome is None or outcome.accuracy is None:
             return None
-        return self.outcome.accuracy.mean - self.printed.accuracy
+        return outcome.accuracy.mean - self.printed.accuracy
 
     def words(self) -> list[str]:
         """Return the cells of the row, under `HEADER`."""
@@ -40,12 +79,15 @@ class TableRow:
         if self.printed is not None:
             printed = [two_digits(self.printed.accuracy, self.printed.deviation), self.printed.communication or NOTHING]
         if self.outcome is None:
-            return [self.name, printed[0], NOT_RUN, *[NOTHING] * 4, printed[1], *[NOTHING] * 3]
-        row, ours = self.outcome.row, spread_cell(self.outcome.accuracy)
-        marked = f"{ours} ({counted(self.outcome.rounds, 'round')})" if self.outcome.shortened else ours
+            return [self.name, printed[0], NOT_RUN, *[NOTHING] * 7, printed[1], *[NOTHING] * 3]
+        row = self.outcome.row
+        nearer = {True: "yes", False: "no", None: NOTHING if self.printed is None else "no Local run"}[self.nearer]
+        rounds = self.outcome.rounds
         formula = NOTHING if row.formula_parameters is None else number(row.formula_parameters)
         return [
-            self.name, printed[0], marked, signed(self.difference), str(len(self.outcome.seeds)),
+            self.name, printed[0], spread_cell(self.outcome.accuracy), signed(self.difference), times(self.deviations),
+            nearer, str(len(self.outcome.seeds)),
+            f"{rounds} of {self.outcome.cell.rounds}" if self.outcome.shortened else f"all {rounds}",
             *(share_cell(self.outcome.accuracies[rule]) for rule in ("head", "local")),
             printed[1], formula, size(row.payload_bytes), size(row.wire_bytes),
         ]  # fmt: skip
@@ -59,6 +101,10 @@ class TableRow:
             "printed": None if self.printed is None else _plain_printed(self.printed),
             "ours": None if self.outcome is None else plain_outcome(self.outcome),
             "difference": self.difference,
+            "deviations": self.deviations,
+            "nearer_than_local": self.nearer,
+            "repeated": self.repeated,
+            "unplanned": [plain_outcome(one) for one in self.unplanned],
         }
 
 
@@ -94,6 +140,17 @@ class Table:
             "global prototypes: by their head."
         )
 
+    @property
+    def asides(self) -> list[str]:
+        """Return a sentence for each run with a seed that was not planned."""
+        return [
+            f"{row.name}, seed {one.seeds[0]}, is not planned and not averaged in: "
+            f"{spread_cell(one.accuracy)}{_early(one)}"
+            f"{', a run that collapsed: its head lost over a quarter in one round' if one.collapsed else ''}."
+            for row in self.rows
+            for one in row.unplanned
+        ]
+
     def plain(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         rows = [row.plain() for row in self.rows]
@@ -116,6 +173,11 @@ def two_digits(fraction: float, deviation: float | None = None) -> str:
 def spread_cell(spread: Spread | None) -> str:
     """Return a mean with two digits, with its sample deviation if there are several seeds."""
     return NOTHING if spread is None else two_digits(spread.mean, spread.deviation)
+
+
+def times(count: float | None) -> str:
+    """Return a signed multiple with one digit."""
+    return NOTHING if count is None else f"{count:+.1f}×".replace("-", "−")
 
 
 def signed(fraction: float | None) -> str:
@@ -144,6 +206,10 @@ def plain_outcome(outcome: Outcome) -> dict[str, Any]:
     }
 
 
+def _early(outcome: Outcome) -> str:
+    return f" after {counted(outcome.rounds, 'round')}" if outcome.shortened else ""
+
+
 def _plain_printed(printed: Printed) -> dict[str, Any]:
     return {"mean": printed.accuracy, "deviation": printed.deviation, "communication": printed.communication}
 
@@ -153,9 +219,13 @@ def _table(records: Records, printed: PrintedTable, preset: str) -> Table:
 
 
 def _rows(records: Records, printed: PrintedTable, preset: str) -> Iterator[TableRow]:
-    if printed.target != "appendix":
-        address = Address(printed.stem, "local")
-        yield TableRow("Local (not in the paper)", address, None, records.find(address, preset))
+    ablation = printed.target == "appendix"
+    address = Address(f"table1_{printed.part}" if ablation else printed.stem, "local")
+    local = records.find(address, preset)
+    if not ablation:
+        yield TableRow("Local (not in the paper)", address, None, local)
+    whole = None if local is None or local.shortened else local
     for row in printed.rows:
-        name = method_name(paper_cell(row.address, preset).entry, ablation=printed.target == "appendix")
-        yield TableRow(name, row.address, row, records.find(row.address, preset))
+        name = method_name(paper_cell(row.address, preset).entry, ablation=ablation)
+        found, others = records.find(row.address, preset), records.unplanned(row.address, preset)
+        yield TableRow(name, row.address, row, found, whole, others)

@@ -8,11 +8,11 @@ from typing import Any
 
 from paper.experiments import AUTO_DIMS, BYTES_DIMS, CPS_DIM, TYPED_BASELINES
 from paper.matching import PaperCell
-from paper.page.claims import Claim, Fact
 from paper.page.curves import Curve, Point, accuracies, draw, sizes
 from paper.page.figures import INKS
 from paper.page.outcomes import Compared, Outcome, Records, cells_of, means, paper_cell
 from paper.page.tables import NOT_RUN, NOTHING, signed, spread_cell, two_digits
+from paper.page.verdicts import Claim, Fact
 from paper.printed import Address
 from tinyproto.algorithms import ALGORITHMS
 from tinyproto.report.figures import Figure

@@ -82,6 +82,7 @@ def test_a_figure_that_is_computed_has_nothing_to_play(
         (["table1", "--seeds", ","], "--seeds: ','"),
         (["table1", "--import", "nowhere"], "--import .*TARGET"),
         (["--list", "--import", "nowhere"], "--import .*--list"),
+        (["table1", "--plan"], "--plan .*TARGET"),
         (["table1", "train.precision=tf32"], "'train.precision=tf32'.*train.parallel_cells"),
         (["table1", "--preset", "mine"], "--preset: .*'mine'"),
         (["table1", "train.batch_size=8"], "'train.batch_size=8'.*train.parallel_cells"),
@@ -106,6 +107,21 @@ def test_what_is_wrong_is_one_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_plan_lists_jobs_in_order_with_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    PaperRecord("published_cifar10", "fedproto").write(tmp_path / "results")
+    assert in_process(monkeypatch, tmp_path, "--plan", "--results", "results", "--json") == 0
+    jobs = json.loads(capsys.readouterr().out)
+    assert [job["job"] for job in jobs] == list(range(1, len(jobs) + 1))
+    assert (jobs[0]["cells"], jobs[0]["to_do"]) == (2, 1)
+    assert jobs[0]["command"].startswith("python -m paper published --configs published_cifar10 --algorithms fedproto,")
+    assert in_process(monkeypatch, tmp_path, "--plan", "--results", "results") == 0
+    told = capsys.readouterr().out
+    assert f"{sum(job['to_do'] for job in jobs)} cells to do, in this order:" in told
+    assert all(job["command"] in told for job in jobs)
+
+
 # The report with the paper's chapter
 
 
@@ -120,7 +136,7 @@ def test_records_of_the_paper_bring_its_tables_readings_and_claims(
     assert [len(table["rows"]) for table in paper["tables"]] == [9] * 6 + [24] * 3
     assert len(paper["readings"]) == 19 + 3 + 4 + 6  # on CIFAR-100, of its ablation, with 50 clients and on CIFAR-10
     assert paper["rules"] == []  # four rounds say nothing of the paper's 300
-    assert {claim["verdict"] for claim in paper["claims"]} == {"holds", "does not hold", "undecided"}
+    assert {claim["verdict"] for claim in paper["claims"]} == {"holds in part", "does not hold", "undecided"}
     assert "TinyProto sends 10× fewer parameters than FedProto: does not hold so far" in captured.err
     assert (tmp_path / "figures" / "paper-figure1.svg").is_file()
     assert (tmp_path / "figures" / "paper-neurons-bytes.csv").is_file()
@@ -170,7 +186,7 @@ def test_the_report_s_default_is_all_records(
 ) -> None:
     PaperRecord("table1_cifar100", "fedproto", 60, rounds=4).write(tmp_path / "paper" / "records")
     assert in_process(monkeypatch, tmp_path, "report", "--out", "paper.html") == 0
-    assert "Of its 9 claims" in capsys.readouterr().out
+    assert "Of the paper's 8 claims" in capsys.readouterr().out
     assert ">The paper<" in (tmp_path / "paper.html").read_text()
 
 
@@ -186,7 +202,7 @@ def test_docs_writes_the_configs_and_the_page(tmp_path: Path, monkeypatch: pytes
     (tmp_path / PAGE).parent.mkdir(parents=True)
     (tmp_path / PAGE).write_text(f"{BEGIN}\n{END}\n")
     assert in_process(monkeypatch, tmp_path, "docs") == 0
-    assert "30.00 (4 rounds)" in (tmp_path / PAGE).read_text()
+    assert "| 30.00 | +0.03 | +0.2× | no Local run | 1 | 4 of 300 |" in (tmp_path / PAGE).read_text()
     assert (tmp_path / "paper" / "configs" / "table1_cifar100.yaml").is_file()
 
 

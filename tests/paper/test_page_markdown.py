@@ -23,7 +23,7 @@ def test_only_what_is_between_the_markers_is_made_anew(tmp_path: Path) -> None:
     assert page.startswith(f"before\n{BEGIN}\n")
     assert page.endswith(f"{END}\nafter\n")
     assert "what was there" not in page
-    assert "| FedProto | 29.97 ± 0.18 | 30.00 (4 rounds) | +0.03 | 1 |" in page
+    assert "| FedProto | 29.97 ± 0.18 | 30.00 | +0.03 | +0.2× | no Local run | 1 | 4 of 300 |" in page
     assert "| FML | 37.83 ± 0.03 | not run |" in page
     write_page(tmp_path)
     assert (tmp_path / PAGE).read_text() == page

@@ -156,7 +156,11 @@ def test_each_reading_says_in_a_line_what_it_changes(records: Records) -> None:
     stems = {reading.cell.address.stem: reading.name for reading in readings(records)}
     assert stems["readings_order"] == "batches shuffled: yes instead of no"
     assert stems["readings_counts"] == "samples that n_ij counts: train instead of all"
-    assert stems["readings_paper"] == "all as printed (preset paper)"
+    assert stems["readings_paper"] == (
+        "preset paper, 6 points at once: λ: 1.0 instead of 10.0, regulariser: l2 instead of mse, μ: 0.0015 instead of "
+        "0.01, samples of local prototypes: all instead of seen, samples that n_ij counts: train instead of all, "
+        "headline rule: local instead of global"
+    )
 
 
 def test_the_rule_is_told_from_whole_records_by_what_is_nearest_to_print(records: Records) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from paper.command import Asked
 from paper.experiments import experiments
 from paper.matching import paper_cells
-from paper.plan import ALGORITHM_ORDER, TARGETS, Selection, plan
+from paper.plan import ALGORITHM_ORDER, JOBS, TARGETS, Job, Selection, plan
 from support_reproduce import paper, use
 from tinyproto.config import parse_config
 from tinyproto.errors import ConfigError
@@ -171,3 +174,41 @@ def test_what_changes_numbers_is_not_overridden(override: str) -> None:
 
 def test_every_target_that_the_configs_name_is_one() -> None:
     assert {config.target for config in experiments()} <= TARGETS.keys()
+
+
+def test_the_session_starts_with_one_cell_of_each_method_as_in_the_released_code() -> None:
+    first = [cell for job in JOBS[:2] for cell in job.cells()]
+    assert Counter(cell.entry["name"] for cell in first) == Counter(ALGORITHM_ORDER)
+    assert {(cell.config["preset"], cell.seed) for cell in first} == {("published", 0)}
+
+
+def test_the_session_has_all_cells_of_a_seed_before_other_seeds() -> None:
+    seeds = [cell.seed for job in JOBS for cell in job.cells()]
+    assert seeds == sorted(seeds, key=bool)
+    cells = {cell.place for job in JOBS for cell in job.cells()}
+    wanted = [*plan("published", Selection()), *plan("partitions", Selection())]
+    for target in ("table1", "table3", "appendix", "figure-neurons", "figure-compression"):
+        wanted += plan(target, SEED_0)
+    missing = {cell.place for cell in wanted} - cells
+    recorded = {"table1_cifar10", "table1_cifar100"}
+    assert {place.partition("/")[0] for place in missing} == {"appendix_tiny_imagenet", *recorded}
+
+
+def test_a_cell_is_repeated_at_one_commit_into_two_folders() -> None:
+    first, second = (job for job in JOBS if "same commit" in job.words)
+    assert [cell.identity for cell in first.cells()] == [cell.identity for cell in second.cells()]
+    assert first.results is None
+    assert second.results == "paper/records/again"  # below the records that the page reads
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.words)
+def test_the_command_of_a_job_selects_its_cells(job: Job) -> None:
+    *_, target = (words := shlex.split(job.command))[:4]
+    options = dict(zip(words[4::2], words[5::2], strict=True))
+    datasets, configs, algorithms, seeds = (
+        [options[name]] if name in options else None for name in ("--dataset", "--configs", "--algorithms", "--seeds")
+    )
+    rounds = int(options["--rounds"]) if "--rounds" in options else None
+    asked = Asked.parse(target, datasets, configs, algorithms, seeds, rounds, None, Path("data"), None)
+    assert [cell.place for cell in asked.reproduction(Path(), Path()).cells] == [cell.place for cell in job.cells()]
+    assert options.get("--results") == job.results

@@ -46,6 +46,7 @@ class Chapter:
     figures: Sequence[Figure] = ()
     verdict: Sequence[str] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
+    runs: Sequence[Run] | None = None  # those that the studies average; None: all
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def make_report(
     runs: Sequence[Run], shown: Shown = ANY, passed_over: Sequence[str] = (), chapter: Chapter | None = None
 ) -> Report:
     """Show all runs on one page; `passed_over` has a sentence about each run that could not be read."""
-    studies = arrange(runs)
+    studies = arrange(runs if chapter is None or chapter.runs is None else chapter.runs)
     several = len(studies) > 1
     prefixes = [f"study{number}-" if several else "" for number in range(len(studies))]
     figures: list[Figure] = [] if chapter is None else [*chapter.figures]

@@ -149,7 +149,7 @@ class RunFolder:
             yield from (line for line in map(json.loads, stream) if identity.items() <= line.items())
 
     def write_config(self, resolved: dict[str, Any]) -> None:
-        """Write the config with everything decided; running it again repeats the run."""
+        """Write the config with everything decided: running it repeats the run, on a GPU within noise."""
         self._write("config.yaml", yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True))
 
     def write_json(self, name: str, value: Any) -> None:

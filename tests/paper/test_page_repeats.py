@@ -1,0 +1,48 @@
+"""Two runs of one cell with one seed: what is compared, and what is said of their commits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paper.page.outcomes import Records
+from paper.page.repeats import Again, repeats, told
+from support_paper import PaperRecord
+from tinyproto.report.runs import find_runs, read_runs
+
+
+def made(folder: Path, *records: tuple[PaperRecord, str]) -> list[Again]:
+    for index, (record, commit) in enumerate(records):
+        run = record.write(folder / str(index))
+        (run / "environment.json").write_text(json.dumps({"commit": commit}))
+    return repeats(Records(read_runs(find_runs([folder]))))
+
+
+def fedproto(correct: int, rounds: int = 60, seed: int = 0, early: int = 0) -> PaperRecord:
+    return PaperRecord("table1_cifar100", "fedproto", correct, seed=seed, rounds=rounds, early={60: early})
+
+
+def test_a_longer_run_of_the_same_seed_is_read_after_as_many_rounds(tmp_path: Path) -> None:
+    (again,) = made(tmp_path, (fedproto(60), "abcdefghi"), (fedproto(80, 300, early=63), "bcdefghij"))
+    assert again.words() == [
+        "CIFAR-100, FedProto", "60", "0", "abcdefg and bcdefgh", "31.50 (+1.50)", "31.50 (+1.50)", "31.50 (+1.50)"
+    ]  # fmt: skip
+    assert told([again]) == "No pair was run at one commit, so what the code changed is not separated from noise."
+
+
+@pytest.mark.parametrize(("second", "points"), [(61, "0.50"), (64, "2.00"), (58, "1.00")])
+def test_a_repeat_at_one_commit_is_told_as_noise(tmp_path: Path, second: int, points: str) -> None:
+    found = made(tmp_path, (fedproto(60), "abc"), (fedproto(second), "abc"))
+    assert [again.of_one_commit for again in found] == [True]
+    assert told(found) == f"One pair was run at one commit; their best rounds differ by at most {points} points."
+
+
+def test_unknown_commits_are_not_one_commit(tmp_path: Path) -> None:
+    assert [again.of_one_commit for again in made(tmp_path, (fedproto(60), ""), (fedproto(61), ""))] == [False]
+
+
+def test_other_seeds_and_other_cells_are_no_repeat(tmp_path: Path) -> None:
+    other = PaperRecord("table1_cifar100", "fedtgp", rounds=60)
+    assert made(tmp_path, (fedproto(60), "abc"), (fedproto(61, seed=1), "abc"), (other, "abc")) == []
