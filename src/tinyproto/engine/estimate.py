@@ -13,7 +13,7 @@ Known = Literal["eager", "graphed", "stacked"]
 FEATURE_BATCHES = (FEATURE_BATCH, FEATURE_BATCH // 4, FEATURE_BATCH // 16)
 """Samples of a client that may pass through a network at once for features."""
 
-TEMPORARY = 3
+TEMPORARY = 4
 """Results of the widest layer that exist at once besides those kept for the backward pass: gradients and copies."""
 
 
@@ -44,11 +44,13 @@ class Needs(NamedTuple):
     def ways(self, fastest: Known) -> Iterator[Way]:
         """Yield the ways to run from the fastest on, each with smaller batches for features where that helps."""
         if fastest == "stacked":
-            width = most = max(max(kind.trained, kind.evaluated) for kind in self.kinds)
-            while width > 1 or width == most:
+            widths = [max(max(kind.trained, kind.evaluated) for kind in self.kinds)]
+            while widths[-1] > 1:
+                widths.append(-(-widths[-1] // 2))
+            for width in widths:
+                limit = width if width < widths[0] else None
                 for features in FEATURE_BATCHES:
-                    yield Way("stacked", width if width < most else None, features, self.stacked(width, features))
-                width = -(-width // 2) if width > 1 else 0
+                    yield Way("stacked", limit, features, self.stacked(width, features))
         one_by_one: tuple[Known, ...] = ("eager",) if fastest == "eager" else ("graphed", "eager")
         for trainer in one_by_one:
             for features in FEATURE_BATCHES:
