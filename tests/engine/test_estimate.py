@@ -125,7 +125,7 @@ def test_a_card_with_room_runs_as_before(trainer: Known) -> None:
 def test_a_smaller_card_computes_less_at_once(room: float, trainer: Known, width: int | None, batch: int) -> None:
     found = fitted(Choice("stacked", "100000 steps"), of_the_paper(), room * GIB)
     assert (found.trainer, found.width, found.feature_batch) == (trainer, width, batch)
-    assert f"of {room} GiB" in found.reason
+    assert f"of {room:.1f} GiB" in found.reason
     assert ("do not fit" in found.reason) == (room < 5)
     assert ("lower train.client_memory or train.batch_size" in found.reason) == (room < 0.5)
 

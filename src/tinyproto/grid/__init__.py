@@ -79,7 +79,7 @@ def _run(experiment: Experiment, folder: RunFolder, start: Position, observer: O
     writer.add_completed()
     cells = writer.incomplete()
     observer.opens(len(cells))
-    if cells and experiment.choice.trainer != experiment.config.model.train.trainer and experiment.device != "cpu":
+    if cells and experiment.device != "cpu":
         observer.told(f"trainer: {experiment.choice.trainer}, since {experiment.choice.reason}")
     failures = Failures(observer)
     if cells:
