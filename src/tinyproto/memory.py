@@ -87,7 +87,10 @@ def gpu_room(device: torch.device, *, shared: bool) -> float | None:
         return None
     if shared:
         return USABLE * (total_memory(device) - CONTEXT)
-    free, total = torch.cuda.mem_get_info(device)
+    try:
+        free, total = torch.cuda.mem_get_info(device)
+    except RuntimeError:  # there is not even room for CUDA's context
+        return 0.0
     held, cached = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
     fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _device: 1.0)(device.index)
     return max(0.0, USABLE * (min(free + cached - held, fraction * total - held) - CONTEXT))

@@ -193,3 +193,12 @@ def test_room_is_what_is_free_and_what_torch_holds_unused(monkeypatch: pytest.Mo
     assert gpu_room(device, shared=False) == pytest.approx(USABLE * (3 * GIB - CONTEXT))
     fraction = 0.1
     assert gpu_room(device, shared=False) == 0.0
+
+
+def test_a_card_without_room_for_a_context_has_none_for_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_device: torch.device) -> tuple[int, int]:
+        raise RuntimeError("CUDA error: out of memory")
+
+    device = on_a_gpu(monkeypatch, (8, 6), triton=True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", full)
+    assert gpu_room(device, shared=False) == 0.0

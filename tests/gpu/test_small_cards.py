@@ -116,7 +116,9 @@ def small(trainer: str) -> tp.Result:
     train = {"device": "cuda", "batch_size": 16, "trainer": trainer, "precision": "exact"}
     images = tp.data.from_arrays(*drawn(400, 4))
     networks = ["resnet8", "small_cnn_c"]
-    return tp.simulate(images, "fedtgp", networks, num_clients=4, rounds=3, settings={"train": train})
+    return tp.simulate(
+        data=images, algorithm="fedtgp", models=networks, num_clients=4, rounds=3, settings={"train": train}
+    )
 
 
 def assert_same_losses(mine: tp.Result, other: tp.Result) -> None:

@@ -18,7 +18,8 @@ from support_grid import Recording, make_experiment
 from tinyproto import experiment as experiments
 from tinyproto import grid
 from tinyproto.builder import Cell
-from tinyproto.core.task import TensorData
+from tinyproto.core.task import FitResult, Task, TensorData
+from tinyproto.engine.graphed import CapturedTask
 from tinyproto.engine.training import WithPrecision
 from tinyproto.experiment import Experiment
 from tinyproto.grid.capacity import Capacity
@@ -61,6 +62,22 @@ def test_memory_that_runs_out_in_round_three_ends_no_run(tmp_path: Path, monkeyp
     for mine, other in zip(jsonl(found / "rounds.jsonl"), jsonl(expected / "rounds.jsonl"), strict=True):
         assert mine["round"] == other["round"]
         assert mine["loss"] == pytest.approx(other["loss"], rel=1e-3)
+
+
+def test_a_lack_of_memory_in_the_server_s_fit_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = CapturedTask.fit
+
+    def scarce(self: CapturedTask, task: Task) -> FitResult:
+        if self.epoch_at_once:  # a task without a network
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(self, task)
+
+    monkeypatch.setattr(CapturedTask, "fit", scarce)
+    told, entry = Recording(), "algorithms=[{name: tinyproto_ft, server_epochs: 2}]"
+    grid.run(make_experiment(tmp_path, CONFIG, entry, "train.rounds=2"), tmp_path / "runs", observer=told)
+    notes = [note for played in told.of("played", 0) for note in played.notes]
+    assert len(notes) == 1
+    assert notes[0].endswith("run without graphs: OutOfMemoryError: CUDA out of memory")
 
 
 def with_room(
