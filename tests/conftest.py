@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from torch import Tensor
 
 from support import NUM_CLASSES, make_images
 from support_cli import GoodRun, command, write_project
+from tinyproto.core.task import Batch, TensorData
 from tinyproto.data.dataset import FederatedData
 from tinyproto.data.partition import Share
 
@@ -45,6 +47,16 @@ def quarters() -> FederatedData:
         Share(train=everything[80:97], test=everything[:0]),
     ]
     return FederatedData(images, shares)
+
+
+@pytest.fixture
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run both trainers in float64, so that a difference is a mistake and not amplified rounding."""
+
+    def batch(data: TensorData, indices: Tensor | slice) -> Batch:
+        return Batch(data._stored(indices).double() * data.scale + data.shift, data.labels[indices])
+
+    monkeypatch.setattr(TensorData, "batch", batch)
 
 
 @pytest.fixture

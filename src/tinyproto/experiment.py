@@ -6,11 +6,12 @@ import os
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tinyproto.builder import Cell, Setup, build_defence, build_setup, resolve_device, summarise_cell
 from tinyproto.config.load import Config
@@ -20,13 +21,17 @@ from tinyproto.data.dataset import Dataset, FederatedData
 from tinyproto.data.normalise import with_statistics
 from tinyproto.data.partition import holdings, train_rows
 from tinyproto.data.sources import SOURCES, Progress, silent
+from tinyproto.engine.estimate import Kind, Needs
 from tinyproto.engine.participation import participant_count, read_trace
-from tinyproto.engine.training import Choice, choose, make_trainer
+from tinyproto.engine.training import Choice, choose, fitted, make_trainer
 from tinyproto.errors import ConfigError
-from tinyproto.memory import PeakMemory, client_budget
+from tinyproto.memory import PeakMemory, client_budget, gpu_room
 from tinyproto.models import ModelShape, build_model, entry_name, rehearse_training
-from tinyproto.models.count import count_parameters
+from tinyproto.models.count import StepSize, count_parameters, step_size
+from tinyproto.models.split import SplitModel
+from tinyproto.simulation.client_store import WHILE_TRAINING, ClientBuilder
 from tinyproto.simulation.loop import ClientHost, Loopback, Simulation, make_loopback, make_stopwatch
+from tinyproto.stacked.capture import why_no_kernels
 from tinyproto.storage.client_files import ClientFiles
 from tinyproto.tracking.run_folder import cell_name
 from tinyproto.tracking.summary import RoundResult
@@ -70,6 +75,7 @@ class Experiment:
                 network = build_model(entry, self.shape, seed=0)
                 rehearse_training(network, entry_name(entry), self.shape)
                 self._parameters.append(count_parameters(network))
+        self.shares_device = self.cells_at_once > 1  # a process that runs a cell for others is told
         participants = participant_count(self.data.num_clients, model.train.participation)
         for cell in self.cells[: len(config.algorithms)]:
             # `auto` defends nothing, since all clients of a simulation are ours
@@ -119,13 +125,47 @@ class Experiment:
         )  # fmt: skip
 
     def _trainer(self) -> Trainer:
-        return make_trainer(self.choice.trainer, torch.device(self.device), self.config.model.train.precision)
+        choice, precision = self.choice, self.config.model.train.precision
+        return make_trainer(
+            choice.trainer, torch.device(self.device), precision, width=choice.width,
+            feature_batch=choice.feature_batch, shared=self.shares_device,
+        )  # fmt: skip
 
-    @property
+    @cached_property
     def choice(self) -> Choice:
-        """The trainer of every cell, and the reason for it."""
-        train = self.config.model.train
-        return choose(train.trainer, self.device, round(train.rounds * train.participation * self.steps_per_round))
+        """The trainer of every cell, its limits where a GPU's memory is short, and the reason."""
+        train, device = self.config.model.train, torch.device(self.device)
+        steps = round(train.rounds * train.participation * self.steps_per_round)
+        wanted = choose(train.trainer, self.device, steps, why_no_kernels(device))
+        room = gpu_room(device, shared=self.shares_device)
+        return wanted if room is None else fitted(wanted, self.needs(), room)
+
+    def needs(self) -> Needs:
+        """Return what a cell takes of a GPU's memory, by estimate from the shapes of samples and networks."""
+        model, data = self.config.model, self.data
+        count = len(model.models)
+        clients = [len(range(kind, data.num_clients, count)) for kind in range(min(count, data.num_clients))]
+        participants = participant_count(data.num_clients, model.train.participation)
+        budget = client_budget(model.train.client_memory, torch.device(self.device), self.cells_at_once)
+        pair = self.shape.pair()
+        with one_thread():
+            added = max(self._added(cell, pair) for cell in self.cells[: len(self.config.algorithms)])
+            networks = [build_model(entry, self.shape, seed=0) for entry in model.models[: len(clients)]]
+            sizes = [step_size(network, pair).beside(added) for network in networks]
+        kinds = []
+        for number, size in zip(clients, sizes, strict=True):
+            together = max(1, min(number, budget // ((1 + WHILE_TRAINING) * size.weights)))
+            kinds.append(Kind(min(together, participants), together, size))
+        samples = self.images.inputs.nbytes + self.images.labels.nbytes
+        held = (1 + WHILE_TRAINING) * sum(number * size.weights for number, size in zip(clients, sizes, strict=True))
+        return Needs(samples + min(held, budget), model.train.batch_size, kinds)
+
+    def _added(self, cell: Cell, pair: Tensor) -> StepSize:
+        """Return the size of the networks that an algorithm gives each client besides its own."""
+        counted = self.config.model.prototypes.counted_samples
+        modules = ClientBuilder(self.setup(cell), self.data, counted, torch.device("cpu")).build(0).modules
+        networks = [step_size(module, pair) for module in modules.values() if isinstance(module, SplitModel)]
+        return reduce(StepSize.beside, networks, StepSize(0, 0, 0))
 
     @cached_property
     def steps_per_round(self) -> int:

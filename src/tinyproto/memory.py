@@ -5,6 +5,7 @@ Linux is read from /proc: psutil knows neither the peak since a point in time no
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import resource
@@ -67,6 +68,54 @@ def total_memory(device: torch.device) -> int:
         return int(torch.cuda.get_device_properties(device).total_memory)
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return int(min(installed, container_limit()))
+
+
+CONTEXT = 600 * 2**20
+"""Device memory of a process besides its tensors: CUDA's context, kernels, libraries."""
+
+USABLE = 0.9
+"""Share of a GPU's free memory that an estimate may fill; what it leaves out takes the rest."""
+
+
+def gpu_room(device: torch.device, *, shared: bool) -> float | None:
+    """Return the bytes of a GPU that tensors of this process may fill; None if the device is none.
+
+    With `shared`, cells of the same run may take memory, too. They are given as much as they turn out to need, so each
+    may count on the whole GPU.
+    """
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return None
+    if shared:
+        return USABLE * (total_memory(device) - CONTEXT)
+    try:
+        free, total = torch.cuda.mem_get_info(device)
+    except RuntimeError:  # there is not even room for CUDA's context
+        return 0.0
+    held, cached = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _device: 1.0)(device.index)
+    return max(0.0, USABLE * (min(free + cached - held, fraction * total - held) - CONTEXT))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True for device and host memory; some libraries below torch only say it in the message."""
+    words = str(error)
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and ("out of memory" in words or "ALLOC_FAILED" in words)
+    )
+
+
+def lacked_memory(error: BaseException) -> bool:
+    """Return True if an error is one of memory or follows one, as when a capture ends that lacked memory."""
+    before = error.__cause__ or error.__context__
+    return is_out_of_memory(error) or (before is not None and lacked_memory(before))
+
+
+def release_unused(device: torch.device) -> None:
+    """Return to the device what no tensor uses any more, such as graphs that were just dropped."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
 
 
 def container_limit() -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import platform
 import re
@@ -98,6 +99,38 @@ def test_doctor_prints_versions_and_devices(tmp_path: Path) -> None:
     assert f"{os.cpu_count()} cores" in lines["cpu"]
     assert "cpu" in lines["devices"]
     assert "signals" in lines["data"]
+
+
+@pytest.mark.parametrize(
+    ("capability", "triton", "words"),
+    [
+        ((9, 0), True, "139.8 GiB, compute capability 9.0; all trainers run"),
+        (
+            (7, 5),
+            True,
+            "139.8 GiB, compute capability 7.5; trainers eager and graphed run; not stacked: Triton needs compute "
+            "capability 8.0, and this GPU has 7.5",
+        ),
+        (
+            (8, 6),
+            False,
+            "139.8 GiB, compute capability 8.6; trainers eager and graphed run; not stacked: Triton is not installed",
+        ),
+    ],
+)
+def test_doctor_says_of_a_gpu_what_runs_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], capability: tuple[int, int],
+    triton: bool, words: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Card")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr("tinyproto.stacked.capture.find_spec", lambda name: object() if triton else None)
+    monkeypatch.setattr("tinyproto.cli.info.total_memory", lambda device: 150_109_880_320)
+    assert in_process(monkeypatch, tmp_path, "doctor", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["devices"], found["cuda:0"]) == ("cpu, cuda:0 Card", words)
 
 
 def test_doctor_says_of_every_dataset_where_it_is_or_how_to_get_it(

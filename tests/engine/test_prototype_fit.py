@@ -194,10 +194,14 @@ def test_kernels_that_fail_to_compile_are_not_used_and_a_note_says_so(monkeypatc
     assert re.match(r"the server .*kernels: RuntimeError: Failed to find C compiler\.$", note)
 
 
-def test_a_lack_of_memory_in_a_check_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lack_of_memory_in_a_check_is_no_verdict_on_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     epochs_by(monkeypatch, Failing(torch.OutOfMemoryError("none left")))
     with pytest.raises(torch.OutOfMemoryError, match="none left"):
-        GraphedTrainer().fit([make_fit(7, 20, 40)])
+        GraphedTrainer(shared=True).fit([make_fit(7, 20, 40)])
+    trainer = GraphedTrainer()
+    (found,) = trainer.fit([make_fit(7, 20, 40)])
+    assert found.steps == 6
+    assert trainer.notes == ["the server and similar tasks run without graphs: OutOfMemoryError: none left"]
 
 
 @pytest.mark.parametrize("classes", [2, 3, 7])

@@ -15,6 +15,7 @@ from tinyproto.config import parse_config
 from tinyproto.experiment import Experiment
 from tinyproto.grid import capacity
 from tinyproto.grid.capacity import Capacity, Footprint, footprint
+from tinyproto.memory import CONTEXT
 
 GIB = 2**30
 CONFIG = """\
@@ -76,7 +77,7 @@ def test_on_a_gpu_the_reserved_peak_and_the_context_count(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 3 * GIB)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2 * GIB)
     found = footprint(torch.device("cuda"))
-    assert found == Footprint(3 * GIB + capacity.CONTEXT, 102 * GIB + capacity.CONTEXT)
+    assert found == Footprint(3 * GIB + CONTEXT, 102 * GIB + CONTEXT)
 
 
 def test_this_process_has_a_footprint() -> None:

@@ -12,10 +12,12 @@ import torch
 import tinyproto
 from tinyproto.cli.terminal import Output, facts_table, plain_table
 from tinyproto.data.sources import SOURCES, locate
+from tinyproto.memory import total_memory
 from tinyproto.models import CNNS_1D, NETWORKS, PUBLISHED, TEXT, ModelShape, build_model
 from tinyproto.models.build import SMALL_IMAGES
 from tinyproto.models.count import measure
 from tinyproto.report.words import number
+from tinyproto.stacked.capture import why_no_kernels
 from tinyproto.tracking.environment import cpu_name, devices, package_versions, source_commit
 
 VOCABULARY = 10_000
@@ -34,12 +36,21 @@ def examine(output: Output) -> None:
         "cpu": f"{cpu_name()}, {os.cpu_count()} cores",
         "threads": f"torch uses {threads}; a simulation uses 1, so that results on a CPU are reproducible bit for bit",
         "devices": ", ".join(devices()),
+        **{f"cuda:{index}": gpu_words(torch.device("cuda", index)) for index in range(torch.cuda.device_count())},
         **{f"data {name}": locate(name) for name in SOURCES},
     }
     if output.wants_json:
         output.result(found)
     else:
         output.console.print(facts_table(found.items()))
+
+
+def gpu_words(device: torch.device) -> str:
+    """Return a GPU's memory and compute capability, and which trainers run there."""
+    major, minor = torch.cuda.get_device_capability(device)
+    without = why_no_kernels(device)
+    trainers = "all trainers run" if without is None else f"trainers eager and graphed run; not stacked: {without}"
+    return f"{total_memory(device) / 2**30:.1f} GiB, compute capability {major}.{minor}; {trainers}"
 
 
 def list_models(shape: ModelShape, output: Output) -> None:

@@ -180,6 +180,9 @@ class Trainer(Protocol):
         ...
 
 
+FEATURE_BATCH = 512
+"""Samples of a client that pass through a network at once for features, where memory allows."""
+
 LastBatch = Literal["join", "keep", "drop"]
 
 

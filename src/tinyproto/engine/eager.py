@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from tinyproto.core.prototypes import ClassSums, class_sums
 from tinyproto.core.streams import global_randomness
-from tinyproto.core.task import Batch, FeatureModel, FitResult, Loss, ParamGroup, Step, Task, TensorData
+from tinyproto.core.task import FEATURE_BATCH, Batch, FeatureModel, FitResult, Loss, ParamGroup, Step, Task, TensorData
+from tinyproto.errors import one_line
+from tinyproto.memory import release_unused
 from tinyproto.models.split import SplitModel
 
 FEATURE_PIXELS = 2**17
@@ -22,9 +24,12 @@ _NORMALISATION = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._Inst
 class EagerTrainer:
     """Runs tasks step by step."""
 
-    def __init__(self, device: torch.device | str = "cpu", feature_batch: int = 512) -> None:
+    def __init__(
+        self, device: torch.device | str = "cpu", feature_batch: int = FEATURE_BATCH, *, shared: bool = False
+    ) -> None:
         self.device = torch.device(device)
         self.feature_batch = feature_batch
+        self.shared = shared  # other cells run on the device, so a lack of memory is raised
         self.notes: list[str] = []
 
     def fit(self, tasks: Sequence[Task]) -> list[FitResult]:
@@ -76,6 +81,17 @@ class EagerTrainer:
         if isinstance(model, nn.Module):
             self._set_layout(model, data)
         model.extractor.eval()
+        while True:
+            try:
+                return self._in_batches(model, data)
+            except torch.OutOfMemoryError as error:
+                if self.shared or self.feature_batch == 1:
+                    raise
+                self.feature_batch //= 2
+                self.notes.append(f"features are computed {self.feature_batch} samples at a time: {one_line(error)}")
+            release_unused(self.device)
+
+    def _in_batches(self, model: FeatureModel, data: TensorData) -> Tensor:
         size, pixels = self.feature_batch, _pixels(data)
         if self.device.type == "cpu" and pixels:
             size = min(size, max(FEATURE_PIXELS // pixels, 1))

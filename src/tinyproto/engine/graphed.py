@@ -15,12 +15,13 @@ from torch import nn
 
 from tinyproto.core.prototypes import ClassSums, class_sums
 from tinyproto.core.streams import global_randomness
-from tinyproto.core.task import Batch, FitResult, State, Task, TensorData
+from tinyproto.core.task import FEATURE_BATCH, Batch, FitResult, State, Task, TensorData
 from tinyproto.engine.eager import EagerTrainer, Sgd
 from tinyproto.engine.prototype_fit import PrototypeFit, prototype_fit
+from tinyproto.memory import is_out_of_memory, release_unused
 from tinyproto.models.split import SplitModel
 from tinyproto.stacked.capture import GraphStream, capture, in_order
-from tinyproto.stacked.fallback import OUT_OF_MEMORY, CannotStack, fallback_note
+from tinyproto.stacked.fallback import CannotStack, fallback_note
 
 MOST_CAPTURED = 64
 """Batch sizes a kind of task keeps captured; beyond that it discards the oldest."""
@@ -32,8 +33,10 @@ class GraphedTrainer(EagerTrainer):
     Features are the eager trainer's: large batches need no graph.
     """
 
-    def __init__(self, device: torch.device | str = "cpu") -> None:
-        super().__init__(device)
+    def __init__(
+        self, device: torch.device | str = "cpu", feature_batch: int = FEATURE_BATCH, *, shared: bool = False
+    ) -> None:
+        super().__init__(device, feature_batch, shared=shared)
         self.captured: dict[Hashable, CapturedTask | None] = {}  # None: cannot be captured
 
     def fit(self, tasks: Sequence[Task]) -> list[FitResult]:
@@ -42,27 +45,29 @@ class GraphedTrainer(EagerTrainer):
 
     def _fit_captured(self, task: Task) -> FitResult:
         key = (task.key, task.data.pool.shape[1:])
-        if key not in self.captured:
-            self.captured[key] = CapturedTask(task)
-        captured = self.captured[key]
-        if captured is None:
+        if key in self.captured and self.captured[key] is None:
             return super().fit([task])[0]
+        captured = None
         try:
+            captured = self.captured[key] = self.captured.get(key) or CapturedTask(task)
             with global_randomness(task.seed):
                 result = captured.fit(task)
-        except OUT_OF_MEMORY:
-            raise
-        except Exception as error:  # the first fit has changed nothing yet, so the eager trainer can take over
-            if captured.completed:
+        except Exception as error:  # an unfinished fit has changed nothing yet, so the eager trainer can take over
+            lacking = is_out_of_memory(error)
+            if (lacking and self.shared) or (not lacking and (captured is None or captured.completed)):
                 error.add_note(f"while training {task.name}")
                 raise
-            self.captured[key] = None
+            self.captured[key] = captured = None
             self.notes.append(fallback_note(task, "without graphs", error))
-            return super().fit([task])[0]
-        if captured.kernel_error is not None:
-            self.notes.append(fallback_note(task, "without their own kernels", captured.kernel_error))
-            captured.kernel_error = None
-        return result
+        else:
+            if captured.kernel_error is not None:
+                self.notes.append(fallback_note(task, "without their own kernels", captured.kernel_error))
+                captured.kernel_error = None
+            return result
+        if lacking:  # what other kinds of tasks captured makes room, and is captured again
+            self.captured = {known: None for known, held in self.captured.items() if held is None}
+            release_unused(self.device)
+        return super().fit([task])[0]
 
 
 class CapturedTask:
@@ -113,9 +118,9 @@ class CapturedTask:
         if kernels is not None and not bool(means.isfinite().all()):  # the task's modules are still as they were
             self.kernels, self.kernel_error = None, CannotStack("its loss is not finite with them")
             return self._fit(task)
-        _copy(self.modules, task.modules)
-        self.completed = True
         observed = self.observed and ClassSums(*(sums.clone() for sums in self.observed))
+        _copy(self.modules, task.modules)  # the last thing that could fail: until then the task is as it was
+        self.completed = True
         steps = plan.epochs * len(plan.sizes)
         return FitResult(means, task.part_names, steps, observed, steps)
 

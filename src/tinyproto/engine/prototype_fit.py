@@ -6,7 +6,6 @@ A fit is thousands of steps of a very small network. A step by autograd is thirt
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from torch.func import functional_call
 from tinyproto.algorithms.fedtgp import TrainablePrototypes, contrastive_step, distance_penalty, margin_contrastive_loss
 from tinyproto.core.task import Batch, State, Task
 from tinyproto.errors import one_line
+from tinyproto.stacked.capture import why_no_kernels
 from tinyproto.stacked.fallback import OUT_OF_MEMORY, CannotStack, agree
 
 MOST_CLASSES = 256
@@ -97,10 +97,15 @@ def prototype_fit(task: Task) -> PrototypeFit | None:
     if task.loss is not contrastive_step or len(task.groups) != 1 or task.groups[0].clip_norm is not None:
         return None
     network = task.modules["prototypes"]
-    if not isinstance(network, TrainablePrototypes) or find_spec("triton") is None:
+    if not isinstance(network, TrainablePrototypes):
         return None
     weight = network.embedding.weight
-    if not weight.is_cuda or weight.dtype != torch.float32 or len(weight) > MOST_CLASSES:
+    if (
+        not weight.is_cuda
+        or why_no_kernels(weight.device) is not None
+        or weight.dtype != torch.float32
+        or len(weight) > MOST_CLASSES
+    ):
         return None
     from tinyproto.stacked.kernels.contrast import epoch
 

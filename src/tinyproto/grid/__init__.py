@@ -28,6 +28,8 @@ from tinyproto.workers.pool import WorkerPool
 
 __all__ = ["Observer", "resume", "run"]
 
+_ADVICE = "; a lower train.client_memory in the run's config.yaml trains fewer clients at once"
+
 NAMED = 4
 """The most failed cells that an error names with their reason; of more, it says their number."""
 
@@ -77,7 +79,7 @@ def _run(experiment: Experiment, folder: RunFolder, start: Position, observer: O
     writer.add_completed()
     cells = writer.incomplete()
     observer.opens(len(cells))
-    if cells and experiment.config.model.train.trainer == "auto" and experiment.device != "cpu":
+    if cells and experiment.device != "cpu":
         observer.told(f"trainer: {experiment.choice.trainer}, since {experiment.choice.reason}")
     failures = Failures(observer)
     if cells:
@@ -111,7 +113,7 @@ def _is_completed(
         if found["kind"] == "fault":
             error.add_note(f"in the cell {cell.title}")
             raise
-        reason = f"out of memory ({found['error']})" if found["kind"] == "memory" else found["error"]
+        reason = f"out of memory ({found['error']}){_ADVICE}" if found["kind"] == "memory" else found["error"]
         failures.add(cell, reason, again=found["kind"] != "diverged")
         return False
     writer.add_completed()

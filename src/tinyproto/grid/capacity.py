@@ -6,10 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from tinyproto.memory import container_limit, status_bytes
-
-CONTEXT = 600 * 2**20
-"""Device memory of a process besides its tensors: CUDA's context, kernels, libraries."""
+from tinyproto.memory import CONTEXT, container_limit, status_bytes
 
 SAFETY = 1.2
 """Another algorithm may take more than those measured so far."""

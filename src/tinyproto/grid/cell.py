@@ -13,6 +13,7 @@ from torch import Tensor
 from tinyproto.algorithms.base import Derived
 from tinyproto.builder import Cell
 from tinyproto.experiment import Experiment
+from tinyproto.memory import release_unused
 from tinyproto.simulation.loop import ClientHost, Simulation
 from tinyproto.storage.checkpoint import load_newest, sweep
 from tinyproto.storage.client_files import grouped
@@ -76,6 +77,8 @@ def run_cell(experiment: Experiment, cell: Cell, folder: RunFolder, observer: Ob
     """
     folder.make()
     sweep(folder.checkpoints, folder.clients)  # what a killed process left behind
+    if experiment.device != "cpu":
+        release_unused(torch.device(experiment.device))  # what an earlier cell of this process used
     try:
         return _run(experiment, cell, folder, observer, experiment.simulation(cell, host(cell, folder.clients)))
     finally:

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tinyproto.builder import Cell
@@ -35,6 +35,7 @@ class Job:
     folder: RunFolder
     dataset: Callable[[], SharedDataset | None]  # called when the job starts; None if it is not to run any more
     alone: bool = False  # no run folder contains its folder, so config and environment are written there
+    shares_device: bool = True  # False: no other job will run beside it, so it may go on in a slower way without memory
 
 
 Completed = Callable[[Job, dict[str, Any]], None]
@@ -94,6 +95,7 @@ class _JobPool:
             self._dismiss(child)
 
     def _start(self, job: Job) -> None:
+        job = replace(job, shares_device=self.capacity.limit > 1)
         try:
             dataset = job.dataset()
         except TinyProtoError as error:
@@ -104,6 +106,7 @@ class _JobPool:
         child = Child(dataset, job.config, self.sharing.variables)
         self.running[child] = job
         asked = {"cell": job.index, "folder": str(job.folder.path.absolute()), "device": self.device}
+        asked["alone"] = not job.shares_device
         child.ask(Parcel({"do": "run", **asked, "described_at_once": self.at_once if job.alone else None}))
         threading.Thread(target=self._listen, args=(child,), daemon=True).start()
 
@@ -169,7 +172,15 @@ class _JobPool:
             self.waiting.appendleft(job)
 
     def _out_of_memory(self, job: Job, error: str, together: int) -> None:
-        """Run the job again with fewer others; if it ran alone, it failed."""
+        """Run the job again with fewer others; if it ran alone, in a slower way; if it did already, it failed."""
+        if together == 1 and job.shares_device and self.device != "cpu":
+            self.capacity.limit = 1
+            self.waiting.appendleft(job)
+            self.observer.told(
+                f"{job.cell.title}: out of memory although nothing ran beside it ({error}); it resumes from its newest "
+                "checkpoint, from now on one cell runs at a time, and trains in a slower way where memory runs out"
+            )
+            return
         if together == 1:
             self.failed(job, f"out of memory although nothing ran beside it ({error})", True)
             return

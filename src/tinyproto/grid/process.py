@@ -107,7 +107,7 @@ class Worker:
         experiment, reporter, asked = self.experiment, self.reporter, request.head
         if experiment.device != asked["device"]:
             raise ConfigError(f"the run started on {asked['device']}, but this process finds {experiment.device}")
-        reporter.device = torch.device(experiment.device)
+        reporter.device, experiment.shares_device = torch.device(experiment.device), not asked["alone"]
         folder = RunFolder(Path(asked["folder"]))
         if asked["described_at_once"] is not None:
             folder.make()

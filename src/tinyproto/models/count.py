@@ -1,12 +1,14 @@
-"""The size of a network: parameters, width of its features, multiply-accumulates for one sample."""
+"""The size of a network: parameters, width of its features, multiply-accumulates and memory for one sample."""
 
 from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from tinyproto.models.split import PoolFeatures, SplitModel
@@ -43,3 +45,31 @@ def measure(model: SplitModel, input_shape: tuple[int, ...], dtype: torch.dtype 
         feature_width=widths[0] if widths else features.shape[1],
         macs=counter.get_total_flops() // 2,
     )
+
+
+class StepSize(NamedTuple):
+    """Bytes that a network takes in training."""
+
+    weights: int  # parameters and buffers
+    saved: int  # what one sample keeps for the backward pass
+    widest: int  # the largest part of it
+
+    def beside(self, other: StepSize) -> StepSize:
+        """Return the size of both networks trained together."""
+        return StepSize(self.weights + other.weights, self.saved + other.saved, max(self.widest, other.widest))
+
+
+def step_size(model: SplitModel, batch: Tensor) -> StepSize:
+    """Run a batch forward in training mode and count what autograd keeps; running statistics change."""
+    model.train()
+    own = {value.untyped_storage().data_ptr(): value.nbytes for value in (*model.parameters(), *model.buffers())}
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(batch)
+    sizes = [tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in own]
+    return StepSize(sum(own.values()), sum(sizes) // len(batch), max(sizes, default=0) // len(batch))

@@ -88,9 +88,9 @@ class Simulation:
             report = self.host.take_report()
             self.other_memory = report.other_memory
             seconds = {**report.seconds, **stopwatch.take()}
-            yield RoundResult(
-                record, {"total": stopwatch.now() - start, **seconds}, tuple(report.notes), report.steps
-            )  # fmt: skip
+            notes = (*report.notes, *self.server.trainer.notes)
+            self.server.trainer.notes.clear()
+            yield RoundResult(record, {"total": stopwatch.now() - start, **seconds}, notes, report.steps)
             meter = Meter()
 
     def _plan(self, round_: Round) -> RoundPlan:

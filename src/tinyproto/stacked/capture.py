@@ -82,7 +82,9 @@ class Branch:
             yield
 
     def join(self) -> None:
-        """Let the current stream wait for the branch."""
+        """Let the current stream wait for the branch; no-op if nothing runs on it."""
+        if not self._read:
+            return
         torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
         self._read.clear()
 
@@ -110,13 +112,27 @@ def forked(branch: Branch | None, *read: torch.Tensor) -> AbstractContextManager
     return nullcontext() if branch is None else branch.fork(*read)
 
 
+OLDEST = (8, 0)
+"""Compute capability from which Triton is supported."""
+
+
+def why_no_kernels(device: torch.device) -> str | None:
+    """Return why our Triton kernels cannot be used on a GPU; None if they can, or if there is no GPU."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return None
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    found = torch.cuda.get_device_capability(device)
+    return None if found >= OLDEST else f"Triton needs compute capability 8.0, and this GPU has {found[0]}.{found[1]}"
+
+
 only_compile: ContextVar[bool] = ContextVar("only_compile", default=False)
 """True while kernels are compiled and not run: nothing that one of them writes is there."""
 
 
 def compile_first(functions: Sequence[Callable[[], None]], device: torch.device) -> None:
     """Compile all kernels of these functions side by side, where that is possible; what they compute is meaningless."""
-    if device.type != "cuda" or not functions or find_spec("triton") is None:
+    if device.type != "cuda" or not functions or why_no_kernels(device) is not None:
         return
     from tinyproto.stacked.kernels import compiling_together
 

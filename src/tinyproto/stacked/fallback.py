@@ -18,7 +18,7 @@ from tinyproto.stacked.capture import only_compile
 TOLERANCE = 0.01
 """Share of the largest value: TF32 rounds to a tenth of it, a wrong index is off by all of it."""
 OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
-"""Never a reason to fall back: a caller that runs several experiments at once has to know."""
+"""Never a verdict on a kernel."""
 
 Layer = Callable[[Tensor, Tensor], Tensor]
 _CHECKED: set[Hashable] = set()

@@ -14,14 +14,12 @@ from tinyproto.stacked.network import StackedModel
 from tinyproto.stacked.state import StackedState
 from tinyproto.stacked.step_loop import gather
 
-FEATURE_BATCH = 512
-"""Samples of each client that pass through the network at once."""
-
 
 class FeatureStack:
     """Up to n networks of one architecture over parts of one pool; built once, used every round."""
 
-    def __init__(self, model: SplitModel, data: TensorData, clients: int) -> None:
+    def __init__(self, model: SplitModel, data: TensorData, batch: int, clients: int) -> None:
+        self.batch = batch  # samples of each client that pass through the network at once
         self.network = StackedModel(model)
         self.alone = self.network.alone
         self.clients = clients
@@ -35,13 +33,13 @@ class FeatureStack:
         """Return the step for this number of clients if it never ran."""
         if len(data) in self.captured:
             return []
-        self.captured[len(data)] = _Batches(self, len(data), _batches(data))
+        self.captured[len(data)] = _Batches(self, len(data), self._steps(data))
         return [self.captured[len(data)].step]
 
     def features(self, models: Sequence[SplitModel], data: Sequence[TensorData]) -> Generator[None, None, list[Tensor]]:
         """Compute (N_i, d) of each client batch by batch; shorter clients are padded with samples that are cut off."""
         self.state.load(models)
-        steps = _batches(data)
+        steps = self._steps(data)
         width = len(models)
         if width not in self.captured or self.captured[width].rows.shape[1] < steps:
             self.captured[width] = _Batches(self, width, steps)
@@ -55,9 +53,8 @@ class FeatureStack:
             yield
         return [batches.found[client].flatten(0, 1)[: len(samples)].clone() for client, samples in enumerate(data)]
 
-
-def _batches(data: Sequence[TensorData]) -> int:
-    return max(-(-len(samples) // FEATURE_BATCH) for samples in data)
+    def _steps(self, data: Sequence[TensorData]) -> int:
+        return max(-(-len(samples) // self.batch) for samples in data)
 
 
 class _Batches:
@@ -66,7 +63,7 @@ class _Batches:
     def __init__(self, stack: FeatureStack, width: int, steps: int) -> None:
         self.stack = stack
         self.state = stack.state.slice(0, width)
-        self.rows = torch.zeros(width, steps, FEATURE_BATCH, dtype=torch.int64, device=stack.device)
+        self.rows = torch.zeros(width, steps, stack.batch, dtype=torch.int64, device=stack.device)
         self.next = torch.zeros(1, dtype=torch.int64, device=stack.device)
         self.found = torch.zeros(0, device=stack.device)
         self.run = capture(self.step, stack.graphs)

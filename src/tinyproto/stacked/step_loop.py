@@ -53,7 +53,10 @@ class Stack:
         self.captured: dict[tuple[int, int, int], _Steps] = {}  # by first and last client and batch size
 
     def fit(self, tasks: Sequence[Task]) -> Generator[None, None, list[FitResult]]:
-        """Run all epochs of all tasks, those with most steps first; yield after each step so that stacks alternate."""
+        """Run all epochs of all tasks, those with most steps first; yield after each step so that stacks alternate.
+
+        The tasks change only once nothing can fail any more, so after an exception another trainer may run them.
+        """
         self._load(tasks)
         epochs, batch = tasks[0].plan.epochs, (*tasks[0].plan.sizes, 0)[0]
         samples = [_samples(task.data, task.plan.order.to(self.device)) for task in tasks]
@@ -79,6 +82,10 @@ class Stack:
                     start += size
                     yield
             history[epoch] = self.parts
+        observed = [
+            self.observed and ClassSums(*(sums[client].clone() for sums in self.observed))
+            for client in range(len(tasks))
+        ]
         taken = [epochs * len(task.plan.sizes) for task in tasks]
         for name, state in self.states.items():
             state.store([task.modules[name] for task in tasks], taken)
@@ -90,7 +97,7 @@ class Stack:
                 means[:, client],
                 task.part_names,
                 taken[client],
-                self.observed and ClassSums(*(sums[client].clone() for sums in self.observed)),
+                observed[client],
                 steps_computed=epochs * (computed_steps(stretches, client) + len(task.plan.sizes) - full[client]),
             )
             for client, task in enumerate(tasks)
@@ -151,6 +158,14 @@ class _Steps:
 
     def step(self) -> None:
         """Take one step of SGD for every client that has one; clients without one stay as they are."""
+        try:
+            self._take_step()
+        except BaseException:
+            if self.stack.branch is not None:
+                self.stack.branch.join()  # a capture cannot end while a branch is open
+            raise
+
+    def _take_step(self) -> None:
         stack, clients, states = self.stack, slice(self.first, self.last), self.states
 
         # Gather the batch of each client.

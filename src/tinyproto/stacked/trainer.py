@@ -1,8 +1,13 @@
-"""The stacked trainer: tasks of one kind run as one stack, everything else goes to another trainer."""
+"""The stacked trainer: tasks of one kind run as one stack, everything else goes to another trainer.
+
+A stack changes its tasks only at its end, and features change nothing. So where memory runs out, in any round, all
+stacks are freed, and what is left runs again: with fewer samples at once, in narrower stacks, at last one by one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -11,10 +16,12 @@ import torch
 from torch import Tensor
 
 from tinyproto.core.streams import global_randomness
-from tinyproto.core.task import FeatureModel, FitResult, Task, TensorData, Trainer
+from tinyproto.core.task import FEATURE_BATCH, FeatureModel, FitResult, Task, TensorData, Trainer
+from tinyproto.errors import one_line
+from tinyproto.memory import is_out_of_memory, lacked_memory, release_unused
 from tinyproto.models.split import SplitModel
 from tinyproto.stacked.capture import compile_first
-from tinyproto.stacked.fallback import OUT_OF_MEMORY, CannotStack, fallback_note
+from tinyproto.stacked.fallback import CannotStack, fallback_note
 from tinyproto.stacked.features import FeatureStack
 from tinyproto.stacked.schedule import Job, run_side_by_side
 from tinyproto.stacked.step_loop import Stack
@@ -22,72 +29,149 @@ from tinyproto.stacked.step_loop import Stack
 GROWTH = 1.25
 """Growth factor when a stack is rebuilt for more clients."""
 
+LEAST_FEATURES = 32
+"""Samples of a client that pass through a network at once; below that, stacks become narrower instead."""
+
 AnyStack = TypeVar("AnyStack", Stack, FeatureStack)
+AnyResult = TypeVar("AnyResult")
+Groups = dict[Hashable, list[int]]
+"""Places of tasks, or of models and their data, by what those of one stack share."""
 
 
 class StackedTrainer:
-    """Runs tasks that share a key and a pool of samples as one stack; `one_by_one` runs all others."""
+    """Runs tasks that share a key and a pool of samples as one stack; `one_by_one` runs all others.
 
-    def __init__(self, one_by_one: Trainer) -> None:
+    `width` is the most clients of a stack: None without a limit, 0 where memory is too short for stacks.
+    """
+
+    def __init__(
+        self, one_by_one: Trainer, width: int | None = None, feature_batch: int = FEATURE_BATCH, *, shared: bool = False
+    ) -> None:
         self.one_by_one = one_by_one
+        self.width = width
+        self.feature_batch = feature_batch
+        self.shared = shared  # other cells run on the device, so a lack of memory is raised
         self.device: torch.device = one_by_one.device
         self.notes = one_by_one.notes
         self.stacks: dict[Hashable, Stack | None] = {}  # None: cannot be stacked
         self.feature_stacks: dict[Hashable, FeatureStack | None] = {}
         self.completed: set[Hashable] = set()  # keys whose stack has worked before
+        self.lacking = ""  # the last error for lack of memory
         self.architectures: WeakKeyDictionary[SplitModel, Hashable] = WeakKeyDictionary()
 
     def fit(self, tasks: Sequence[Task]) -> list[FitResult]:
         """Optimise the modules of each task in place."""
-        groups: dict[Hashable, list[int]] = {}
+        groups: Groups = {}
         for index in sorted(range(len(tasks)), key=lambda index: -len(tasks[index].plan.sizes)):
             task = tasks[index]
             alike = (task.key, (*task.plan.sizes, 0)[0], task.data.pool.data_ptr())
             groups.setdefault(alike, []).append(index)
+        found = self._in_parts(groups, partial(self._fit, tasks))
+        return [found[index] for index in range(len(tasks))]
+
+    def features(self, models: Sequence[FeatureModel], data: Sequence[TensorData]) -> list[Tensor]:
+        """Return the eval-mode features (N_i, d) of each model on its data."""
+        groups: Groups = {}
+        for index, (model, samples) in enumerate(zip(models, data, strict=True)):
+            alike = (self._architecture(model), samples.pool.data_ptr(), samples.rows is None, len(samples) > 0)
+            groups.setdefault(alike, []).append(index)
+        found = self._in_parts(groups, partial(self._features, models, data), features=True)
+        return [found[index] for index in range(len(models))]
+
+    def _in_parts(
+        self, groups: Groups, run: Callable[[Groups], dict[int, AnyResult]], *, features: bool = False
+    ) -> dict[int, AnyResult]:
+        """Run all groups, at most `width` members of each at once; return the results by place.
+
+        `run` returns no results for members that lack memory. They run again in a smaller way.
+        """
+        results: dict[int, AnyResult] = {}
+        while groups:
+            part = {key: members[: self.width or None] for key, members in groups.items()}
+            results |= run(part)
+            if any(index not in results for members in part.values() for index in members):
+                self._make_room(max(map(len, part.values())), features=features)
+            waiting = {key: [index for index in members if index not in results] for key, members in groups.items()}
+            groups = {key: members for key, members in waiting.items() if members}
+        return results
+
+    def _make_room(self, width: int, *, features: bool) -> None:
+        """Free all stacks, and compute less at once from now on than `width` clients of each network."""
+        if features and self.feature_batch > LEAST_FEATURES:
+            self.feature_batch //= 4
+            how = f"features are computed {self.feature_batch} samples at a time"
+        else:
+            self.width = width - width // 2 if width > 1 else 0
+            how = f"clients of a network run {self.width} at a time" if self.width else "clients run one by one"
+        self.notes.append(f"from now on {how}, since memory ran out: {self.lacking}")
+        self.stacks = {key: None for key, stack in self.stacks.items() if stack is None}
+        self.feature_stacks = {key: None for key, stack in self.feature_stacks.items() if stack is None}
+        self.completed.clear()
+        release_unused(self.device)
+
+    def _fit(self, tasks: Sequence[Task], groups: Groups) -> dict[int, FitResult]:
+        """Run each group as a stack, side by side."""
         jobs, new = {}, []
+        short: set[Hashable] = set()
         for key, members in groups.items():
             chosen = [tasks[index] for index in members]
-            stack = self._stack(key, chosen)
-            if stack is not None:
-                new += stack.new_steps(chosen)
-                jobs[key] = Job(stack.fit(chosen), stack.graphs.stream, stack.alone)
+            with self._noting_lack(key, short):
+                stack = self._stack(key, chosen)
+                if stack is not None:
+                    new += stack.new_steps(chosen)
+                    jobs[key] = Job(stack.fit(chosen), stack.graphs.stream, stack.alone)
         compile_first(new, self.device)
-        with global_randomness(tasks[0].seed if tasks else 0):
-            good, failed = self._run(jobs, self.stacks)
+        with global_randomness(tasks[min(index for members in groups.values() for index in members)].seed):
+            good, failed = self._run(jobs, self.stacks, short)
         results: dict[int, FitResult] = {}
         for key, members in groups.items():
+            if key in short:
+                continue
             chosen = [tasks[index] for index in members]
             if key in failed:
                 self.notes.append(fallback_note(chosen[0], "one by one", failed[key]))
             found = good[key] if key in good else self.one_by_one.fit(chosen)
             results |= dict(zip(members, found, strict=True))
-        return [results[index] for index in range(len(tasks))]
+        return results
 
-    def features(self, models: Sequence[FeatureModel], data: Sequence[TensorData]) -> list[Tensor]:
-        """Return the eval-mode features (N_i, d) of each model on its data."""
-        groups: dict[Hashable, list[int]] = {}
-        for index, (model, samples) in enumerate(zip(models, data, strict=True)):
-            alike = (self._architecture(model), samples.pool.data_ptr(), samples.rows is None, len(samples) > 0)
-            groups.setdefault(alike, []).append(index)
+    def _features(
+        self, models: Sequence[FeatureModel], data: Sequence[TensorData], groups: Groups
+    ) -> dict[int, Tensor]:
+        """Compute the features of each group as a stack, side by side."""
         jobs, new = {}, []
+        short: set[Hashable] = set()
         for key, members in groups.items():
             chosen = [data[index] for index in members]
             split = [model for model in (models[index] for index in members) if isinstance(model, SplitModel)]
-            stack = self._feature_stack(key, split, chosen[0]) if len(split) == len(chosen) else None
-            if stack is not None:
-                new += stack.new_steps(chosen)
-                jobs[key] = Job(stack.features(split, chosen), stack.graphs.stream, stack.alone)
+            with self._noting_lack(key, short):
+                stack = self._feature_stack(key, split, chosen[0]) if len(split) == len(chosen) else None
+                if stack is not None:
+                    new += stack.new_steps(chosen)
+                    jobs[key] = Job(stack.features(split, chosen), stack.graphs.stream, stack.alone)
         compile_first(new, self.device)
-        good, _ = self._run(jobs, self.feature_stacks)
-        found: dict[int, Tensor] = {}
+        good, _ = self._run(jobs, self.feature_stacks, short)
+        results: dict[int, Tensor] = {}
         for key, members in groups.items():
+            if key in short:
+                continue
             alone = [models[index] for index in members], [data[index] for index in members]
-            found |= dict(zip(members, good[key] if key in good else self.one_by_one.features(*alone), strict=True))
-        return [found[index] for index in range(len(models))]
+            results |= dict(zip(members, good[key] if key in good else self.one_by_one.features(*alone), strict=True))
+        return results
+
+    @contextmanager
+    def _noting_lack(self, key: Hashable, short: set[Hashable]) -> Iterator[None]:
+        """Add the key to `short` if memory runs out inside, unless others on the device have to know."""
+        try:
+            yield
+        except Exception as error:
+            if self.shared or not is_out_of_memory(error):
+                raise
+            self.lacking = one_line(error)  # not the error, whose traceback holds the stack
+            short.add(key)
 
     def _stack(self, key: Hashable, tasks: Sequence[Task]) -> Stack | None:
         """Return None for tasks without a network, which are the server's, and for those that cannot be stacked."""
-        if not any(isinstance(module, SplitModel) for module in tasks[0].modules.values()):
+        if self.width == 0 or not any(isinstance(module, SplitModel) for module in tasks[0].modules.values()):
             return None
         try:
             return _get(self.stacks, key, len(tasks), partial(Stack, tasks[0]))
@@ -97,20 +181,22 @@ class StackedTrainer:
 
     def _feature_stack(self, key: Hashable, models: Sequence[SplitModel], data: TensorData) -> FeatureStack | None:
         """Return None for samples outside a shared pool, for no samples, and for networks that cannot be stacked."""
-        if data.rows is None or not len(data):
+        if self.width == 0 or data.rows is None or not len(data):
             return None
         try:
-            return _get(self.feature_stacks, key, len(models), partial(FeatureStack, models[0], data))
+            return _get(
+                self.feature_stacks, key, len(models), partial(FeatureStack, models[0], data, self.feature_batch)
+            )
         except CannotStack:  # training has reported it
             return None
 
     def _run(
-        self, jobs: Mapping[Hashable, Job], stacks: dict[Hashable, AnyStack | None]
+        self, jobs: Mapping[Hashable, Job], stacks: dict[Hashable, AnyStack | None], short: set[Hashable]
     ) -> tuple[dict[Hashable, list[Any]], dict[Hashable, Exception]]:
         """Run the jobs side by side; return the results, and the exceptions of stacks to be run in another way.
 
-        A stack that fails in its first use has changed nothing, so another trainer can take over. A failure later on,
-        or for lack of memory, is raised.
+        Stacks that lack memory are added to `short`. Work of a stack that fails in its first use, or is refused, runs
+        in another way. Any other failure is raised, also one that left a graph half captured for lack of memory.
         """
         good: dict[Hashable, list[Any]] = {}
         failed: dict[Hashable, Exception] = {}
@@ -118,9 +204,10 @@ class StackedTrainer:
             if isinstance(outcome, list):
                 self.completed.add(key)
                 good[key] = outcome
-            else:
-                assert isinstance(outcome, Exception)
-                if key in self.completed or isinstance(outcome, OUT_OF_MEMORY):
+                continue
+            assert isinstance(outcome, Exception)
+            with self._noting_lack(key, short):
+                if lacked_memory(outcome) or (key in self.completed and not isinstance(outcome, CannotStack)):
                     raise outcome
                 stacks[key] = None
                 failed[key] = outcome
@@ -146,6 +233,9 @@ def _get(
     known = stacks.get(key)
     if key in stacks and (known is None or known.clients >= clients):
         return known
-    stacks[key] = None
-    built = stacks[key] = build(clients if known is None else int(GROWTH * clients))
+    try:
+        built = stacks[key] = build(clients if known is None else int(GROWTH * clients))
+    except CannotStack:
+        stacks[key] = None
+        raise
     return built

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from tinyproto.data.dataset import Dataset, SharedArray
 from tinyproto.errors import LeftOutError, TinyProtoError, one_line
+from tinyproto.memory import lacked_memory
 from tinyproto.subprocesses import ChildProcess, Parcel
 
 
@@ -22,15 +21,7 @@ def failure(error: Exception) -> dict[str, str]:
         return {"error": str(error), "kind": "diverged", "place": place}
     if isinstance(error, TinyProtoError):
         return {"error": str(error), "kind": "ours", "place": place}
-    return {"error": one_line(error), "kind": "memory" if _is_out_of_memory(error) else "fault", "place": place}
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Return True for device and host memory; some libraries below torch only say it in the message."""
-    words = str(error)
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and ("out of memory" in words or "ALLOC_FAILED" in words)
-    )
+    return {"error": one_line(error), "kind": "memory" if lacked_memory(error) else "fault", "place": place}
 
 
 _FACTS = ("name", "num_classes", "scale", "shift", "class_names", "columns", "vocabulary", "white")
