@@ -89,6 +89,8 @@ def test_a_step_takes_half_of_the_estimate_or_more_and_not_much_more_than_all(ne
 def test_features_take_half_of_the_estimate_or_more_and_not_much_more_than_all(network: str, way: Known) -> None:
     clients = clients_of(side_of("local", network), network, (60,) * CLIENTS)
     models = [client.model.float() for client in clients]
+    for model in models:
+        model.any_layout = False  # a GPU does not lay out weights anew
     with Counted() as counted:
         make_trainer(way, torch.device("cpu"), feature_batch=60).features(models, [client.train for client in clients])
     (kind,) = needs_of(network).kinds
