@@ -17,9 +17,10 @@ from tinyproto.cli.interrupt import StopOnInterrupt
 from tinyproto.cli.terminal import Output
 from tinyproto.errors import FederationError, Interrupted
 from tinyproto.federation.device_keys import DeviceKeys
-from tinyproto.federation.mqtt.connection import Broker, Connection, other_broker
+from tinyproto.federation.mqtt.connection import Connection
 from tinyproto.federation.mqtt.listener import ONCE_SECONDS, Listener, will
 from tinyproto.federation.mqtt.messages import Seal, Topics
+from tinyproto.federation.mqtt.tls import Broker, other_broker
 from tinyproto.federation.processes import split_address
 from tinyproto.federation.refusals import NEEDS_A_RESTART, REMEDIES
 from tinyproto.report.words import counted

@@ -12,8 +12,9 @@ from tinyproto.federation.channel import Pace
 from tinyproto.federation.coordinator import Coordinator
 from tinyproto.federation.journal import Journal, telling_failure
 from tinyproto.federation.keys import ServerKeys
-from tinyproto.federation.mqtt.connection import Broker, Connection, other_broker
+from tinyproto.federation.mqtt.connection import Connection
 from tinyproto.federation.mqtt.messages import Seal, Topics
+from tinyproto.federation.mqtt.tls import Broker, other_broker
 from tinyproto.federation.mqtt.transport import MqttTransport
 from tinyproto.federation.terms import ServeFile
 
