@@ -99,7 +99,7 @@ class MqttSession:
         )  # fmt: skip
         self.listener = Listener(
             options.client, options.folder, self.link, lambda: TrainingProcess(options), topics, connection, seal,
-            reached.resident, worker=first,
+            reached.resident, reached.once, worker=first,
         )  # fmt: skip
         self._lost_since: float | None = time.monotonic()
         self._is_told = False
@@ -156,7 +156,8 @@ class MqttSession:
     def _may_sleep(self) -> bool:
         """Return True for `--once` if a round has been answered, or nothing has come for a while.
 
-        Raise FederationError if the broker was not reached in that time.
+        What came meanwhile is sent again at the next start. Raise FederationError if the broker was not reached in that
+        time.
         """
         listener = self.listener
         if not listener.is_idle or not self.link.is_confirmed:
