@@ -22,7 +22,6 @@ from tinyproto.federation.mqtt.listener import ONCE_SECONDS, Listener, will
 from tinyproto.federation.mqtt.messages import Seal, Topics
 from tinyproto.federation.mqtt.tls import Broker, other_broker
 from tinyproto.federation.processes import split_address
-from tinyproto.federation.refusals import NEEDS_A_RESTART, REMEDIES
 from tinyproto.report.words import counted
 from tinyproto.subprocesses import ChildProcess, Parcel
 
@@ -169,10 +168,8 @@ class MqttSession:
 
     def _check_refusal(self) -> None:
         """Raise FederationError for a refusal that only another command line resolves, once the coordinator knows."""
-        if self.events.refused is None or self.events.refused[0] not in NEEDS_A_RESTART or not self.listener.is_idle:
-            return
-        code, reason = self.events.refused
-        raise FederationError(f"{reason}; {REMEDIES[code]}")
+        if self.listener.is_idle and self.events.final_refusal is not None:
+            raise FederationError(self.events.final_refusal)
 
 
 class TrainingProcess:
