@@ -173,6 +173,25 @@ def test_a_flood_for_a_coordinator_that_is_away_fills_the_broker_s_memory_only_s
     assert MOST_WAITING / 2 < resident_bytes(process) < 1.5 * MOST_WAITING
 
 
+def test_a_coordinator_is_sent_nothing_larger_than_a_frame_whatever_the_broker_lets_pass(
+    broker: OwnBroker, keys: Path
+) -> None:
+    server = keys / "server"
+    theirs = Broker(*broker.address, server / "ca.crt", server / "coordinator.crt", server / "coordinator.key")
+    limited, heard = Connection(theirs, "coordinator", ["u1"], begin_anew=True), list[int]()
+    limited.limit(LARGEST_FRAME)
+    while not limited.is_open:
+        limited.step(0.1)
+    with own(broker, keys, 1) as client:
+        for size in (LARGEST_FRAME + 1, 100_000, LARGEST_FRAME - 100):
+            client.publish("u1", bytes(size))
+        for _ in range(10):
+            heard += [len(happened.payload) for happened in limited.step(0.1) if happened.topic == "u1"]
+    assert heard == [LARGEST_FRAME - 100]
+    assert limited.is_open
+    limited.close(keep_session=False)
+
+
 def test_a_message_that_is_too_large_ends_the_connection_and_reaches_nobody(broker: OwnBroker, keys: Path) -> None:
     most = max(LARGEST_FRAME, LARGEST_TERMS) + OVERHEAD
     with coordinator(broker, keys) as reader:

@@ -79,6 +79,7 @@ class Connection:
         self._socket: CountingSocket | None = None
         self._client = self._make_client(identity, will)
         self._begin_anew = begin_anew
+        self._largest: int | None = None
         self._has_been_open = False
         self._is_subscribed = False  # confirmed, in this process
         self._has_session = False
@@ -88,10 +89,17 @@ class Connection:
         """Set what the next attempts to connect say; an open connection is dropped."""
         properties = Properties(PacketTypes.CONNECT)
         properties.SessionExpiryInterval = SESSION_SECONDS
+        if self._largest is not None:
+            properties.MaximumPacketSize = self._largest
         self._client.connect_async(
             self.broker.host, self.broker.port, KEEP_ALIVE_SECONDS, properties=properties,
             clean_start=paho.MQTT_CLEAN_START_FIRST_ONLY if self._begin_anew else False,
         )  # fmt: skip
+
+    def limit(self, largest: int) -> None:
+        """Let the broker keep back packets with more bytes than this; call it before the first `step`."""
+        self._largest = largest
+        self._prepare()
 
     def _make_client(self, identity: str, will: tuple[str, bytes] | None) -> paho.Client:
         broker = self.broker
