@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from tinyproto.report.runs import Run, read_run
 from tinyproto.tracking.run_folder import record_from
-from tinyproto.tracking.summary import RoundResult, summarise
+from tinyproto.tracking.summary import RoundResult, Totals
 
 SAMPLES = 10  # test samples of every client
 RULES = ("head", "global", "local")
@@ -78,7 +78,7 @@ class Made:
                 "preset": config["preset"],
             }
             derived = self.derived(entry["label"], seed)
-            results.append(summarise(played, {**identity, **known}, self.formula, 1000, derived or {}))
+            results.append(Totals(played).summary({**identity, **known}, self.formula, 1000, derived or {}))
             if derived is None:
                 del results[-1]["derived"]
             tensors |= self._tensors(entry["label"], seed)

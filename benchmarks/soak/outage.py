@@ -19,9 +19,6 @@ from tinyproto.federation import require_transport
 SECONDS = 300.0
 ROUNDS = 6
 CLIENTS = 3
-LATER = 3.0
-"""Longest time from the beginning of a round to the kill, in seconds."""
-
 CONFIG = """\
 name: trial
 data: {{name: digits}}
@@ -46,14 +43,14 @@ def soak(seed: int, seconds: float = SECONDS, rounds: int = ROUNDS) -> Verdict:
     except FederationError as error:
         return Verdict(skipped=str(error))
     line, verdict, draws = Line("outage"), Verdict(), random.Random(seed)
-    number, delay = draws.randint(2, rounds), draws.uniform(0, LATER)
-    verdict.figures = {"seconds away": seconds, "from round": number, "after seconds": round(delay, 1)}
+    number, share = draws.randint(3, rounds - 1), draws.random()  # the first round starts processes
+    verdict.figures = {"seconds away": seconds, "from round": number, "after a share of": round(share, 2)}
     with scratch(verdict) as folder:  # without a defence, which a simulation does not have by default
         (folder / "trial.yaml").write_text(CONFIG.format(clients=CLIENTS, rounds=rounds, seed=seed))
         status, said = run(folder, "run", "trial.yaml", "--runs", "alone")
         assert status == 0, f"the undisturbed run failed: {said}"
         try:
-            verdict.figures["asked again"] = _federation(folder, number, delay, seconds, line)
+            verdict.figures["asked again"] = _federation(folder, number, share, seconds, line)
         except FederationError as error:
             verdict.failures.append(str(error))
         else:
@@ -64,9 +61,12 @@ def soak(seed: int, seconds: float = SECONDS, rounds: int = ROUNDS) -> Verdict:
     return verdict
 
 
-def _federation(folder: Path, number: int, delay: float, seconds: float, line: Line) -> int:
-    """Run a federation with an outage from this round on; return how often a round was asked again."""
-    from benchmarks.transports.processes import Deployment
+def _federation(folder: Path, number: int, share: float, seconds: float, line: Line) -> int:
+    """Run a federation with an outage from within this round on; return how often a round was asked again.
+
+    `share` is the part of the round, which is taken to last as long as the one before.
+    """
+    from benchmarks.transports.processes import Deployment, time_of
     from tinyproto.federation.keys import make_keys
     from tinyproto.federation.processes import free_port
 
@@ -75,8 +75,8 @@ def _federation(folder: Path, number: int, delay: float, seconds: float, line: L
         serve = deployed.serve("trial.yaml", "mqtt")
         for client in range(CLIENTS):
             deployed.join(client, "mqtt", deployed.port, "trial.yaml", "small_cnn_a")
-        deployed.wait_for("round", 120, round=number)
-        time.sleep(delay)
+        now, before = (time_of(deployed.wait_for("round", 120, round=one)) for one in (number, number - 1))
+        time.sleep(share * (now - before))
         serve.process.send_signal(signal.SIGSTOP)
         try:
             serve.child("mosquitto.conf").kill()

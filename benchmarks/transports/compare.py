@@ -33,6 +33,7 @@ from tinyproto.engine.measure import WAYS
 from tinyproto.federation.keys import make_keys
 from tinyproto.federation.mqtt import connection
 from tinyproto.federation.mqtt.listener import LINGER_SECONDS
+from tinyproto.federation.mqtt.tls import Broker
 from tinyproto.federation.processes import free_port
 
 CONFIG = ROOT / "configs" / "federation.yaml"
@@ -172,7 +173,7 @@ def _proxies(number: int, port: int) -> Iterator[list[CountingProxy]]:
 def _bytes_of_a_ping(folder: Path, port: int) -> float:
     """Return the bytes of a ping and its answer: those of a connection with a ping every second."""
     proxy, keys = CountingProxy(port), folder / "keys" / "client-1"
-    broker = connection.Broker("localhost", proxy.port, keys / "ca.crt", keys / "client.crt", keys / "tls.key")
+    broker = Broker("localhost", proxy.port, keys / "ca.crt", keys / "client.crt", keys / "tls.key")
     with mock.patch.object(connection, "KEEP_ALIVE_SECONDS", 1):
         link = connection.Connection(broker, "client-1", ["d1", "a"])
     give_up = time.monotonic() + 30

@@ -6,6 +6,7 @@ and the server need: training would come on top. `memory` runs many rounds and w
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import tempfile
@@ -15,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
 import torch
 import yaml
 
@@ -78,6 +80,20 @@ def config(clients: int, rounds: int, seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+class Resident:
+    """The memory of a process, as it was when it could last be read: the process may end at any moment."""
+
+    def __init__(self, process: psutil.Process) -> None:
+        self.bytes = 0
+        self._process = process
+        self.look()
+
+    def look(self) -> None:
+        """Read it."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self.bytes = self._process.memory_info().rss or self.bytes  # a zombie has none
+
+
 class LightFederation(Deployment):
     """A coordinator and light clients in a folder of their own."""
 
@@ -96,6 +112,7 @@ class LightFederation(Deployment):
         start = time.monotonic()
         self.serve("light.yaml", "mqtt")
         self.wait_for("waiting", 60)
+        self.memory = Resident(self.commands[0].child("mqtt.coordinate"))
         said = {"port": self.port, "keys": str(self.folder / "keys"), "bodies": bodies(self.seed)}
         for first in range(0, self.clients, IN_A_PROCESS):
             some = list(range(first, min(first + IN_A_PROCESS, self.clients)))
@@ -103,6 +120,16 @@ class LightFederation(Deployment):
             self.start(f"light-{first}", "benchmarks.transports.light_member", given=given)
         self.wait_for("round", 300)
         return time.monotonic() - start
+
+    def bytes_after(self, number: int) -> int:
+        """Wait until a round is over, and return the coordinator's memory."""
+
+        def is_over() -> bool:
+            self.memory.look()
+            return any(event["event"] == "concluded" and event["round"] == number for event in self.events())
+
+        self.wait_until(is_over, 600, f"round {number}")
+        return self.memory.bytes
 
     def end(self, seconds: float) -> None:
         """Wait until all rounds are over."""
@@ -133,10 +160,8 @@ def measure_memory(clients: int, rounds: int, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="tinyproto-transports-") as folder:
         with LightFederation(Path(folder), clients, rounds, seed) as federation:
             federation.begin()
-            coordinator = federation.commands[0].child("mqtt.coordinate")
             for number in looks:
-                federation.wait_for("concluded", 600, round=number)
-                sizes[number] = coordinator.memory_info().rss
+                sizes[number] = federation.bytes_after(number)
             federation.end(60)
         seconds = federation.seconds_of_rounds()
     first, last = looks[0], looks[-1]

@@ -7,7 +7,7 @@ frames and draw from the same random streams.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -24,11 +24,10 @@ from tinyproto.core.streams import Streams, one_thread
 from tinyproto.core.task import TensorData, Trainer
 from tinyproto.engine.client import ClientRuntime, Clients, LocalTraining
 from tinyproto.engine.measure import Stopwatch
-from tinyproto.engine.round import last_derived
 from tinyproto.engine.server import NO_DEFENCE, ServerRuntime
 from tinyproto.errors import ConfigError
 from tinyproto.models import ModelEntry, build_model
-from tinyproto.tracking.summary import RoundResult, summarise
+from tinyproto.tracking.summary import RoundResult, Totals
 from tinyproto.wire.frame import federation_digest
 from tinyproto.wire.validate import Expectation
 
@@ -149,7 +148,7 @@ def build_defence(
 
 
 def summarise_cell(
-    cell: Cell, model: ConfigModel, server: ServerRuntime, rounds: Sequence[RoundResult], *, dataset: str,
+    cell: Cell, model: ConfigModel, server: ServerRuntime, rounds: Iterable[RoundResult], *, dataset: str,
     class_names: Sequence[str] | None, num_clients: int, classes_held: Sequence[int] | None, peak_memory: int,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the cell's entry of summary.json.
@@ -165,8 +164,8 @@ def summarise_cell(
         "preset": model.preset,
     }
     formula = None if classes_held is None else server.algorithm.table2_parameters(classes_held)
-    derived = last_derived(server, [result.record for result in rounds])
-    return summarise(rounds, identity, formula, peak_memory, derived)
+    totals = Totals(rounds)
+    return totals.summary(identity, formula, peak_memory, server.derived(totals.participants))
 
 
 def resolve_device(name: str, key: str = "train.device") -> str:

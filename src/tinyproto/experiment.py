@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import asdict
 from functools import cached_property, reduce
 from pathlib import Path
@@ -116,7 +116,7 @@ class Experiment:
             server, host, self.data.num_clients, model.train, model.evaluate, self.dropout, PeakMemory(device)
         )
 
-    def summarise(self, cell: Cell, simulation: Simulation, rounds: Sequence[RoundResult]) -> dict[str, Any]:
+    def summarise(self, cell: Cell, simulation: Simulation, rounds: Iterable[RoundResult]) -> dict[str, Any]:
         """Return the cell's entry of summary.json."""
         return summarise_cell(
             cell, self.config.model, simulation.server, rounds, dataset=self.images.name,

@@ -159,7 +159,7 @@ def test_a_short_soak_of_processes_passes() -> None:
 @pytest.mark.mqtt_slow
 @pytest.mark.mqtt
 def test_a_short_outage_of_a_broker_passes() -> None:
-    assert outage.soak(0, seconds=5.0, rounds=3).failures == []
+    assert outage.soak(0, seconds=5.0, rounds=5).failures == []
 
 
 def test_without_mosquitto_the_outage_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,7 @@ def test_light_members_take_part_in_rounds_of_the_real_coordinator() -> None:
     found = measure_memory(3, 4, seed=0)
     assert found["median_seconds"] < 5
     assert list(found["resident_bytes_after_round"]) == [1, 2, 3, 4]
+    assert min(found["resident_bytes_after_round"].values()) > 10_000_000
 
 
 @pytest.mark.mqtt

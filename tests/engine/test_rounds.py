@@ -13,18 +13,19 @@ from torch import nn
 from support import NUM_CLASSES, PROTO_DIM, InProcess, SimulationSettings, head_weight, tiny_net
 from support_rounds import build, simulation
 from tinyproto.algorithms import ALGORITHMS
-from tinyproto.algorithms.base import Round, expected_frames
+from tinyproto.algorithms.base import Derived, Round, expected_frames
 from tinyproto.core.prototypes import Message, Prototypes, class_means
 from tinyproto.data.dataset import FederatedData
 from tinyproto.engine import round as round_module
 from tinyproto.engine.checks import check_scores, read_hello
 from tinyproto.engine.client import LocalTraining
 from tinyproto.engine.measure import Cost, Meter, Stopwatch
-from tinyproto.engine.round import last_derived, play_round
+from tinyproto.engine.round import RoundRecord, play_round
 from tinyproto.engine.server import Reply, RoundPlan
 from tinyproto.errors import WireError
 from tinyproto.models.split import SplitModel
 from tinyproto.simulation.loop import Loopback
+from tinyproto.tracking.summary import RoundResult, Totals
 from tinyproto.wire.codec import decode, encode
 from tinyproto.wire.frame import HEADER_BYTES, Header, Kind
 
@@ -60,9 +61,13 @@ def test_what_was_derived_is_that_of_the_last_round_anyone_trained_in(quarters: 
     )
     info = played.server.infos[2]
     expected = 3.0 * info.counted_classes / info.counted_samples
-    assert last_derived(played.server, [first, second, closing]) == {"global_scale": pytest.approx(expected)}
-    assert last_derived(played.server, [first]) != last_derived(played.server, [first, second])
-    assert last_derived(played.server, [closing]) == {}
+
+    def derived(*records: RoundRecord) -> Derived:
+        return played.server.derived(Totals(RoundResult(record, {}) for record in records).participants)
+
+    assert derived(first, second, closing) == {"global_scale": pytest.approx(expected)}
+    assert derived(first) != derived(first, second)
+    assert derived(closing) == {}
 
 
 def test_before_prototypes_exist_their_rules_have_no_accuracy(quarters: FederatedData) -> None:

@@ -56,6 +56,11 @@ def test_a_device_is_told_which_file_is_missing_or_damaged(
     assert remedy in said
 
 
+def test_a_folder_without_any_file_has_to_be_copied(keys: Path) -> None:
+    with pytest.raises(FederationError, match=r"client-7/client\.crt is missing; .* copy client-7 once more"):
+        DeviceKeys.open(keys / "client-7", 7)
+
+
 def test_a_device_is_told_that_certificate_and_key_differ(keys: Path) -> None:
     strange = rsa.generate_private_key(65537, 2048).private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 pytest.importorskip("paho")
 
 from tinyproto.errors import FederationError
-from tinyproto.federation.mqtt.connection import Broker, Connection
+from tinyproto.federation.mqtt.connection import Connection
+from tinyproto.federation.mqtt.tls import Broker, other_broker
 
 
 @pytest.fixture
@@ -71,3 +73,47 @@ def test_another_network_that_answers_for_the_broker_ends_only_a_client_that_nev
         connection._why_unreachable(error)
     subscribed(connection)
     assert "without TLS" in connection._why_unreachable(error)
+
+
+@pytest.fixture
+def foreign(monkeypatch: pytest.MonkeyPatch) -> Connection:
+    monkeypatch.setenv("TINYPROTO_MQTT_USERNAME", "device0")
+    nowhere = Path("nowhere")
+    return Connection(other_broker("::1", 8883, "system", nowhere, nowhere, nowhere), "site/client-0", ["site/d0"])
+
+
+def untrusted(code: int, words: str) -> ssl.SSLCertVerificationError:
+    error = ssl.SSLCertVerificationError(1, words)
+    error.verify_code, error.verify_message = code, words
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER]"), "::1:8883 answers without TLS; check that --broker has"),
+        (untrusted(10, "it has expired"), "the certificate of the broker ::1:8883 is not valid: it has expired"),
+        (untrusted(62, "another name"), "the certificate of the broker ::1:8883 is not valid: another name"),
+        (untrusted(20, "no issuer"), "is not from an authority that this system knows; name its authority with"),
+    ],
+)
+def test_what_is_wrong_with_another_broker_is_not_mended_with_our_own_keys(
+    error: Exception, words: str, foreign: Connection
+) -> None:
+    with pytest.raises(FederationError) as caught:
+        foreign._why_unreachable(error)
+    assert words in str(caught.value)
+    assert "serve --init" not in str(caught.value)
+
+
+def test_rights_that_another_broker_does_not_give_are_looked_for_there(foreign: Connection) -> None:
+    foreign._on_subscribe(None, None, None, [SimpleNamespace(is_failure=True)], None)
+    with pytest.raises(FederationError, match=r"does not let this user read 'site/d0'; check --topic, and the rights"):
+        foreign.step(0.0)
+
+
+def test_a_file_that_is_no_certificate_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ca.crt").write_text("x")
+    nowhere = Path("nowhere")
+    with pytest.raises(FederationError, match=r"ca\.crt is not a valid certificate of an authority"):
+        Connection(other_broker("h", 1, str(tmp_path / "ca.crt"), nowhere, nowhere, nowhere), "client-0", ["d0"])

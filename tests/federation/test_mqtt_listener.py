@@ -104,6 +104,11 @@ class Device:
         self.change(self.workers[-1])
         return self.workers[-1]
 
+    def connect(self) -> None:
+        """Let it connect, and forget what it has said."""
+        self.steps(1)
+        self.broker.published.clear()
+
     def hear(self, content: bytes, context: bytes = b"", topic: str = "d3") -> None:
         payload = content if self.seal is None else self.seal.close("d", content, context)
         self.link.waiting.append(Happened(topic, payload))
@@ -146,7 +151,7 @@ def test_a_listener_says_that_it_is_there_and_whether_it_may_have_lost_messages(
 
 
 def test_a_question_who_is_there_is_answered_as_fresh(device: Device) -> None:
-    device.link.waiting = []
+    device.connect()
     device.hear(to_json(who=1), topic="a")
     device.steps(1)
     assert device.said() == [{"here": "connection", "nonce": "n", "fresh": 1}]
@@ -188,7 +193,7 @@ def test_a_hello_that_is_repeated_a_thousand_times_waits_once(device: Device) ->
 
 def test_a_client_that_does_not_know_the_federation_says_so(tmp_path: Path) -> None:
     device = Device(tmp_path, is_new=True)
-    device.link.waiting = []
+    device.connect()
     device.hear(frame(4))
     device.hear(frame(4, client=EVERYONE), topic="a")
     device.steps()
@@ -197,7 +202,7 @@ def test_a_client_that_does_not_know_the_federation_says_so(tmp_path: Path) -> N
 
 
 def test_a_damaged_frame_is_refused_with_its_round_and_starts_no_process(device: Device) -> None:
-    device.link.waiting = []
+    device.connect()
     device.hear(frame(2)[:-1] + b"?")
     device.hear(frame(2, client=EVERYONE)[:-1] + b"?", topic="a")
     device.hear(frame(2, digest=OTHER_DIGEST))
@@ -208,7 +213,7 @@ def test_a_damaged_frame_is_refused_with_its_round_and_starts_no_process(device:
 
 def test_a_process_that_died_is_replaced_and_its_frame_refused(device: Device) -> None:
     device.change = lambda worker: setattr(worker, "dies", len(device.workers) == 1)
-    device.link.waiting = []
+    device.connect()
     device.hear(frame(2))
     device.steps()
     assert device.said() == [{"error": "failed", "client-id": 3, "round": 2, "kind": "train"}]
@@ -247,7 +252,7 @@ def test_a_process_at_work_is_never_let_go(device: Device) -> None:
 
 
 def test_frames_of_the_federation_before_are_not_trained(device: Device) -> None:
-    device.link.waiting = []
+    device.connect()
     device.hear(to_json(terms=OTHER_TOKEN))
     device.hear(frame(2))
     device.steps()

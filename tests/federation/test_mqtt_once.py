@@ -124,6 +124,53 @@ def test_of_all_rounds_that_waited_only_the_newest_is_trained(steps: list[list[i
     assert not listener._jobs
 
 
+def test_what_arrives_before_the_connection_counts_as_open_waits_for_the_rest(tmp_path: Path) -> None:
+    now, worker = [0.0], NeverDone()
+    link = FakeLink(FakeBroker(), ["d0"], [train(2), train(3)])
+    listener = Listener(
+        0, tmp_path, link, lambda: worker, Topics(), "connection", worker=worker, clock=lambda: now[0]
+    )  # fmt: skip
+    listener.agreed = Agreement(TOKEN, DIGEST, 9)
+    for arrives in ([train(4)], [Happened(resumed=True)], [train(5)]):
+        listener.step(0.0)
+        link.waiting += arrives
+    listener.step(0.0)
+    assert worker.asked == []
+    now[0] += SETTLE_SECONDS
+    listener.step(0.0)
+    assert worker.asked == [5]
+
+
+@dataclass
+class SlowWorker(NeverDone):
+    """A training process that answers when it is told to."""
+
+    is_done: bool = False
+
+    def answer(self) -> dict[str, Any] | None:
+        if not self.is_done or not self.asked:
+            return None
+        return {"frame": pack(Header(Kind.UPDATE, self.asked[-1], 0, DIGEST), b"body")}
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_a_round_that_comes_while_another_is_trained_is_left_for_the_next_start(once: bool, tmp_path: Path) -> None:
+    worker, link = SlowWorker(), FakeLink(FakeBroker(), ["d0"], [Happened(resumed=False), train(2)])
+    listener = Listener(
+        0, tmp_path, link, lambda: worker, Topics(), "connection", once=once, worker=worker, clock=lambda: 0.0
+    )  # fmt: skip
+    listener.agreed = Agreement(TOKEN, DIGEST, 9)
+    listener.step(0.0)
+    link.waiting = [train(3)]
+    listener.step(0.0)
+    assert not listener.is_idle
+    worker.is_done = True
+    listener.step(0.0)
+    assert worker.asked == ([2] if once else [2, 3])
+    assert listener.is_idle is once
+    assert listener.trained == 1
+
+
 def test_a_session_that_is_new_begins_at_once(tmp_path: Path) -> None:
     worker = NeverDone()
     link = FakeLink(FakeBroker(), ["d0"], [Happened(resumed=False), train(1)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -10,13 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from support_real_mqtt import LARGEST_FRAME, Stranger, own_broker
+from support_federation import eventually
+from support_real_mqtt import LARGEST_FRAME, Stranger, own_broker, resident_bytes
 from tinyproto.errors import FederationError
 from tinyproto.federation import certificates
 from tinyproto.federation.device_keys import DeviceKeys
 from tinyproto.federation.keys import ServerKeys, make_keys
-from tinyproto.federation.mqtt.broker import LARGEST_TERMS, OVERHEAD, OwnBroker
-from tinyproto.federation.mqtt.connection import Broker, Connection
+from tinyproto.federation.mqtt import connection
+from tinyproto.federation.mqtt.broker import LARGEST_TERMS, MOST_WAITING, OVERHEAD, OwnBroker, mosquitto
+from tinyproto.federation.mqtt.connection import LEAVING_SECONDS, Connection
+from tinyproto.federation.mqtt.tls import Broker
 
 pytestmark = pytest.mark.mqtt
 
@@ -48,6 +52,13 @@ def at(device: DeviceKeys, broker: OwnBroker) -> Broker:
     return Broker(*broker.address, device.authority, device.certificate, device.key)
 
 
+def processes_of(broker: OwnBroker) -> list[int]:
+    """Return the broker's process, which its config names."""
+    config = str(broker.folder / "mosquitto.conf")
+    lines = {int(one.parent.name): one.read_bytes().split(b"\0") for one in Path("/proc").glob("[0-9]*/cmdline")}
+    return [process for process, line in lines.items() if line[0] == mosquitto().encode() and config.encode() in line]
+
+
 def connect(keys: Path, client: int, broker: OwnBroker, seconds: float = 10) -> Connection:
     """Connect as `join` does."""
     device = DeviceKeys.open(keys / f"client-{client}", client)
@@ -71,6 +82,14 @@ def test_a_client_writes_its_own_topic_and_reads_its_own_and_the_shared_one(brok
         client.wait_until_heard(2)
         assert client.heard == [("d1", b"down"), ("a", b"down")]
         assert reader.heard == [("u1", b"one")]
+
+
+def test_a_user_without_a_name_as_in_a_container_starts_a_broker(
+    tmp_path: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
+    with own_broker(tmp_path, ServerKeys.open(keys)) as broker, own(broker, keys, 1) as client:
+        assert client.answer("connect") == SUCCESS
 
 
 def test_a_client_can_neither_write_nor_read_another_topic(broker: OwnBroker, keys: Path) -> None:
@@ -104,6 +123,73 @@ def test_a_certificate_does_not_take_over_the_session_of_another_client(broker: 
             assert client.heard == []
     first.close(keep_session=False)
     assert heard == [b"client-0", name.encode(), b"coordinator"]
+
+
+def test_two_processes_with_one_client_s_keys_do_not_push_each_other_out_without_end(
+    broker: OwnBroker, keys: Path
+) -> None:
+    twins, lost = [connect(keys, 0, broker), connect(keys, 0, broker)], list[str]()
+    for _ in range(60):
+        for twin in twins:
+            lost += [happened.lost for happened in twin.step(0.05) if happened.lost is not None]
+    assert lost[0] == "the connection was lost"
+    assert lost[-1] == "the connection was lost; this repeats: another process may have the same keys"
+    assert len(lost) < 12  # with the first pause only, there would be some 20
+    for twin in twins:
+        twin.close(keep_session=False)
+
+
+def test_a_client_that_is_silent_has_left_after_one_and_a_half_keep_alives(
+    broker: OwnBroker, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "KEEP_ALIVE_SECONDS", 4)
+    device = DeviceKeys.open(keys / "client-0", 0)
+    with coordinator(broker, keys) as reader:
+        reader.subscribe("u0")
+        silent = Connection(at(device, broker), "client-0", ["d0", "a"], will=("u0", b"gone"))
+        while not silent.is_open:
+            silent.step(0.1)
+        last = time.monotonic()  # from now on it has no power: not even TCP answers for it, but there is no will yet
+        eventually(lambda: reader.heard, 30, "its will")
+        assert reader.heard == [("u0", b"gone")]
+        waited = time.monotonic() - last
+        assert 4 + LEAVING_SECONDS < waited < 1.5 * 4 + LEAVING_SECONDS + 12  # Mosquitto looks every 5 s
+
+
+def test_a_flood_for_a_coordinator_that_is_away_fills_the_broker_s_memory_only_so_far(
+    broker: OwnBroker, keys: Path
+) -> None:
+    server = keys / "server"
+    theirs = Broker(*broker.address, server / "ca.crt", server / "coordinator.crt", server / "coordinator.key")
+    away = Connection(theirs, "coordinator", ["u0", "u1"])
+    while not away.is_open:
+        away.step(0.1)
+    away.close(keep_session=True)
+    payload = bytes(200_000)
+    with own(broker, keys, 1) as client:
+        for _ in range(2 * MOST_WAITING // len(payload)):
+            assert client.publish("u1", payload) in (SUCCESS, "Quota exceeded")
+    (process,) = processes_of(broker)
+    assert MOST_WAITING / 2 < resident_bytes(process) < 1.5 * MOST_WAITING
+
+
+def test_a_coordinator_is_sent_nothing_larger_than_a_frame_whatever_the_broker_lets_pass(
+    broker: OwnBroker, keys: Path
+) -> None:
+    server = keys / "server"
+    theirs = Broker(*broker.address, server / "ca.crt", server / "coordinator.crt", server / "coordinator.key")
+    limited, heard = Connection(theirs, "coordinator", ["u1"], begin_anew=True), list[int]()
+    limited.limit(LARGEST_FRAME)
+    while not limited.is_open:
+        limited.step(0.1)
+    with own(broker, keys, 1) as client:
+        for size in (LARGEST_FRAME + 1, 100_000, LARGEST_FRAME - 100):
+            client.publish("u1", bytes(size))
+        for _ in range(10):
+            heard += [len(happened.payload) for happened in limited.step(0.1) if happened.topic == "u1"]
+    assert heard == [LARGEST_FRAME - 100]
+    assert limited.is_open
+    limited.close(keep_session=False)
 
 
 def test_a_message_that_is_too_large_ends_the_connection_and_reaches_nobody(broker: OwnBroker, keys: Path) -> None:

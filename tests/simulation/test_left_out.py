@@ -23,7 +23,7 @@ from tinyproto.errors import LeftOutError
 from tinyproto.models.split import SplitModel
 from tinyproto.storage.checkpoint import Position, load_newest, restore_server, save
 from tinyproto.tracking.run_folder import record_values
-from tinyproto.tracking.summary import summarise
+from tinyproto.tracking.summary import Totals
 
 ILL = 2
 SETTINGS = SimulationSettings(LocalTraining(rounds=4, batch_size=8), PROTO_DIM)
@@ -154,9 +154,9 @@ def test_a_run_goes_on_up_to_the_share(quarters: FederatedData, most: float, ill
 
 def test_the_summary_counts_client_rounds_and_names_clients(quarters: FederatedData) -> None:
     played = list(diverging(quarters, "local", {1: {2}, ILL: {1, 2, 4}}).rounds())
-    told = summarise(played, {}, None, 0, {})
+    told = Totals(played).summary({}, None, 0, {})
     assert (told["left_out"], told["left_out_clients"]) == (4, {"1": 1, "2": 3})
-    none = summarise(list(diverging(quarters, "local", {}).rounds()), {}, None, 0, {})
+    none = Totals(diverging(quarters, "local", {}).rounds()).summary({}, None, 0, {})
     assert (none["left_out"], none["left_out_clients"]) == (0, {})
 
 

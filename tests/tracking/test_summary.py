@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from tinyproto.engine.measure import Cost, Direction, Purpose
 from tinyproto.engine.round import RoundRecord, Traffic
-from tinyproto.tracking.summary import RoundResult, SocketColumns, accuracy_summary, summarise
+from tinyproto.tracking.summary import RoundResult, Totals
 
 Accuracy = dict[str, float | None]
 
@@ -61,7 +63,14 @@ SECONDS = [
     {"total": 70.0, "evaluate": 60.0},
 ]
 PLAYED = [RoundResult(one, seconds) for one, seconds in zip(RECORDS, SECONDS, strict=True)]
-SUMMARY = summarise(PLAYED, {"algorithm": "fedproto", "seed": 3}, formula=31, peak_memory=1234, derived={"cps_dim": 42})
+SUMMARY = Totals(PLAYED).summary(
+    {"algorithm": "fedproto", "seed": 3}, formula=31, peak_memory=1234, derived={"cps_dim": 42}
+)
+
+
+def accuracy_summary(records: list[RoundRecord]) -> dict[str, dict[str, float | None]]:
+    totals = Totals(RoundResult(one, {}) for one in records)
+    return dict(totals.summary({}, formula=None, peak_memory=0, derived={})["accuracy"])
 
 
 def test_each_rules_best_is_its_own_maximum() -> None:
@@ -122,15 +131,12 @@ def test_hello_closing_and_evaluation_bytes_are_told_apart() -> None:
     assert SUMMARY["socket_bytes_per_round"] is None
 
 
-def test_socket_bytes_kept_for_the_summary_are_the_counted_ones_in_a_fraction_of_the_memory() -> None:
+def test_socket_bytes_are_means_over_the_rounds_in_which_they_were_counted() -> None:
     counted: dict[int, dict[Direction, int]]
     counted = {client: {"up": 5_000_000_000 + client, "down": 7} for client in (3, 40, 41)}
-    kept = RoundResult(RECORDS[1], SECONDS[1], sockets=counted).for_summary()
-    assert kept.sockets == counted
-    assert isinstance(kept.sockets, SocketColumns)
-    assert 4 not in kept.sockets
-    some = [replace(kept, sockets=SocketColumns(counted)), replace(kept, sockets={3: {"up": 2, "down": 1}})]
-    found = summarise([PLAYED[0], *some], {}, formula=None, peak_memory=0, derived={})["socket_bytes_per_round"]
+    few: dict[int, dict[Direction, int]] = {3: {"up": 2, "down": 1}}
+    some = [replace(PLAYED[1], sockets=used) for used in (counted, few, None)]
+    found = Totals([PLAYED[0], *some]).summary({}, formula=None, peak_memory=0, derived={})["socket_bytes_per_round"]
     assert found["clients"]["3"] == {"up": 2_500_000_002.5, "down": 4}
     assert found["clients"]["41"] == {"up": 5_000_000_041, "down": 7}
     assert found["down"] == 11
@@ -148,7 +154,7 @@ def test_seconds_are_means_over_the_same_rounds_and_an_idle_phase_took_none() ->
 
 
 def test_a_run_of_one_round_is_measured_by_that_round() -> None:
-    summary = summarise([PLAYED[0], PLAYED[3]], {}, formula=0, peak_memory=0, derived={})
+    summary = Totals([PLAYED[0], PLAYED[3]]).summary({}, formula=0, peak_memory=0, derived={})
     assert summary["params_per_round"] == 10
     assert summary["payload_bytes_per_round"] == {"up": 40, "down": 0}
     assert summary["seconds_per_round"]["total"] == 90.0
@@ -160,4 +166,20 @@ def test_a_summary_says_which_cell_it_is_and_what_memory_it_took() -> None:
 
 def test_a_summary_has_what_was_derived_as_a_value_of_its_own() -> None:
     assert SUMMARY["derived"] == {"cps_dim": 42}
-    assert summarise(PLAYED, {}, formula=None, peak_memory=0, derived={})["derived"] == {}
+    assert Totals(PLAYED).summary({}, formula=None, peak_memory=0, derived={})["derived"] == {}
+
+
+def test_rounds_are_read_once_and_not_kept() -> None:
+    alive: list[weakref.ref[RoundRecord]] = []
+
+    def rounds() -> Iterator[RoundResult]:
+        for number in range(1, 50):
+            one = record(number, accuracy(0.1), traffic={"training": both(Cost(1, 2, 3), Cost(4, 5, 6))})
+            alive.append(weakref.ref(one))
+            yield RoundResult(one, {"total": 1.0}, sockets={client: {"up": 1, "down": 2} for client in range(9)})
+            del one
+            assert sum(ref() is not None for ref in alive) <= 2  # the first round may be the only one
+
+    totals = Totals(rounds())
+    assert sum(ref() is not None for ref in alive) == 0
+    assert totals.summary({}, None, 0, {})["payload_bytes_total"] == {"up": 98, "down": 245}

@@ -53,6 +53,14 @@ class ClientEvents:
                 f"{self.server}, Ctrl-C stops"
             )
 
+    @property
+    def final_refusal(self) -> str | None:
+        """Return what only another command line resolves, and how; None if there is nothing of that kind."""
+        if self.refused is None or self.refused[0] not in NEEDS_A_RESTART:
+            return None
+        code, reason = self.refused
+        return f"{reason}; {REMEDIES[code]}"
+
     def say(self, words: str) -> None:
         """Print a line with the client's number, since several clients may share a terminal."""
         self.said = words

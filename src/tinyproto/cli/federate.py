@@ -21,9 +21,8 @@ from tinyproto.cli.options import (
     Runs,
     Topic,
     Transport,
-    TransportName,
     Verbose,
-    check_broker_options,
+    is_over_mqtt,
 )
 from tinyproto.cli.terminal import Output
 from tinyproto.errors import ConfigError, Interrupted
@@ -97,7 +96,7 @@ def serve(
     """
     from tinyproto.federation import require_transport
 
-    over_mqtt = broker is not None or transport is TransportName.MQTT
+    over_mqtt = is_over_mqtt(transport, broker, broker_ca, topic)
     require_transport("mqtt" if over_mqtt else None if init is not None or resume else "flower")
     output = Output(json=json, quiet=quiet, verbose=verbose)
     if init is None and (clients is not None or host):
@@ -105,10 +104,10 @@ def serve(
             "--clients and --host need --init; without it, federation.clients in the config is the number of clients"
         )
     if init is not None:
-        if config is not None or keys is not None or listen is not None or overwrite or resume or live:
+        if overwrite or resume or live or [config, keys, listen, broker] != 4 * [None]:
             raise ConfigError(
-                "--init only makes certificates and keys; leave out CONFIG, --keys, --listen, --overwrite, --resume "
-                "and --live"
+                "--init only makes certificates and keys; leave out CONFIG, --keys, --listen, --broker, --overwrite, "
+                "--resume and --live"
             )
         if clients is None:
             raise ConfigError("--init needs --clients, the number of clients to make keys for")
@@ -120,9 +119,8 @@ def serve(
         raise ConfigError("name a CONFIG, such as the built-in config federation, or make keys with --init")
     if overwrite and resume:
         raise ConfigError("--resume continues a run and --overwrite replaces it; leave out one of them")
-    check_broker_options(broker, broker_ca, topic)
-    if broker is not None and (listen is not None or transport is TransportName.FLOWER):
-        raise ConfigError("--broker is for MQTT with a broker that runs already; leave out --listen and flower")
+    if broker is not None and listen is not None:
+        raise ConfigError("--broker is a broker that runs already, and --listen starts one; leave out one of them")
     from tinyproto.cli.serve import ServeOptions, serve_config
 
     options = ServeOptions(
@@ -216,14 +214,13 @@ def join(
             "give one of --server, the coordinator's address, --broker, the address of another MQTT broker, and "
             "--offline, a config to train by alone"
         )
-    over_mqtt = broker is not None or transport is TransportName.MQTT
-    if broker is not None and transport is TransportName.FLOWER:
-        raise ConfigError("--broker is for MQTT; leave out --transport flower")
+    over_mqtt = is_over_mqtt(transport, broker, broker_ca, topic)
+    if offline is not None and (transport is not None or once or resident):
+        raise ConfigError("--offline trains alone; leave out --transport, --once and --resident")
     if (once or resident) and not over_mqtt:
         raise ConfigError("--once and --resident are for MQTT; add --transport mqtt")
     if once and resident:
         raise ConfigError("--once ends after a round and --resident stays; leave out one of them")
-    check_broker_options(broker, broker_ca, topic)
     options = JoinOptions(
         client_id, keys or Path("keys") / f"client-{client_id}", data, share, image_size, model, device,
         folder or Path("clients") / f"client-{client_id}",

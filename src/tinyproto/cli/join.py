@@ -17,7 +17,6 @@ from tinyproto.federation.flower.connection import AwayError, Relay, TurnedAwayE
 from tinyproto.federation.flower.processes import SuperNode, why_it_ended
 from tinyproto.federation.keys import ClientKeys
 from tinyproto.federation.processes import split_address
-from tinyproto.federation.refusals import NEEDS_A_RESTART, REMEDIES
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0
 STEADY_SECONDS = 60.0
@@ -114,11 +113,10 @@ class ClientSession:
                 if self.events.rounds is not None:
                     self._deliver(node, lambda: watch.why_away(time.monotonic(), patience=1.0) is not None)
                     return
-                if self.events.refused is not None and self.events.refused[0] in NEEDS_A_RESTART:
-                    code, reason = self.events.refused
+                if (refusal := self.events.final_refusal) is not None:
                     self._deliver(node, lambda: True)
                     self._wait(HEARD_SECONDS)
-                    raise FederationError(f"{reason}; {REMEDIES[code]}")
+                    raise FederationError(refusal)
                 if connected:
                     self._check_coordinator(watch)
                     if self.missed_the_end:

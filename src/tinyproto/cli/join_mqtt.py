@@ -17,11 +17,11 @@ from tinyproto.cli.interrupt import StopOnInterrupt
 from tinyproto.cli.terminal import Output
 from tinyproto.errors import FederationError, Interrupted
 from tinyproto.federation.device_keys import DeviceKeys
-from tinyproto.federation.mqtt.connection import Broker, Connection, other_broker
+from tinyproto.federation.mqtt.connection import Connection
 from tinyproto.federation.mqtt.listener import ONCE_SECONDS, Listener, will
 from tinyproto.federation.mqtt.messages import Seal, Topics
+from tinyproto.federation.mqtt.tls import Broker, other_broker
 from tinyproto.federation.processes import split_address
-from tinyproto.federation.refusals import NEEDS_A_RESTART, REMEDIES
 from tinyproto.report.words import counted
 from tinyproto.subprocesses import ChildProcess, Parcel
 
@@ -98,7 +98,7 @@ class MqttSession:
         )  # fmt: skip
         self.listener = Listener(
             options.client, options.folder, self.link, lambda: TrainingProcess(options), topics, connection, seal,
-            reached.resident, worker=first,
+            reached.resident, reached.once, worker=first,
         )  # fmt: skip
         self._lost_since: float | None = time.monotonic()
         self._is_told = False
@@ -155,7 +155,8 @@ class MqttSession:
     def _may_sleep(self) -> bool:
         """Return True for `--once` if a round has been answered, or nothing has come for a while.
 
-        Raise FederationError if the broker was not reached in that time.
+        What came meanwhile is sent again at the next start. Raise FederationError if the broker was not reached in that
+        time.
         """
         listener = self.listener
         if not listener.is_idle or not self.link.is_confirmed:
@@ -167,10 +168,8 @@ class MqttSession:
 
     def _check_refusal(self) -> None:
         """Raise FederationError for a refusal that only another command line resolves, once the coordinator knows."""
-        if self.events.refused is None or self.events.refused[0] not in NEEDS_A_RESTART or not self.listener.is_idle:
-            return
-        code, reason = self.events.refused
-        raise FederationError(f"{reason}; {REMEDIES[code]}")
+        if self.listener.is_idle and self.events.final_refusal is not None:
+            raise FederationError(self.events.final_refusal)
 
 
 class TrainingProcess:

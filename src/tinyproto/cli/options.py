@@ -22,12 +22,29 @@ PREFIX = "tinyproto/"
 """The start of our topics at a broker that is not ours."""
 
 
-def check_broker_options(broker: str | None, authority: str | None, topic: str | None) -> None:
-    """Raise ConfigError for options of a broker that contradict each other."""
-    if (authority is not None or topic is not None) and broker is None:
+def is_over_mqtt(
+    transport: TransportName | None, broker: str | None, authority: str | None, topic: str | None
+) -> bool:  # fmt: skip
+    """Return True if the options choose MQTT; raise ConfigError if they contradict each other."""
+    if broker is None and (authority is not None or topic is not None):
         raise ConfigError("--broker-ca and --topic go with --broker")
+    if broker is not None and transport is TransportName.FLOWER:
+        raise ConfigError("--broker is for MQTT; leave out --transport flower")
     if topic is not None and (set(topic) & set("#+$\0") or len(topic) > 200):
         raise ConfigError("--topic is the start of topic names, without #, +, and $, such as site7/")
+    return broker is not None or transport is TransportName.MQTT
+
+
+def _authority(name: str | None) -> str | None:
+    """Return a file's absolute path, since --resume may come from another folder; raise ConfigError if it is missing.
+
+    `system` and None stay as they are.
+    """
+    if name is None or name == "system":
+        return name
+    if not Path(name).is_file():
+        raise ConfigError(f"--broker-ca: {name} is missing; name a file with the authority's certificate, or system")
+    return str(Path(name).absolute())
 
 
 def _folder(path: Path) -> Path:
@@ -63,7 +80,10 @@ OtherBroker = Annotated[
 BrokerAuthority = Annotated[
     str | None,
     typer.Option(
-        metavar="FILE", help="With --broker: its authority's certificate, or system.", show_default="that of the keys"
+        metavar="FILE",
+        help="With --broker: its authority's certificate, or system.",
+        show_default="that of the keys",
+        callback=_authority,
     ),
 ]
 Topic = Annotated[

@@ -139,7 +139,7 @@ def _serve(
         progress = stack.enter_context(FederationProgress(output, config.model.evaluate.rule))
         output.say(
             f"{config.model.name}: {'using the broker' if other else 'listening'} at {listen} for "
-            f"{counted(len(keys.clients), 'client')}: tinyproto join {host.options}{_where(address, other)} "
+            f"{counted(len(keys.clients), 'client')}: tinyproto join {host.options}{_where(listen, other)} "
             "--client-id N --keys keys/client-N ..."
         )
         if live is not None:
@@ -169,7 +169,10 @@ def _transport(options: ServeOptions, before: ServeFile | None) -> TransportName
 def _other_broker(options: ServeOptions, before: ServeFile | None) -> MqttPlace | None:
     """Return the broker that --broker names, or that a federation to resume used; None for one of our own."""
     if options.broker is None:
-        return before.mqtt if before is not None and before.mqtt is not None and before.mqtt.foreign else None
+        known = before.mqtt if before is not None and before.mqtt is not None and before.mqtt.foreign else None
+        if known is not None and options.listen is not None:
+            raise ConfigError("this federation uses a broker that runs already; leave out --listen")
+        return known
     host, port = split_address(options.broker, "--broker")
     prefix = PREFIX if options.topic is None else options.topic
     return MqttPlace(host=host, port=port, foreign=True, authority=options.broker_ca, prefix=prefix)
@@ -187,13 +190,13 @@ def _host(transport: TransportName, keys: ServerKeys, address: tuple[str, int], 
     return MqttHost(keys, address, other)
 
 
-def _where(address: tuple[str, int], other: MqttPlace | None) -> str:
+def _where(listen: str, other: MqttPlace | None) -> str:
     """Return the options with which a client finds the coordinator."""
     if other is None:
-        return f"--server HOST:{address[1]}"
+        return f"--server HOST:{listen.rpartition(':')[2]}"
     authority = f" --broker-ca {other.authority}" if other.authority is not None else ""
     topic = f" --topic {other.prefix}" if other.prefix != PREFIX else ""
-    return f"--broker {other.host}:{other.port}{authority}{topic}"
+    return f"--broker {listen}{authority}{topic}"
 
 
 def _source(options: ServeOptions) -> tuple[Path, Config, ServeFile | None]:

@@ -7,11 +7,10 @@ trains it. One closing exchange after the last round only evaluates.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from tinyproto.algorithms.base import Derived
 from tinyproto.core.prototypes import Message
 from tinyproto.engine.checks import SCORES
 from tinyproto.engine.measure import RULES, WAYS, Cost, Direction, Meter, Purpose
@@ -79,11 +78,6 @@ def play_round(server: ServerRuntime, channel: Channel, plan: RoundPlan, meter: 
         dropped=tuple(sorted(plan.dropped)),
         late=tuple(sorted(plan.late - refused.keys())),
     )
-
-
-def last_derived(server: ServerRuntime, records: Sequence[RoundRecord]) -> Derived:
-    """Return the hyper-parameters that the algorithm derived in the last of these rounds with participants."""
-    return server.derived(next((record.participants for record in reversed(records) if record.participants), ()))
 
 
 def _scores(rule: str, replies: Mapping[int, Message]) -> list[tuple[int, int]]:

@@ -6,6 +6,7 @@ checkpoint/) and `progress.jsonl`, which lists every event as it happens.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -186,7 +187,7 @@ class Coordinator:
             distrusted={str(client): rows for client, rows in record.distrusted.items()} or None,
         )  # fmt: skip
 
-    def _summary(self, rounds: list[RoundResult]) -> dict[str, Any]:
+    def _summary(self, rounds: Iterable[RoundResult]) -> dict[str, Any]:
         """Return the entry of summary.json; K_i is known if every client counts training and test samples."""
         terms, infos = self.terms, self.server.infos.values()
         known = terms.prototypes.counted_samples == "all" and len(infos) >= terms.clients

@@ -38,8 +38,8 @@ class DeviceKeys:
         Whether the broker accepts the certificate is not checked: the TLS handshake tells.
         """
         again = f"run `tinyproto serve --init` again and copy client-{client} once more"
-        remedies = {"ca.crt": LOST_AUTHORITY, "client.crt": again, "tls.key": _how_to_convert(again), "mac.key": again}
-        authority, certificate, key, mac = existing(folder, remedies)
+        remedies = {"client.crt": again, "tls.key": _how_to_convert(again), "mac.key": again, "ca.crt": LOST_AUTHORITY}
+        certificate, key, mac, authority = existing(folder, remedies)
         for file in (authority, certificate):
             _check_certificate(file, remedies[file.name])
         _check_pair(certificate, key, again)

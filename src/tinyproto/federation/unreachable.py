@@ -11,30 +11,40 @@ from tinyproto.errors import FederationError
 _OTHER_NAME, _OTHER_ADDRESS, _NOT_YET_VALID, _EXPIRED = 62, 64, 9, 10  # OpenSSL's codes
 
 
-def why_unreachable(error: Exception, address: tuple[str, int], authority: Path | None) -> str:
+def why_unreachable(
+    error: Exception, address: tuple[str, int], authority: Path | None, option: str = "--server"
+) -> str:  # fmt: skip
     """Return why nobody answers at an address, for now; raise FederationError for what waiting does not change.
 
-    The authority is the file with its certificate; None stands for the system's authorities.
+    The authority is the file with its certificate; None stands for the system's authorities. `option` is where the
+    address comes from: with --broker, the other end's certificate is not the federation's.
     """
     host, port = address
     where = f"{host}:{port}"
     if isinstance(error, ssl.SSLCertVerificationError):
-        raise FederationError(_objection(error, where, host, authority)) from error
+        words = _objection(error, where, host, authority) if option == "--server" else _others(error, where, authority)
+        raise FederationError(words) from error
     if isinstance(error, ssl.SSLEOFError):
         return "it closed the connection"
     if isinstance(error, TimeoutError):
         return "no answer"
     if isinstance(error, ssl.SSLError):
-        raise FederationError(
-            f"{where} answers without TLS; check that --server is the coordinator's address"
-        ) from error
+        raise FederationError(f"{where} answers without TLS; check that {option} has the right address") from error
     if isinstance(error, socket.gaierror):
         return f"the host name {host} is unknown"
     return getattr(error, "strerror", None) or str(error)
 
 
+def _others(error: ssl.SSLCertVerificationError, where: str, authority: Path | None) -> str:
+    """Return what is wrong with the certificate of a broker that is not the coordinator's own."""
+    if error.verify_code in (_OTHER_NAME, _OTHER_ADDRESS, _NOT_YET_VALID, _EXPIRED):
+        return f"the certificate of the broker {where} is not valid: {error.verify_message}"
+    known = "an authority that this system knows" if authority is None else f"the authority in {authority}"
+    return f"the certificate of the broker {where} is not from {known}; name its authority with --broker-ca"
+
+
 def _objection(error: ssl.SSLCertVerificationError, where: str, host: str, authority: Path | None) -> str:
-    """Return what is wrong with the other end's certificate."""
+    """Return what is wrong with the coordinator's certificate."""
     if error.verify_code in (_OTHER_NAME, _OTHER_ADDRESS):
         return (
             f"the certificate of {where} does not name {host}; on the coordinator's machine "
@@ -45,6 +55,4 @@ def _objection(error: ssl.SSLCertVerificationError, where: str, host: str, autho
             f"the certificate of {where} is not valid now ({error.verify_message}); check the clocks, or renew it on "
             "the coordinator's machine with `tinyproto serve --init KEYS --clients N`"
         )
-    if authority is None:
-        return f"the certificate of {where} is from no authority that this system knows; name one with --broker-ca"
     return f"{where} is not in this federation: its certificate is not from the authority in {authority}"

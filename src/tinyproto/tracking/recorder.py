@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from tinyproto.algorithms.base import Derived
@@ -69,9 +69,9 @@ class CellRecorder:
             self.done += 1
         self._first = self.done + 1
 
-    def rounds(self) -> list[RoundResult]:
-        """Return all rounds of the cell as a summary needs them; until then they are in the files only."""
-        return [result.for_summary() for result in self._folder.read_rounds(self._identity)]
+    def rounds(self) -> Iterator[RoundResult]:
+        """Yield all rounds of the cell from the files; they are not kept in memory."""
+        return self._folder.read_rounds(self._identity)
 
     def append(self, result: RoundResult) -> Derived:
         """Append one round to the files; return what the algorithm derived, if this is the first round run now."""

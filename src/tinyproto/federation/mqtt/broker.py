@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import resource
 import shutil
 import socket
@@ -31,9 +30,12 @@ OVERHEAD = 1024
 LARGEST_TERMS = 256 * 1024
 """Bytes of terms: with many names of classes, they are longer than small frames."""
 
+MOST_WAITING, WAITING_PACKETS = 64 * 1024 * 1024, 4
+"""Bytes that wait for one receiver, sent and unsent: at least these, and enough for so many packets of each client."""
+
 CONFIG = """\
 # Written by `tinyproto serve`; changes are lost.
-user {user}
+user root
 pid_file {folder}/mosquitto.pid
 log_dest stdout
 log_type error
@@ -48,7 +50,9 @@ allow_anonymous false
 per_listener_settings false
 acl_file {folder}/access
 max_inflight_messages 0
+max_inflight_bytes {waiting}
 max_queued_messages {queued}
+max_queued_bytes {waiting}
 max_packet_size {packet}
 max_keepalive 65535
 set_tcp_nodelay true
@@ -104,8 +108,9 @@ class OwnBroker:
         places = [(host, port)] if inner == port else [(host, port), self.address]
         packet = max(largest_frame, LARGEST_TERMS) + OVERHEAD
         text = CONFIG.format(
-            user=pwd.getpwuid(os.geteuid()).pw_name, folder=self.folder, save=SAVE_SECONDS,
-            expiration=SESSION_SECONDS // 86400, queued=4 * len(keys.clients) + 1000, packet=packet,
+            folder=self.folder, save=SAVE_SECONDS, expiration=SESSION_SECONDS // 86400,
+            queued=4 * len(keys.clients) + 1000, packet=packet,
+            waiting=max(MOST_WAITING, WAITING_PACKETS * len(keys.clients) * packet),
         )  # fmt: skip
         text += "".join(LISTENER.format(host=place, port=number, **files) for place, number in places)
         with writing(self.folder):

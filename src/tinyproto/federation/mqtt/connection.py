@@ -6,15 +6,12 @@ as this process lives. The receiver has to bear repeats.
 
 from __future__ import annotations
 
-import os
+import math
 import select
 import socket
 import ssl
-import struct
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from paho.mqtt import client as paho
@@ -23,6 +20,7 @@ from paho.mqtt.properties import Properties
 
 from tinyproto.errors import FederationError, one_line
 from tinyproto.federation.mqtt.messages import SESSION_SECONDS, Happened, HasFileno
+from tinyproto.federation.mqtt.tls import OTHER, Broker, CountingSocket, tls_context
 from tinyproto.federation.unreachable import why_unreachable
 
 KEEP_ALIVE_SECONDS = 20 * 60
@@ -36,7 +34,11 @@ LISTEN_SECONDS = 3.0
 """Longest time to listen for the reason why the broker closed a connection."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0
-"""Pauses between attempts to connect."""
+STEADY_SECONDS, MOST_SHORT = 30.0, 3
+"""Pauses between attempts to connect; after a connection of this length they start again from the first.
+
+Two processes with the same keys end each other's connections; this is told after so many shorter ones.
+"""
 
 FAREWELL_SECONDS = 5.0
 """Longest time for the last messages to be confirmed at the end."""
@@ -44,11 +46,11 @@ FAREWELL_SECONDS = 5.0
 MOST_READ = 100
 """Packets that are read at once: others wait, so that one client's flood does not stop the time for all."""
 
-_BYTES_SENT, _BYTES_RESENT, _BYTES_RECEIVED = 200, 208, 128  # in Linux's struct tcp_info
 _ALERTS = {
     "CERTIFICATE_EXPIRED": "this client's certificate has expired; the coordinator renews it with `tinyproto serve "
     "--init`; copy client.crt from there",
-    "UNKNOWN_CA": "the broker does not know the authority of this client's certificate; use keys that belong together",
+    "UNKNOWN_CA": "the broker does not know the authority of this client's certificate; use keys that belong together, "
+    "or with --broker let it trust ca.crt",
     "CERTIFICATE_REQUIRED": "the broker wants a client's certificate",
     "BAD_CERTIFICATE": "the broker does not accept this client's certificate",
     "CERTIFICATE_REVOKED": "this client's certificate was revoked",
@@ -56,39 +58,6 @@ _ALERTS = {
 """The broker's objections to our certificate, by the name of the TLS alert."""
 
 _REFUSED = {134, 135, 138, 144}  # user name or password, not authorised, banned, topic name
-
-
-@dataclass(frozen=True)
-class Broker:
-    """A broker, and how this end proves to it who it is."""
-
-    host: str
-    port: int
-    authority: Path | None  # None: the system's authorities
-    certificate: Path | None = None
-    key: Path | None = None
-    username: str | None = None
-    password: str | None = None
-
-    @property
-    def words(self) -> str:
-        """Return HOST:PORT."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-def other_broker(
-    host: str, port: int, authority: str | None, ours: Path, certificate: Path, key: Path
-) -> Broker:  # fmt: skip
-    """Return a broker that is not the coordinator's own.
-
-    `authority` is the file with its authority's certificate, or `system`; None is our own authority. With
-    TINYPROTO_MQTT_USERNAME and TINYPROTO_MQTT_PASSWORD in the environment, these replace our certificate.
-    """
-    trusted = ours if authority is None else None if authority == "system" else Path(authority)
-    user = os.environ.get("TINYPROTO_MQTT_USERNAME")
-    if user is None:
-        return Broker(host, port, trusted, certificate, key)
-    return Broker(host, port, trusted, username=user, password=os.environ.get("TINYPROTO_MQTT_PASSWORD"))
 
 
 class Connection:
@@ -105,10 +74,12 @@ class Connection:
         self._unconfirmed: set[int] = set()
         self._refused: str | None = None
         self._pause, self._next_try = FIRST_PAUSE, 0.0
+        self._connected_at, self._short = math.nan, 0  # connections in a row that ended soon
         self._before = {"up": 0, "down": 0}  # bytes of earlier connections
-        self._socket: _Socket | None = None
+        self._socket: CountingSocket | None = None
         self._client = self._make_client(identity, will)
         self._begin_anew = begin_anew
+        self._largest: int | None = None
         self._has_been_open = False
         self._is_subscribed = False  # confirmed, in this process
         self._has_session = False
@@ -118,17 +89,24 @@ class Connection:
         """Set what the next attempts to connect say; an open connection is dropped."""
         properties = Properties(PacketTypes.CONNECT)
         properties.SessionExpiryInterval = SESSION_SECONDS
+        if self._largest is not None:
+            properties.MaximumPacketSize = self._largest
         self._client.connect_async(
             self.broker.host, self.broker.port, KEEP_ALIVE_SECONDS, properties=properties,
             clean_start=paho.MQTT_CLEAN_START_FIRST_ONLY if self._begin_anew else False,
         )  # fmt: skip
+
+    def limit(self, largest: int) -> None:
+        """Let the broker keep back packets with more bytes than this; call it before the first `step`."""
+        self._largest = largest
+        self._prepare()
 
     def _make_client(self, identity: str, will: tuple[str, bytes] | None) -> paho.Client:
         broker = self.broker
         client = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id=identity, protocol=paho.MQTTv5)
         client.connect_timeout = CONNECT_SECONDS
         client.max_inflight_messages_set(0)
-        client.tls_set_context(_tls(broker))
+        client.tls_set_context(tls_context(broker))
         if broker.username is not None:
             client.username_pw_set(broker.username, broker.password)
         if will is not None:
@@ -214,7 +192,7 @@ class Connection:
             self._lose(self._why_unreachable(error))
         else:
             opened = self._client.socket()
-            self._socket = opened if isinstance(opened, _Socket) else None
+            self._socket = opened if isinstance(opened, CountingSocket) else None
             if self._socket is not None:
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return 0.0 if self._happened else seconds
@@ -225,7 +203,8 @@ class Connection:
         Then it is the network that has changed: another one may answer in the broker's place.
         """
         try:
-            return why_unreachable(error, (self.broker.host, self.broker.port), self.broker.authority)
+            at = self.broker
+            return why_unreachable(error, (at.host, at.port), at.authority, at.option)
         except FederationError as objection:
             if not self._has_been_open:
                 raise
@@ -234,13 +213,13 @@ class Connection:
     def _on_connect(self, _: object, __: object, flags: Any, reason: Any, ___: object) -> None:
         if reason.is_failure:
             words = f"the broker {self.broker.words} refuses the connection: {str(reason).lower()}"
-            if self.broker.username is not None:
+            if self.broker.option == OTHER:
                 words += "; check TINYPROTO_MQTT_USERNAME and TINYPROTO_MQTT_PASSWORD"
             if reason.value in _REFUSED:
                 self._refused = words
             self._lose(words)
             return
-        self._pause = FIRST_PAUSE
+        self._connected_at = time.monotonic()
         self._has_session = bool(flags.session_present)
         if self._has_session and self._is_subscribed:
             self._open()
@@ -261,10 +240,11 @@ class Connection:
             self._deny("send messages for this client")
 
     def _deny(self, what: str) -> None:
-        self._refused = (
-            f"the broker {self.broker.words} does not let this certificate {what}; use the keys of this client, and on "
-            "the coordinator's machine check that they are still in the folder of keys"
-        )
+        keys = "use the keys of this client, and on the coordinator's machine check that they are still in its folder"
+        rights = "check --topic, and the rights at the broker: docs/how-to/transports.md lists them"
+        who = "certificate" if self.broker.username is None else "user"
+        remedy = rights if self.broker.option == OTHER else keys
+        self._refused = f"the broker {self.broker.words} does not let this {who} {what}; {remedy}"
 
     def _open(self) -> None:
         self.is_open = self._has_been_open = True
@@ -278,7 +258,13 @@ class Connection:
         if alert is not None:
             self._refused = alert
         said = str(reason).lower()
-        self._lose(failure or ("the connection was lost" if said == "unspecified error" else said))
+        said = failure or ("the connection was lost" if said == "unspecified error" else said)
+        lasted, self._connected_at = time.monotonic() - self._connected_at, math.nan  # NaN: it was none
+        if lasted >= STEADY_SECONDS:
+            self._pause, self._short = FIRST_PAUSE, 0
+        self._short += lasted < STEADY_SECONDS
+        again = f"{said}; this repeats: another process may have the same keys"
+        self._lose(again if self._short >= MOST_SHORT else said)
 
     def _last_words(self) -> str | None:
         """Return why the broker ends connections of ours at once, or None.
@@ -289,7 +275,7 @@ class Connection:
         try:
             with (
                 socket.create_connection((self.broker.host, self.broker.port), CONNECT_SECONDS) as plain,
-                _tls(self.broker).wrap_socket(plain, server_hostname=self.broker.host) as silent,
+                tls_context(self.broker).wrap_socket(plain, server_hostname=self.broker.host) as silent,
             ):
                 silent.settimeout(LISTEN_SECONDS)
                 silent.recv(1)
@@ -333,55 +319,3 @@ class Connection:
             while self._client.want_write() and time.monotonic() < give_up:
                 self._client.loop_write()
         self._count()
-
-
-class _Socket(ssl.SSLSocket):
-    """A TLS socket that remembers why it failed, and what it counted when it is closed."""
-
-    failure: str | None = None
-    _last: dict[str, int] | None = None
-
-    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
-        """Receive bytes."""
-        try:
-            return super().recv(buflen, flags)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            raise
-        except ssl.SSLError as error:
-            self.failure = error.reason or str(error)
-            raise
-        except OSError as error:
-            self.failure = error.strerror or str(error)
-            raise
-
-    def close(self) -> None:
-        """Close it."""
-        self.counted()
-        super().close()
-
-    def counted(self) -> dict[str, int]:
-        """Return the bytes of TCP's payload since it was opened, as Linux counts them."""
-        try:
-            info = self.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-            sent, resent, received = (
-                struct.unpack_from("=Q", info, place)[0] for place in (_BYTES_SENT, _BYTES_RESENT, _BYTES_RECEIVED)
-            )
-            self._last = {"up": sent - resent, "down": received}
-        except (OSError, struct.error):
-            pass
-        return self._last or {"up": 0, "down": 0}
-
-
-def _tls(broker: Broker) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=None if broker.authority is None else str(broker.authority))
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        if broker.certificate is not None:
-            context.load_cert_chain(broker.certificate, broker.key)
-    except (ssl.SSLError, OSError) as error:
-        raise FederationError(
-            f"{broker.authority}, {broker.certificate} and {broker.key} cannot be used together: {error}; run "
-            "`tinyproto serve --init` again and copy them once more"
-        ) from error
-    context.sslsocket_class = _Socket
-    return context

@@ -12,9 +12,11 @@ from tinyproto.federation.channel import Pace
 from tinyproto.federation.coordinator import Coordinator
 from tinyproto.federation.journal import Journal, telling_failure
 from tinyproto.federation.keys import ServerKeys
-from tinyproto.federation.mqtt.connection import Broker, Connection, other_broker
+from tinyproto.federation.mqtt.broker import OVERHEAD
+from tinyproto.federation.mqtt.connection import Connection
 from tinyproto.federation.mqtt.messages import Seal, Topics
-from tinyproto.federation.mqtt.transport import MqttTransport
+from tinyproto.federation.mqtt.tls import Broker, other_broker
+from tinyproto.federation.mqtt.transport import LONGEST_JSON, MqttTransport
 from tinyproto.federation.terms import ServeFile
 
 LOOK_SECONDS = 0.1
@@ -50,6 +52,7 @@ def coordinate(folder: Path) -> None:
     )
     coordinator = Coordinator(folder, transport, Pace(sleep=transport.wait, look=LOOK_SECONDS))
     transport.digest = coordinator.setup.expectation.digest
+    link.limit(max(coordinator.setup.expectation.largest_frame, LONGEST_JSON) + OVERHEAD)
     try:
         coordinator.run()
         transport.finish()

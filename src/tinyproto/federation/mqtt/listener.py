@@ -7,6 +7,7 @@ before, and does the newest round first: a device that slept finds its round wai
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -151,6 +152,7 @@ class Listener:
     connection: str  # names this process; its will has the same
     seal: Seal | None = None
     resident: bool = False
+    once: bool = False  # nothing is begun after a round
     worker: Worker | None = None  # the training process, while there is one
     clock: Callable[[], float] = time.monotonic
     is_over: bool = False  # the coordinator has said so, or has had the last evaluation
@@ -164,7 +166,7 @@ class Listener:
     _refusals: Allowance = field(default_factory=Allowance)  # lines in the journal
     _notices: Allowance = field(default_factory=Allowance)
     _has_been_open: bool = False
-    _settled_at: float = 0.0
+    _settled_at: float = math.inf  # messages that waited arrive before the connection counts as open
 
     def __post_init__(self) -> None:
         self.memory = Memory(self.folder)
@@ -174,8 +176,8 @@ class Listener:
 
     @property
     def is_idle(self) -> bool:
-        """Return True if nothing is being answered."""
-        return self._busy is None and not self._jobs
+        """Return True if nothing is being answered, and nothing will be begun."""
+        return self._busy is None and (not self._jobs or (self.once and self.trained > 0))
 
     def step(self, seconds: float = STEP_SECONDS) -> None:
         """Let time pass: hear messages, pass work to the training process, publish its replies."""
@@ -188,7 +190,7 @@ class Listener:
                 self.journal.tell("failed", reason=answer.pop("reason"))
                 self.let_go()
             self._publish_answer(job, answer)
-        if self._busy is None and self._jobs and self.clock() >= self._settled_at:
+        if self._busy is None and not self.is_idle and self.clock() >= self._settled_at:
             self._busy = self._jobs.pop(0)
             self._pass_on(self._busy)
         if not self.resident and self.is_idle and self.clock() - self._idle_since >= LINGER_SECONDS:
@@ -222,8 +224,7 @@ class Listener:
             self.lost = None
             self._say_here(fresh=not happened.resumed or not self._has_been_open)
             self._has_been_open = True
-            if happened.resumed:
-                self._settled_at = self.clock() + SETTLE_SECONDS
+            self._settled_at = self.clock() + (SETTLE_SECONDS if happened.resumed else 0.0)
         elif happened.topic is not None:
             try:
                 self._take(happened.payload, shared=happened.topic == self.topics.everyone)

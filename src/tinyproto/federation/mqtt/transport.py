@@ -95,7 +95,6 @@ class MqttTransport:
     seals: Mapping[int, Seal] = field(default_factory=dict)  # by client, on a broker that is not ours
     tell: Callable[..., None] = lambda *_, **__: None
     clock: Callable[[], float] = time.monotonic
-    shared: int = 0  # messages that went once for all clients
     _present: dict[int, Presence] = field(default_factory=dict)
     _open: dict[int, dict[str, Unanswered]] = field(default_factory=dict)  # by client and identity
     _unheard: set[int] = field(default_factory=set)  # clients that have not answered who is there
@@ -130,7 +129,6 @@ class MqttTransport:
             if to_all is None or "frame" not in values:
                 self._publish(client, values, lifetime)
         if to_all is not None:
-            self.shared += 1
             self.link.publish(self.topics.everyone, to_all, SHARED_SECONDS)
         return identities
 

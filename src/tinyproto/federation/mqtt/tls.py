@@ -1,0 +1,102 @@
+"""A broker's address, how this end proves to it who it is, and the TLS sockets to it, which count their bytes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from tinyproto.errors import FederationError
+
+OTHER = "--broker"
+"""The option for a broker that is not the coordinator's own."""
+
+_BYTES_SENT, _BYTES_RESENT, _BYTES_RECEIVED = 200, 208, 128  # in Linux's struct tcp_info
+
+
+@dataclass(frozen=True)
+class Broker:
+    """A broker, and how this end proves to it who it is."""
+
+    host: str
+    port: int
+    authority: Path | None  # None: the system's authorities
+    certificate: Path | None = None
+    key: Path | None = None
+    username: str | None = None
+    password: str | None = None
+    option: str = "--server"  # of the command line that named it
+
+    @property
+    def words(self) -> str:
+        """Return HOST:PORT."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def other_broker(
+    host: str, port: int, authority: str | None, ours: Path, certificate: Path, key: Path
+) -> Broker:  # fmt: skip
+    """Return a broker that is not the coordinator's own.
+
+    `authority` is the file with its authority's certificate, or `system`; None is our own authority. With
+    TINYPROTO_MQTT_USERNAME and TINYPROTO_MQTT_PASSWORD in the environment, these replace our certificate.
+    """
+    trusted = ours if authority is None else None if authority == "system" else Path(authority)
+    user = os.environ.get("TINYPROTO_MQTT_USERNAME")
+    if user is None:
+        return Broker(host, port, trusted, certificate, key, option=OTHER)
+    password = os.environ.get("TINYPROTO_MQTT_PASSWORD")
+    return Broker(host, port, trusted, username=user, password=password, option=OTHER)
+
+
+class CountingSocket(ssl.SSLSocket):
+    """A TLS socket that remembers why it failed, and what it counted when it is closed."""
+
+    failure: str | None = None
+    _last: dict[str, int] | None = None
+
+    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+        """Receive bytes."""
+        try:
+            return super().recv(buflen, flags)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError as error:
+            self.failure = error.reason or str(error)
+            raise
+        except OSError as error:
+            self.failure = error.strerror or str(error)
+            raise
+
+    def close(self) -> None:
+        """Close it."""
+        self.counted()
+        super().close()
+
+    def counted(self) -> dict[str, int]:
+        """Return the bytes of TCP's payload since it was opened, as Linux counts them."""
+        try:
+            info = self.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+            sent, resent, received = (
+                struct.unpack_from("=Q", info, place)[0] for place in (_BYTES_SENT, _BYTES_RESENT, _BYTES_RECEIVED)
+            )
+            self._last = {"up": sent - resent, "down": received}
+        except (OSError, struct.error):
+            pass
+        return self._last or {"up": 0, "down": 0}
+
+
+def tls_context(broker: Broker) -> ssl.SSLContext:
+    """Return the context for connections to this broker; raise FederationError if its authority's file is invalid."""
+    try:
+        context = ssl.create_default_context(cafile=None if broker.authority is None else str(broker.authority))
+    except (ssl.SSLError, OSError) as error:
+        raise FederationError(f"{broker.authority} is not a valid certificate of an authority: {error}") from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if broker.certificate is not None:  # it was checked with its key
+        context.load_cert_chain(broker.certificate, broker.key)
+    context.sslsocket_class = CountingSocket
+    return context
