@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import io
+import threading
 
 import pytest
 
 from tinyproto.config import parse_config
+from tinyproto.errors import WorkerError
 from tinyproto.experiment import Experiment
 from tinyproto.models import build_model
 from tinyproto.models.count import count_parameters
-from tinyproto.subprocesses import Parcel, receive, send
+from tinyproto.subprocesses import End, Parcel, receive, send
 from tinyproto.workers import pool
+from tinyproto.workers.child import Child
 from tinyproto.workers.pool import deal
 
 
@@ -50,3 +53,27 @@ def test_a_worker_is_sent_no_more_frames_at_a_time_than_a_pipe_should_hold(monke
     frames = {client: bytes(4) for client in range(7)}
     assert [list(batch) for batch in pool._batches([0, 1, 3, 4, 6], frames)] == [[0, 1, 3], [4, 6]]
     assert list(pool._batches([], frames)) == []
+
+
+def test_replies_are_read_before_somebody_asks_for_them_so_that_no_worker_waits_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written = [Parcel({"event": "client", "client": client}) for client in range(3)]
+    left = iter([*written, None])
+    all_read = threading.Event()
+
+    def answer(_self: object) -> Parcel | None:
+        parcel = next(left)
+        if parcel is None:
+            all_read.set()
+        return parcel
+
+    monkeypatch.setattr(Child, "__init__", lambda *_: None)
+    monkeypatch.setattr(Child, "answer", answer)
+    monkeypatch.setattr(Child, "end", lambda _self: End(1, "ended with status 1", ""))
+    worker = pool._Worker(0, {}, None)  # type: ignore[arg-type]
+    assert all_read.wait(10)
+    assert [worker.reply("client") for _ in written] == written
+    for _ in range(2):
+        with pytest.raises(WorkerError, match="worker 1 ended with status 1"):
+            worker.reply("client")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -120,6 +122,25 @@ class _Worker(Child):
     def __init__(self, index: int, config: Mapping[str, Any], dataset: SharedDataset) -> None:
         super().__init__(dataset, config, {})
         self.name = f"worker {index + 1}"
+        self._arrived: queue.SimpleQueue[Parcel | None] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        """Read replies as they come: a full pipe would stop a worker while those of another one are read."""
+        parcel: Parcel | None = Parcel({})
+        while parcel is not None:
+            try:
+                parcel = super().answer()
+            except ValueError:  # the pipe was closed under us
+                parcel = None
+            self._arrived.put(parcel)
+
+    def answer(self) -> Parcel | None:
+        """Return the next answer; None if the process is gone."""
+        parcel = self._arrived.get()
+        if parcel is None:
+            self._arrived.put(None)  # for whoever asks again
+        return parcel
 
     def request(self, parcel: Parcel) -> None:
         """Send a request."""
