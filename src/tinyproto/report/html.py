@@ -36,6 +36,15 @@ def folded(summary: str, content: str, class_: str = "") -> str:
     return element("details", element("summary", escape(summary)) + content, **({"class_": class_} if class_ else {}))
 
 
+LONG_CELL = 30
+"""Characters of a table's cell that is a list of words rather than a number; it may wrap."""
+
+
+def _classes(**wanted: bool) -> dict[str, str]:
+    names = [name for name, is_wanted in wanted.items() if is_wanted]
+    return {"class_": " ".join(names)} if names else {}
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], strong: Sequence[int | None] = ()) -> str:
     """Return a table of plain words; the first cell names its row, `strong` gives one column per row to stress."""
     head = "".join(element("th", column(name), scope="col") for name in header)
@@ -43,7 +52,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], strong: Sequence
     for index, (name, *cells) in enumerate(rows):
         stressed = strong[index] if index < len(strong) else None
         written = "".join(
-            element("td", escape(cell), **({"class_": "headline"} if column == stressed else {}))
+            element("td", escape(cell), **_classes(headline=column == stressed, long=len(cell) > LONG_CELL))
             for column, cell in enumerate(cells, 1)
         )
         body += element("tr", element("th", escape(name), scope="row") + written)
