@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+pytest.importorskip("cryptography")
+
 from support_cli import called, tree
 from support_federation import CONFIG
 from support_members import TOKEN
@@ -17,6 +19,8 @@ from tinyproto.cli.options import TransportName
 from tinyproto.config import load_config
 from tinyproto.errors import ConfigError
 from tinyproto.federation.terms import MqttPlace, ServeFile
+
+pytestmark = pytest.mark.mqtt
 
 JOIN = ("join", "--client-id", "0", "--share", "trial.yaml", "--model", "small_cnn_a")
 SERVE = ("serve", "trial.yaml")
