@@ -40,9 +40,9 @@ def unknown_facts(result: Mapping[str, Any]) -> str:
 def how_to_repeat(result: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     """Say how to run the federation again, and how to simulate it if the config has what a simulation needs."""
     words = (
-        "Save the config below as config.yaml, run tinyproto serve config.yaml, and let the same clients join with the "
-        "same ids, samples and networks, which this page does not have. On a CPU, and if the same clients answer in "
-        "each round, the results are the same."
+        "Save the config below as config.yaml, run tinyproto serve config.yaml over any transport, and let the same "
+        "clients join with the same ids, samples and networks, which this page does not have. On a CPU, and if the "
+        "same clients answer in each round, the results are the same."
     )
     known = result.get("federation")
     if known is None or known["own_data"] or not config["models"]:

@@ -228,7 +228,7 @@ def _table(setting: Setting) -> str:
         f"{' Δ is in points over Local by its better rule.' if comparison.baseline else ''} Parameters and bytes per "
         "round are measured, up and down, for all clients"
         f"{'; “formula” is the paper’s Table 2' if 'formula' in cells[0] else ''}."
-        f"{' “socket” is the traffic on the network, polling included.' if 'socket' in cells[0] else ''}"
+        f"{' “socket” is the traffic on the network, with encryption.' if 'socket' in cells[0] else ''}"
         f" {comparison.seeds_note}".rstrip()
     )
     return html.table(["algorithm", *cells[0]], rows, strong) + html.paragraph(caption, "quiet")

@@ -19,7 +19,7 @@ COLUMNS = {
     "paper has none or the counts it needs are unknown.",
     "wire": "Bytes of whole messages: payload, header and metrics.",
     "evaluation": "Bytes per round of messages sent only to evaluate. Payload and wire do not include them.",
-    "socket": "Bytes on the network per round, with encryption and polling.",
+    "socket": "Bytes on the network per round, with encryption and everything else that a transport sends.",
     "s/round": "Seconds per round, mean over rounds and seeds.",
 }
 """Columns of tables; as words of a sentence they would mean too much."""
