@@ -151,6 +151,15 @@ def test_a_stack_that_was_asked_for_and_has_no_kernels_is_told(tmp_path: Path, m
     assert json.loads((folder / "environment.json").read_text())["trainer"] == "graphed"
 
 
+def test_a_first_round_that_compiles_kernels_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid, "_run_in_turn", lambda *_: None)
+    for trainer, announced in (("stacked", True), ("graphed", False)):
+        told = Recording()
+        found = with_room(tmp_path, monkeypatch, 8000 * MIB, f"train.trainer={trainer}")
+        grid.run(found, tmp_path / trainer, observer=told)
+        assert any("the first round compiles kernels" in words for words in told.words) == announced
+
+
 class Pool(_JobPool):
     """A pool that starts no process, and notes what it asks for."""
 

@@ -81,6 +81,8 @@ def _run(experiment: Experiment, folder: RunFolder, start: Position, observer: O
     observer.opens(len(cells))
     if cells and experiment.device != "cpu":
         observer.told(f"trainer: {experiment.choice.trainer}, since {experiment.choice.reason}")
+        if experiment.choice.trainer == "stacked":
+            observer.told("the first round compiles kernels: up to two minutes on a new machine, then they are kept")
     failures = Failures(observer)
     if cells:
         run_cells = _run_at_once if experiment.cells_at_once > 1 else _run_in_turn
