@@ -320,7 +320,7 @@ def test_a_server_without_tls_is_an_error(tmp_path: Path) -> None:
         ),
         (
             ["serve", "--init", "keys", "--clients", "1", "--overwrite"],
-            "leave out CONFIG, --keys, --listen, --overwrite",
+            "leave out CONFIG, --keys, --listen, --broker, --overwrite",
         ),
         (["serve", "runs/a", "--resume", "--overwrite"], "leave out one of them"),
         (["serve", "c.yaml"], "c.yaml"),
