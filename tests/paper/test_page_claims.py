@@ -15,7 +15,7 @@ from paper.experiments import BASELINES, CPS_DIMS, DATASETS
 from paper.page.claims import claims
 from paper.page.outcomes import Records
 from paper.page.verdicts import Claim
-from paper.printed import Address, ablation
+from paper.printed import Address, ablation, printed_numbers
 from support_paper import PaperRecord
 from tinyproto.report.runs import find_runs, read_runs
 
@@ -42,7 +42,7 @@ def test_without_records_every_claim_is_undecided_but_that_on_the_operators(tmp_
     assert [words for words, claim in found.items() if claim.verdict != "undecided"] == [CONVERGENCE]
     assert [words for words, claim in found.items() if not claim.needs] == [CONVERGENCE]
     assert [words for words, claim in found.items() if not claim.printed] == [OVER_LOCAL]
-    scaling = found["Scaling lifts TinyProto-FT by about 9 points on CIFAR-100"]
+    scaling = found["Scaling lifts TinyProto-FT on CIFAR-100 as much as printed, within 1.5 points"]
     assert scaling.evidence == (
         "Needs appendix_cifar100: tinyproto_ft(cps_dim=null,scaling=count), tinyproto_ft(cps_dim=50,scaling=none); "
         "table1_cifar100: fedtgp, tinyproto_ft."
@@ -86,7 +86,7 @@ def test_every_verdict_follows_from_the_records(tmp_path: Path, begins: str, goo
     made = []
     for index, (subject, others) in enumerate(CELLS[begins]):
         fits = good == "all" or (good == "one" and index == 0)
-        correct, parameters = (98, 1000) if fits else (50, 2000)  # of 200, and against 80 and 10 000
+        correct, parameters = (99, 1000) if fits else (50, 2000)  # of 200, and against 80 and 10 000
         made.append(PaperRecord(subject.stem, subject.label, correct, formula=parameters))
         made += [PaperRecord(other.stem, other.label, 80, formula=10_000) for other in others]
     assert one(tmp_path, begins, *made).verdict == verdict
@@ -141,12 +141,22 @@ def test_cps_is_also_asked_with_the_published_masks_which_a_short_run_cannot_tel
 
 @pytest.mark.parametrize(
     ("correct", "holds"),
-    [(78, True), (79, False), (72, True), (71, False)],
+    [(77, True), (78, False), (72, True), (71, False)],
 )
-def test_about_nine_points_are_seven_and_a_half_to_ten_and_a_half(tmp_path: Path, correct: int, holds: bool) -> None:
+def test_scaling_has_to_gain_as_much_as_the_paper_prints(tmp_path: Path, correct: int, holds: bool) -> None:
     claim = one(tmp_path, "Scaling lifts", SCALED, PaperRecord("table1_cifar100", "fedtgp", correct))
-    assert claim.facts[0].margin == pytest.approx(-abs((93 - correct) / 200 - 0.09))
+    assert claim.facts[0].margin == pytest.approx(-abs((93 - correct) / 200 - 0.0918))  # 46.10 and 36.92 in print
     assert [fact.holds for fact in claim.final] == [holds]
+
+
+def test_print_repeats_itself(tmp_path: Path) -> None:
+    printed = [
+        (subject.stem, subject.label, round(200 * printed_numbers()[subject].accuracy))
+        for case, others in CELLS["Scaling lifts"]
+        for subject in (case, *others)
+    ]
+    made = [PaperRecord(stem, label, correct) for stem, label, correct in printed]
+    assert one(tmp_path, "Scaling lifts", *made).verdict == "holds"
 
 
 @pytest.mark.parametrize(("correct", "holds"), [(94, True), (95, False)])
