@@ -37,7 +37,7 @@ class Constant(Compared):
         if self.rounds is None:
             return None
         cells = [outcome for outcome in (self.variant, self.reference) if outcome is not None]
-        found = [_range(outcome, self.rounds, self.statistic) for outcome in cells]
+        found = [outcome.seeds_apart("global", self.rounds, self.statistic) for outcome in cells]
         return max((apart for apart in found if apart is not None), default=None)
 
     def words(self) -> list[str]:
@@ -189,12 +189,6 @@ def _fact(best: Constant, wanted: int) -> Fact:
         f"({signed(change)}, {counted(derived.count, 'seed')}{spread})"
     )
     return Fact(change >= -(noise or 0.0), change, words, final=noise is not None and rounds >= wanted)
-
-
-def _range(outcome: Outcome, rounds: int, statistic: str) -> float | None:
-    """Return the range of accuracies over seeds; None for one seed."""
-    known = [value for value in outcome.by_seed("global", rounds, None, statistic) if value is not None]
-    return max(known) - min(known) if len(known) > 1 else None
 
 
 def _without_scale(cell: PaperCell) -> str:

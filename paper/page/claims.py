@@ -162,7 +162,7 @@ def _up_to_fewer(records: Records, wanted: float) -> Claim:
         needs += [address for address, outcome in zip(cells, found, strict=True) if outcome is None]
     best = max(ratios, default=0.0)
     enough = best >= wanted
-    fact = Fact(enough, best, "; ".join(told), final=enough or not needs)
+    fact = Fact(enough, best, ". ".join(told), final=enough or not needs)
     return Claim(f"It sends up to {wanted:g}× fewer than FedDistill", [fact], [] if enough else needs)
 
 

@@ -121,8 +121,8 @@ def test_up_to_so_many_times_fewer_is_measured_and_the_best_dataset_decides(tmp_
     claim = up_to(tmp_path / "two", CIFAR, 20)
     assert claim.verdict == "undecided"
     assert claim.evidence == (
-        "CIFAR-10: 0.2× by the formula, 2.0× in payload bytes measured (400 B against 800 B a round); CIFAR-100: 2.0× "
-        "by the formula, 2.0× in payload bytes measured (400 B against 800 B a round); Tiny-ImageNet: 4.0× by the "
+        "CIFAR-10: 0.2× by the formula, 2.0× in payload bytes measured (400 B against 800 B a round). CIFAR-100: 2.0× "
+        "by the formula, 2.0× in payload bytes measured (400 B against 800 B a round). Tiny-ImageNet: 4.0× by the "
         "formula. Needs table1_tiny_imagenet: tinyproto_ft, feddistill."
     )
     assert up_to(tmp_path / "one", CIFAR[:1], 40).tally == "holds"
@@ -235,7 +235,8 @@ def test_dead_units_are_entries_not_above_zero_of_prototypes_that_are_kept(
     claim = one(tmp_path, "About half")
     assert claim.verdict == verdict
     words = (
-        r"% of the entries of FedProto's \d+ local prototypes kept are not above zero \(resnet8 [\d.]+ % of \d+, mobil"
+        r"% of the entries of FedProto's \d+ local prototypes kept are not above zero, [\d.]+ % are zero\. "
+        r"By network: resnet8 [\d.]+ % of \d+, mobil"
     )
     assert re.search(words, claim.evidence)
 
@@ -247,7 +248,7 @@ def test_a_map_of_a_class_has_blank_rows_for_clients_without_it(tmp_path: Path) 
     tensors["fedproto/0/local/present"][:5, 2] = 0  # class 2 at 5 of 20 clients
     save_file(tensors, file / "prototypes.safetensors")
     claim = one(tmp_path, "About half")
-    assert "; with a blank row for each client without the class, 25.0 % of the map of class 2 is" in claim.evidence
+    assert ". With a blank row for each client without the class, 25.0 % of the map of class 2 is" in claim.evidence
 
 
 def test_a_record_without_prototypes_says_nothing_of_dead_units(tmp_path: Path) -> None:
@@ -262,7 +263,8 @@ def test_of_many_comparisons_the_extremes_are_told_and_json_has_all(tmp_path: Pa
             made.append(PaperRecord(f"appendix_{data}", f"tinyproto_fp(cps_dim={width},scaling=none)", 60))
     claim = one(tmp_path, "CPS beats a smaller layer", *made)
     assert claim.tally == "holds in part (6 of 10)"
-    assert "10 comparisons, the least favourable CIFAR-10, d=450: " in claim.evidence
-    assert "most CIFAR-100, d=50: " in claim.evidence
+    least, most = claim.sentences
+    assert least.startswith("The least favourable of 10: CIFAR-10, d=450: ")
+    assert most.startswith("The most favourable of 10: CIFAR-100, d=50: ")
     plain = claim.plain()
     assert (len(plain["facts"]), plain["comparisons"], plain["verdict"]) == (10, 10, "holds in part")
