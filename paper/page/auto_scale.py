@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,15 @@ from paper.page.outcomes import TABLES, Compared, Outcome, Records, cells_of, me
 from paper.page.tables import NOT_RUN, NOTHING, signed, spread_cell, two_digits
 from paper.page.verdicts import Claim, Fact
 from paper.printed import Address
+from tinyproto.core.cps import derived_sum_scale
+from tinyproto.data.sources import SOURCES
 from tinyproto.report.words import counted
 
 TARGETS = ("table1", "table3", "readings", "auto")
 KEY, AUTO = "global_scale", "auto"
+SAMPLES = {"cifar10": 60_000, "cifar100": 60_000}
+"""Σ n_i of all clients where n_ij counts all samples."""
+
 AUTO_HEADER = ("method and scale", "rounds", "seeds", "head", "global", "local", "auto minus this, global")
 
 
@@ -37,7 +43,7 @@ class Constant(Compared):
         if self.rounds is None:
             return None
         cells = [outcome for outcome in (self.variant, self.reference) if outcome is not None]
-        found = [_range(outcome, self.rounds, self.statistic) for outcome in cells]
+        found = [outcome.seeds_apart("global", self.rounds, self.statistic) for outcome in cells]
         return max((apart for apart in found if apart is not None), default=None)
 
     def words(self) -> list[str]:
@@ -131,17 +137,42 @@ class Search:
 
 
 def searches(records: Records) -> list[Search]:
-    """Return every cell with a derived scale, with the cells that differ from it only in a constant."""
+    """Return every cell with a derived scale, with the cells that differ from it only in a constant.
+
+    A constant that the rule derives itself is no comparison.
+    """
+    found = []
+    for cell, constants in _groups():
+        others = [one for one in constants if not _is_derived(cell, one)]
+        found += [_search(records, cell, others)] if others else []
+    return sorted(found, key=_place)
+
+
+def same_scale() -> list[tuple[PaperCell, PaperCell]]:
+    """Return the cells with a constant that the rule derives, each with the cell that derives it: the same run."""
+    return [(one, cell) for cell, constants in _groups() for one in constants if _is_derived(cell, one)]
+
+
+def _groups() -> Iterator[tuple[PaperCell, list[PaperCell]]]:
+    """Yield every cell with a derived scale, and the cells that differ from it only in the scale."""
     groups: dict[str, dict[str, PaperCell]] = {}
     for config in experiments():
         for cell in cells_of(config.stem) if config.target in TARGETS else []:
             if cell.entry.get("scaling") == "count":
                 groups.setdefault(_without_scale(cell), {}).setdefault(cell.key, cell)
-    found = []
     for cells in groups.values():
-        derived = [cell for cell in cells.values() if cell.entry[KEY] == AUTO]
-        found += [_search(records, cell, [one for one in cells.values() if one is not cell]) for cell in derived]
-    return sorted(found, key=_place)
+        for cell in cells.values():
+            if cell.entry[KEY] == AUTO:
+                yield cell, [one for one in cells.values() if one is not cell]
+
+
+def _is_derived(cell: PaperCell, constant: PaperCell) -> bool:
+    """Return True if the rule of TinyProto-FP's sum gives this constant; over all samples no partition changes it."""
+    samples, source = SAMPLES.get(cell.paper.dataset), SOURCES[cell.config["data"]["name"]]
+    whole = cell.config["prototypes"]["counted_samples"] == "all" and cell.entry.get("aggregation") == "sum"
+    if samples is None or not whole or source.always is None:
+        return False
+    return math.isclose(derived_sum_scale(source.always[0], samples), constant.entry[KEY])
 
 
 def any_derived(found: Sequence[Search]) -> bool:
@@ -189,12 +220,6 @@ def _fact(best: Constant, wanted: int) -> Fact:
         f"({signed(change)}, {counted(derived.count, 'seed')}{spread})"
     )
     return Fact(change >= -(noise or 0.0), change, words, final=noise is not None and rounds >= wanted)
-
-
-def _range(outcome: Outcome, rounds: int, statistic: str) -> float | None:
-    """Return the range of accuracies over seeds; None for one seed."""
-    known = [value for value in outcome.by_seed("global", rounds, None, statistic) if value is not None]
-    return max(known) - min(known) if len(known) > 1 else None
 
 
 def _without_scale(cell: PaperCell) -> str:

@@ -74,8 +74,8 @@ def convergence(cps_dim: int = CPS_DIM, sparse: Sparsify = sparsify, *, zeros: b
             not outside and whole == 1,
             whole,
             f"(a) the support of S(c) is a fixed set: {'an entry outside is sent' if outside else 'nothing outside'}, "
-            f"and all of it for {percent(whole)} of random prototypes, "
-            f"{'of which half the entries are zero' if zeros else 'of which no entry is zero'}",
+            f"and all of it for {percent(whole)} of random prototypes "
+            f"{'with half their entries zero' if zeros else 'without a zero'}",
         ),
         Fact(
             not grows,
@@ -118,7 +118,7 @@ def _beyond(
     merges: tuple[tuple[str, Merge, Tensor], ...] = (
         ("scaling by one μ (q_i = μ·n_ij)", one_scale, counts),
         ("scaling weighed by senders (preset sound)", weighed, shares),
-        (f"int4, where entries of about 1 change by {APART:g}", four_bits, equal),
+        (f"int4, where entries of about 1 change by {APART:g},", four_bits, equal),
     )
     return [_told(name, _tried(merge, first, second, weights)) for name, merge, weights in merges]
 
@@ -127,7 +127,7 @@ def _told(name: str, tried: Tried) -> Fact:
     """Return a fact that decides nothing: whether a merge is linear and expands no distance."""
     largest = float(tried.ratios.max())
     linear = "linear" if tried.additive else "not linear"
-    words = f"not in the paper's proof: with {name} S is {linear} and multiplies the distance by at most {largest:.2f}"
+    words = f"not in the proof: with {name} S is {linear} and multiplies the distance by at most {largest:.2f}"
     return Fact(tried.additive and largest <= 1 + ROUNDING, 1 - largest, words, final=False)
 
 

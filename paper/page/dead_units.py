@@ -42,12 +42,12 @@ def _fact(place: str, values: PrototypeValues, networks: Sequence[Any], classes:
     share = float((kept <= 0).mean())
     many, zero = counted(len(kept), "local prototype"), percent(float((kept == 0).mean()))
     words = (
-        f"{place}: {percent(share)} of the entries of FedProto's {many} kept are not above zero "
-        f"({', '.join(_by_network(values, networks))}), {zero} are exactly zero"
+        f"{place}: {percent(share)} of the entries of FedProto's {many} kept are not above zero, {zero} are zero. "
+        f"By network: {', '.join(_by_network(values, networks))}"
     )
     maps = [f"{percent(_blank(values, class_))} of the map of class {class_}" for class_ in classes]
     if maps:
-        words += f"; with a blank row for each client without the class, {' and '.join(maps)} is blank"
+        words += f". With a blank row for each client without the class, {' and '.join(maps)} is blank"
     return Fact(LEAST <= share <= MOST, -abs(share - 0.5), words)
 
 

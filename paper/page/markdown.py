@@ -10,7 +10,8 @@ from paper.page.extensions import TITLE
 from paper.page.readings import READING_HEADER, RULE_HEADER, reading_rows
 from paper.page.repeats import AGAIN_HEADER, AGAIN_TITLE, AGAIN_WORDS, told
 from paper.page.summary import SUMMARY_HEADER
-from paper.page.tables import HEADER, Table
+from paper.page.tables import HEADER
+from paper.page.verdicts import Claim
 from tinyproto.report.runs import find_runs, read_readable_runs
 
 PAGE = Path("docs") / "reference" / "paper.md"
@@ -43,12 +44,17 @@ def _blocks(found: Findings) -> Iterator[str]:
     yield " ".join(found.verdict())
     yield _table(SUMMARY_HEADER, list(found.summary.rows()))
     yield "## The paper's claims"
-    yield _table(("claim", "verdict", "numbers"), [[c.words, c.tally, c.evidence] for c in found.claims], align="---")
+    yield _claims("claim", found.claims)
     yield "## The paper's tables"
     yield TABLE_WORDS
+    empty = [table.title for table in found.tables if not table.own_done]
+    if empty:
+        yield f"Left out, because nothing of their own was run: {'; '.join(empty)}."
     for table in found.tables:
-        yield f"### {table.title}"
-        yield from _paper_table(table)
+        if table.own_done:
+            yield f"### {table.title}"
+            yield _table(HEADER, [row.words() for row in table.rows])
+            yield " ".join([table.caption, *table.asides])
     yield "## Open readings"
     yield READING_WORDS
     yield _table(READING_HEADER, list(reading_rows(found.readings)))
@@ -60,8 +66,7 @@ def _blocks(found: Findings) -> Iterator[str]:
         yield f"{AGAIN_WORDS} {told(found.again)}"
         yield _table(AGAIN_HEADER, [one.words() for one in found.again])
     yield f"## {TITLE}"
-    aims = [[c.words, c.tally, c.evidence] for c in found.extensions.claims]
-    yield _table(("aim", "verdict", "numbers"), aims, align="---")
+    yield _claims("aim", found.extensions.claims)
     for study in found.extensions.studies():
         yield f"### {study.title}"
         yield study.words
@@ -69,15 +74,9 @@ def _blocks(found: Findings) -> Iterator[str]:
             yield _table(study.header, study.rows)
 
 
-def _paper_table(table: Table) -> Iterator[str]:
-    if not table.done:
-        yield "Not run yet. The paper prints:"
-        rows = [row.words() for row in table.rows if row.printed is not None]
-        chosen = [HEADER.index(name) for name in ("algorithm", "paper", "Comm. (M)")]
-        yield _table([HEADER[index] for index in chosen], [[row[index] for index in chosen] for row in rows])
-        return
-    yield _table(HEADER, [row.words() for row in table.rows])
-    yield " ".join([table.caption, *table.asides])
+def _claims(name: str, found: Sequence[Claim]) -> str:
+    rows = [[claim.words, claim.tally, "<br>".join(claim.sentences)] for claim in found]
+    return _table((name, "verdict", "numbers"), rows, align="---")
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], align: str = "---:") -> str:

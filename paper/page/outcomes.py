@@ -105,6 +105,11 @@ class Outcome:
         curves = [[(p.rounds, p.accuracy[rule]) for p in one.points if p.rounds <= rounds] for one in chosen]
         return [over_rounds(curve)[statistic] for curve in curves]
 
+    def seeds_apart(self, rule: str, rounds: int, statistic: str) -> float | None:
+        """Return the range of a statistic over all seeds; None for one seed."""
+        known = [value for value in self.by_seed(rule, rounds, None, statistic) if value is not None]
+        return max(known) - min(known) if len(known) > 1 else None
+
 
 class Records:
     """Finished cells by key."""

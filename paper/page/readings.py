@@ -8,6 +8,7 @@ from typing import Any
 
 from paper.experiments import experiments
 from paper.matching import PaperCell
+from paper.page.auto_scale import same_scale
 from paper.page.outcomes import REFERENCE, TABLES, Compared, Outcome, Records, cells_of, means, method_name, place_name
 from paper.page.tables import NOT_RUN, NOTHING, signed, spread_cell, two_digits
 from paper.printed import printed_tables
@@ -165,7 +166,9 @@ def _references(name: str, variants: Sequence[Reading]) -> Iterator[list[str]]:
 def _reading_name(original: PaperCell, cell: PaperCell) -> str:
     """Return the keys in which a variant differs from its table's cell, with their values."""
     changed = differences([_decided(original), _decided(cell)])
-    told = [f"{QUESTIONS.get(key, key)}: {_value(new)} instead of {_value(old)}" for key, (old, new) in changed.items()]
+    same = (original.address, cell.address) in {(one.address, other.address) for one, other in same_scale()}
+    word = ", the same as" if same else " instead of"
+    told = [f"{QUESTIONS.get(key, key)}: {_value(new)}{word} {_value(old)}" for key, (old, new) in changed.items()]
     preset = cell.config["preset"]
     return ", ".join(told) if preset == REFERENCE else f"preset {preset}, {len(told)} points at once: {', '.join(told)}"
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from paper.experiments import experiments
 from paper.matching import PaperCell, paper_cells
+from paper.page.auto_scale import same_scale
 from paper.page.outcomes import Outcome, Records, method_name, place_name
 from paper.page.tables import signed, spread_cell
 from tinyproto.engine.measure import RULES
@@ -17,7 +19,8 @@ AGAIN_TITLE = "The same seed twice"
 AGAIN_HEADER = ("cell", "rounds", "seed", "commits", "head", "global", "local")
 AGAIN_WORDS = (
     "Cells with two runs of the same seed, each by its best round of as many rounds. In parentheses: the second minus "
-    "the first, in points."
+    "the first, in points. With the preset reference, TinyProto-FP's derived μ is the published one, so its two cells "
+    "are such a pair."
 )
 
 
@@ -69,12 +72,18 @@ class Again:
 
 
 def repeats(records: Records) -> list[Again]:
-    """Return all pairs among the cells of the paper."""
+    """Return all pairs among the cells of the paper, and those of a constant μ and the rule that derives it."""
     known: dict[str, PaperCell] = {}
     for config in experiments():
         for cell in paper_cells(config):
             known.setdefault(cell.key, cell)
-    return [_again(known[key], pair) for key, pair in records.again() if key in known]
+    found = [_again(known[key], pair) for key, pair in records.again() if key in known]
+    for one, cell in same_scale():
+        constant, derived = records.find(one.address), records.find(cell.address)
+        if constant is not None and derived is not None:
+            pairs = product(constant.found, derived.found)
+            found += [_again(cell, (a, b)) for a, b in pairs if a.result["seed"] == b.result["seed"]]
+    return found
 
 
 def told(found: Sequence[Again]) -> str:

@@ -64,13 +64,19 @@ class Summary:
         run = [row for row in rows if row.complete]
         short = sum(row.outcome is not None for row in rows) - len(run)
         single = sum(row.outcome is not None and len(row.outcome.seeds) == 1 for row in run)
+        alone = "; where Local was not run, the distance alone decides" if any(row.local is None for row in run) else ""
         told = [
             f"Of the {len(rows)} numbers in the paper's tables, {len(run)} were run with all rounds"
             f"{f' and {short} with fewer' if short else ''}, {single} of the {len(run)} with one seed.",
             f"{len(near(run))} of the {len(run)} are within {POINTS} of the printed value. {len(repeated(run))} of "
-            f"these are also nearer to it than Local, and only they count as repeated; where Local was not run, the "
-            f"distance alone decides. {len(inside(run))} are within print's own ±.",
+            f"these are also nearer to it than Local, and only they count as repeated{alone}. {len(inside(run))} are "
+            "within print's own ±.",
         ]
+        found = [row.outcome for row in run if row.outcome is not None]
+        ranges = [one.seeds_apart(one.rule, one.rounds, one.comparison.statistic) for one in found]
+        apart = max((one for one in ranges if one is not None), default=None)
+        if apart is not None:
+            told.append(f"Seeds of one number differ by up to {100 * apart:.1f} points.")
         first = [part for part in self.parts if part.title.startswith("Table 1")]
         compared, local = (sum(len(part.compared) for part in first), sum(len(part.local_near) for part in first))
         if compared:

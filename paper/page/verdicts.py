@@ -59,13 +59,20 @@ class Claim:
 
     @property
     def evidence(self) -> str:
-        """Return the numbers and the missing cells; of many comparisons only the two extremes."""
+        """Return the numbers and the missing cells."""
+        return " ".join(self.sentences)
+
+    @property
+    def sentences(self) -> list[str]:
+        """Return a sentence for each comparison and for the missing cells; of many comparisons, the two extremes."""
         told = [fact.words for fact in self.facts]
         if len(told) > MOST_TOLD:
             ordered = sorted(self.facts, key=lambda fact: fact.margin)
-            told = [f"{len(told)} comparisons, the least favourable {ordered[0].words}", f"most {ordered[-1].words}"]
-        missing = f"needs {'; '.join(_by_experiment(self.needs))}" if self.needs else ""
-        return ". ".join(part[0].upper() + part[1:] for part in ("; ".join(told), missing) if part) + "."
+            extremes = (("least", ordered[0]), ("most", ordered[-1]))
+            told = [f"the {how} favourable of {len(told)}: {fact.words}" for how, fact in extremes]
+        if self.needs:
+            told.append(f"needs {'; '.join(_by_experiment(self.needs))}")
+        return [f"{part[0].upper()}{part[1:]}." for part in told]
 
     def plain(self) -> dict[str, Any]:
         """Return plain values for JSON."""

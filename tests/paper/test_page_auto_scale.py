@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paper.page.auto_scale import AUTO_HEADER, Search, any_derived, searches
+from paper.page.auto_scale import AUTO_HEADER, Search, any_derived, same_scale, searches
 from paper.page.outcomes import Records
 from support_paper import PaperRecord
 from tinyproto.report.runs import find_runs, read_runs
@@ -30,17 +30,23 @@ def found(folder: Path, *made: PaperRecord) -> dict[str, Search]:
 def test_each_derived_scale_stands_beside_the_constants_that_nothing_else_tells_from_it() -> None:
     known = {one.name: [constant.name for constant in one.constants] for one in searches(Records([]))}
     assert known == {
-        "TinyProto-FP (50), CIFAR-10, preset reference": ["μ = 0.00015 as in Table 1"],
         "TinyProto-FT (50), CIFAR-10, preset reference": [
             "μ = 0.001 as in Table 1", "μ = 0.00102", "μ = 0.003", "μ = 0.01",
         ],
-        "TinyProto-FP (50), CIFAR-100, preset reference": ["μ = 0.0015 as in Table 1"],
         FT: ["μ = 0.0015", "μ = 0.00921", "μ = 0.01 as in Table 1", "μ = 0.02", "μ = 0.04", "μ = 0.1"],
         "TinyProto-FT (50), CIFAR-100, 50 clients, preset reference": ["μ = 0.01 as in Table 3", "μ = 0.02"],
         FP_SOUND: ["μ = 7.5e-05", "μ = 0.00015", "μ = 0.0003"],
         "TinyProto-FP (50), CIFAR-100, preset sound": ["μ = 0.00075", "μ = 0.0015", "μ = 0.003"],
     }  # fmt: skip
     assert not any_derived(searches(Records([])))
+
+
+def test_a_constant_that_the_rule_derives_is_the_same_run_and_no_comparison() -> None:
+    same = [(one.address.stem, one.label, cell.address.stem, cell.label) for one, cell in same_scale()]
+    assert sorted(same) == [
+        ("table1_cifar10", "tinyproto_fp", "auto_cifar10", "tinyproto_fp(auto)"),
+        ("table1_cifar100", "tinyproto_fp", "readings_methods", "tinyproto_fp(auto)"),
+    ]
 
 
 def test_it_is_held_against_the_best_constant_after_as_many_rounds(tmp_path: Path) -> None:

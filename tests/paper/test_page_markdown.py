@@ -49,9 +49,21 @@ def test_extensions_follow_the_paper(tmp_path: Path) -> None:
     assert "| TinyProto-FT (50), CIFAR-10, preset reference: auto | 4 | 0 | 75.00 | 75.00 | 75.00 | – |" in made
 
 
-def test_a_table_of_which_nothing_was_run_shows_what_the_paper_prints(tmp_path: Path) -> None:
+def test_a_table_of_which_nothing_was_run_is_named_and_left_out(tmp_path: Path) -> None:
     PaperRecord("table1_cifar100", "fedproto", 60, rounds=4).write(tmp_path)
-    part = from_records(tmp_path).partition("### Table 3: CIFAR-100, α=0.5")[2].partition("###")[0]
-    assert "Not run yet" in part
-    assert "| FedKD | 20.94 ± 0.21 | – |" in part
-    assert len([line for line in part.splitlines() if line.startswith("|")]) == 8 + 2
+    made = from_records(tmp_path)
+    (words,) = (
+        line for line in made.splitlines() if line.startswith("Left out, because nothing of their own was run:")
+    )
+    assert "Table 3: CIFAR-100, α=0.5" in words
+    assert "Appendix: CPS and scaling on CIFAR-100" in words  # its FedProto is that of Table 1
+    assert "Table 1: CIFAR-100" not in words
+    assert [line for line in made.splitlines() if line.startswith("### Table") or line.startswith("### Appendix")] == [
+        "### Table 1: CIFAR-100"
+    ]
+
+
+def test_each_comparison_of_a_claim_has_a_line_of_its_own(tmp_path: Path) -> None:
+    PaperRecord("table1_cifar100", "tinyproto_ft", 92).write(tmp_path)
+    PaperRecord("table1_cifar100", "local", 80).write(tmp_path)
+    assert "against Local 40.00 (+6.00, 1 seed).<br>Needs more of table1_cifar10," in from_records(tmp_path)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from paper.page.markdown import BEGIN, PAGE, RECORDS
 from paper.page.outcomes import Outcome, Records
-from paper.page.readings import readings
+from paper.page.readings import readings, rule_rows
 from paper.printed import Address, printed_numbers
 from tinyproto.report.runs import find_runs, read_readable_runs
 
@@ -48,9 +49,8 @@ def test_fedproto_is_the_mean_of_the_planned_seeds_and_the_other_is_told_beside(
     by_seed = [reached(records, HUNDRED, "fedproto", [seed]) for seed in outcome.seeds]
     mean, printed = reached(records, HUNDRED, "fedproto"), printed_numbers()[outcome.cell.address].accuracy
     assert (f"{mean:.2f}", f"{mean - 100 * printed:+.2f}") == ("31.96", "+1.99")
-    assert (
-        f"reach {min(by_seed):.1f} to {max(by_seed):.1f} %, in the mean {mean:.1f} where {100 * printed:.1f}" in prose
-    )
+    assert f"reach {min(by_seed):.1f} to {max(by_seed):.1f} %." in prose
+    assert f"Their mean is {mean:.1f} %, where {100 * printed:.1f} is printed" in prose
     (beside,) = records.unplanned(Address(HUNDRED, "fedproto"))
     assert (beside.seeds, beside.collapsed, outcome.collapsed) == ([3], True, False)
     assert beside.accuracy is not None
@@ -76,7 +76,10 @@ def test_local_is_as_strong_as_the_page_says(records: Records, prose: str) -> No
     assert above == {"tinyproto_ft", "feddistill", "fedkd"}
     gains = {name: reached(records, TEN, name) - ten for name in (*OTHERS, "tinyproto_ft")}
     assert [name for name, gain in gains.items() if gain > 0] == ["fedkd"]
-    assert f"only FedKD does, by {gains['fedkd']:.1f}" in prose
+    assert f"only FedKD beats it, by {gains['fedkd']:.1f}" in prose
+    printed = [100 * printed_numbers()[Address(TEN, name)].accuracy for name in (*OTHERS, "tinyproto_ft")]
+    assert (sum(abs(ten - one) <= 1.5 for one in printed), len(printed)) == (6, 8)
+    assert "Local alone is near six of the eight numbers of Table 1 on CIFAR-10" in prose
 
 
 def test_prototypes_gathered_during_training_come_near_print(records: Records) -> None:
@@ -107,5 +110,39 @@ def test_the_text_as_printed_is_one_run_each_with_all_points_at_once(records: Re
     assert first is not None
     assert second is not None
     assert (fedproto.seeds, tinyproto_ft.seeds, fedproto.rounds, tinyproto_ft.rounds) == ([0], [0], 60, 60)
-    words = f"FedProto reaches {100 * first.mean:.0f} % and TinyProto-FT {100 * second.mean:.0f} % by local prototypes"
-    assert words in prose
+    assert fedproto.variant is not None
+    after_one = fedproto.variant.best_after(1)["local"]
+    last = fedproto.variant.found[0].points[-1].accuracy["local"]
+    assert after_one == first  # its best evaluation is of networks that no prototype has pulled
+    assert last is not None
+    words = (
+        f"before any prototype arrives: {100 * first.mean:.0f} % by local prototypes, at the end {100 * last:.0f} %."
+    )
+    assert f"{words} TinyProto-FT reaches {100 * second.mean:.0f} %" in prose
+
+
+def test_the_evaluation_rule_is_not_the_nearest_to_print_everywhere(records: Records, prose: str) -> None:
+    nearest = Counter(row.nearest for row in rule_rows(records))
+    assert nearest == {"global": 8, "head": 3, "local": 1}
+    assert "of twelve numbers, eight are nearest to print by global prototypes, three by the head and one by" in prose
+
+
+def test_the_lead_over_local_shrinks_with_the_preset_sound(records: Records, prose: str) -> None:
+    reference = reached(records, HUNDRED, "tinyproto_ft", [0]) - reached(records, HUNDRED, "local")
+    local = found(records, HUNDRED, "local", "sound").read_after(300, None, "last10")
+    ours = found(records, HUNDRED, "tinyproto_ft", "sound").read_after(300, [0], "last10")["global"]
+    best = max(one.mean for one in local.values() if one is not None)
+    assert ours is not None
+    assert f"Local then reaches {100 * best:.1f} % by its better rule" in prose
+    assert f"is {100 * (ours.mean - best):.1f} points, instead of {reference:.1f} with `reference` (seed 0)" in prose
+
+
+def test_the_fewest_bytes_are_told_with_the_accuracy_they_allow(records: Records, prose: str) -> None:
+    small = found(records, "bytes_cifar100", "tinyproto_ft(s=10-int4-held-auto)")
+    fedproto, fedtgp = (found(records, HUNDRED, name) for name in ("fedproto", "fedtgp"))
+    assert f"**{fedproto.row.wire_bytes / small.row.wire_bytes:.0f} times fewer bytes" in prose
+    ours, theirs = small.best_after(100)["head"], fedtgp.best_after(100, [0])["head"]
+    assert ours is not None
+    assert theirs is not None
+    assert f"head then reaches {100 * ours.mean:.1f} % after 100 rounds" in prose
+    assert f"FedTGP in float32 {100 * theirs.mean:.1f} %" in prose

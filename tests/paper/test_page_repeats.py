@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,15 @@ def test_a_repeat_at_one_commit_is_told_as_noise(tmp_path: Path, second: int, po
     found = made(tmp_path, (fedproto(60), "abc"), (fedproto(second), "abc"))
     assert [again.of_one_commit for again in found] == [True]
     assert told(found) == f"One pair was run at one commit; their best rounds differ by at most {points} points."
+
+
+def test_a_constant_and_the_rule_that_derives_it_are_a_repeat(tmp_path: Path) -> None:
+    constant = PaperRecord("table1_cifar100", "tinyproto_fp", 80, early={60: 62})
+    derived = PaperRecord("readings_methods", "tinyproto_fp(auto)", 63, rounds=60)
+    (again,) = made(tmp_path / "one", (constant, "abc"), (derived, "abc"))
+    assert again.words()[:4] == ["CIFAR-100, TinyProto-FP (50), tinyproto_fp(auto)", "60", "0", "one"]
+    assert again.differences() == {"head": 0.005, "global": 0.005, "local": 0.005}
+    assert made(tmp_path / "other", (constant, "abc"), (replace(derived, seed=1), "abc")) == []
 
 
 def test_unknown_commits_are_not_one_commit(tmp_path: Path) -> None:

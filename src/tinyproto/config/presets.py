@@ -1,8 +1,8 @@
 """The presets: readings of the paper, each with a value for all its open points; explicit keys override them.
 
 `sound` is an expert's choice, `reference` is closest to the runs behind the paper's tables, `paper` is the printed text
-(for a baseline, that of its own paper), and `published` is the released code. `docs/explain/algorithms.md` lists the
-points one by one.
+(for a baseline, that of its own paper), and `published` is the released code without two of its bugs.
+`docs/explain/algorithms.md` lists the points one by one.
 """
 
 from __future__ import annotations
