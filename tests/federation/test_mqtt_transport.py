@@ -271,6 +271,20 @@ def test_the_end_of_an_earlier_connection_is_ignored() -> None:
     assert (identity, reply.is_away) == ("0 1 TRAIN", True)
 
 
+def test_a_client_that_comes_and_goes_all_the_time_is_told_a_few_times_only() -> None:
+    desk = Desk()
+    desk.here(0)
+    desk.ask(0)
+    for _ in range(1000):
+        desk.hear(0, to_json(gone="one"))
+        desk.here(0)
+    assert len(desk.replies()) == Allowance().most
+    assert desk.transport.nodes() == {0: b"key"}
+    desk.now += Allowance().seconds
+    desk.hear(0, to_json(gone="one"))
+    assert desk.transport.nodes() == {}
+
+
 def test_a_message_to_a_client_that_has_left_is_not_taken() -> None:
     desk = Desk()
     desk.here(0)

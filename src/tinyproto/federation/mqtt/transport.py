@@ -270,14 +270,17 @@ class MqttTransport:
                     self._publish(client, message.values, left)
 
     def _leave(self, client: int, values: Mapping[str, Any]) -> None:
-        """Note that a client sleeps or has left, unless it is about an earlier connection."""
+        """Note that a client sleeps or has left, unless it is about an earlier connection.
+
+        One that comes and goes all the time counts as there, so that its lines fill no disk.
+        """
         known = self._present.get(client)
         if known is None or known.connection not in (values.get("gone"), values.get("asleep")):
             return
         if "asleep" in values:
             known.asleep_since = self.clock()
-            return
-        self._remove(client)
+        elif self._allowances.setdefault(client, Allowance()).take(self.clock()):
+            self._remove(client)
 
     def _remove(self, client: int) -> None:
         """Report that a client has left; it may still answer a frame, if it comes back in time."""
