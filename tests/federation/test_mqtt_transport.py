@@ -15,7 +15,7 @@ from support_mqtt import FakeBroker, FakeLink
 from tinyproto.errors import WireError
 from tinyproto.federation.channel import UNREADABLE, Incoming, Outgoing, SocketCounts
 from tinyproto.federation.mqtt.messages import Allowance, Happened, Seal, Topics, to_json, with_counts
-from tinyproto.federation.mqtt.transport import LONGEST_JSON, MOST_RESENT, WHO_SECONDS, MqttTransport
+from tinyproto.federation.mqtt.transport import LONGEST_JSON, MOST_RESENT, SHARED_SECONDS, WHO_SECONDS, MqttTransport
 from tinyproto.wire.frame import EVERYONE, Header, Kind, pack, peek
 
 TOKEN, DIGEST = "0123456789abcdef" * 2, b"digest of 16 byt"
@@ -254,6 +254,21 @@ def test_only_a_fresh_client_gets_its_messages_again() -> None:
     desk.now += LIFETIME
     desk.here(0, fresh=1)
     assert len(desk.sent("d0")) == 2  # nobody waits for it any more
+
+
+def test_a_client_that_comes_back_after_the_broker_forgot_the_shared_frame_gets_it_once() -> None:
+    desk = Desk()
+    desk.here(0, 1)
+    desk.ask(0, 1)
+    desk.now += SHARED_SECONDS - 1
+    desk.here(0)
+    assert desk.sent("d0") == []  # its session has it
+    desk.now += 1
+    for _ in range(3):
+        desk.here(0)
+        desk.here(1)
+    assert desk.sent("d0") == [frame(0)]
+    assert desk.sent("d1") == [frame(1)]
 
 
 def test_the_end_of_an_earlier_connection_is_ignored() -> None:

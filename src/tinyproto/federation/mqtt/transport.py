@@ -36,7 +36,10 @@ A client that has not answered by then has left.
 """
 
 SHARED_SECONDS = 30.0
-"""A frame for all clients is forgotten after this time: it goes to those who are there, not to those who come back."""
+"""The broker forgets a frame for all clients after this time.
+
+A client that was asked and comes back later gets a frame of its own; one that was not asked gets none.
+"""
 
 LONGEST_JSON = 4096
 """Bytes of a client's JSON."""
@@ -80,6 +83,7 @@ class Unanswered:
 
     values: Values
     until: float
+    at_broker_until: float  # a client that comes back later has missed it
     resent: int = 0
 
 
@@ -124,9 +128,11 @@ class MqttTransport:
                 continue
             identity = _identity(client, values)
             identities.append(identity)
+            is_shared = to_all is not None and "frame" in values
             if "code" not in values:  # a notice has no reply
-                self._open.setdefault(client, {})[identity] = Unanswered(values, until)
-            if to_all is None or "frame" not in values:
+                kept = self.clock() + SHARED_SECONDS if is_shared else until
+                self._open.setdefault(client, {})[identity] = Unanswered(values, until, kept)
+            if not is_shared:
                 self._publish(client, values, lifetime)
         if to_all is not None:
             self.link.publish(self.topics.everyone, to_all, SHARED_SECONDS)
@@ -260,14 +266,15 @@ class MqttTransport:
             self._arrived.append((identity, incoming))
 
     def _arrive(self, client: int, values: Mapping[str, Any]) -> None:
-        """Note that a client is there; if it may have lost messages, send those without a reply again."""
+        """Note that a client is there; send it again what it may have lost of the messages without a reply."""
         self._present[client] = Presence(_word(values["here"]), _word(values.get("nonce")))
-        if values.get("fresh"):
-            for message in self._open.get(client, {}).values():
-                left = message.until - self.clock()
-                if left > 0 and message.resent < MOST_RESENT:
-                    message.resent += 1
-                    self._publish(client, message.values, left)
+        now = self.clock()
+        for message in self._open.get(client, {}).values():
+            missed = values.get("fresh") or now >= message.at_broker_until
+            if missed and now < message.until and message.resent < MOST_RESENT:
+                message.resent += 1
+                message.at_broker_until = message.until
+                self._publish(client, message.values, message.until - now)
 
     def _leave(self, client: int, values: Mapping[str, Any]) -> None:
         """Note that a client sleeps or has left, unless it is about an earlier connection.
