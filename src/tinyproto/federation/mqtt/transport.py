@@ -20,6 +20,7 @@ from tinyproto.federation.mqtt.messages import (
     Topics,
     from_json,
     is_json,
+    refusal_of,
     split_counts,
     to_json,
 )
@@ -84,6 +85,7 @@ class Unanswered:
     values: Values
     until: float
     at_broker_until: float  # a client that comes back later has missed it
+    refusal: bytes = b""  # its context
     resent: int = 0
 
 
@@ -129,11 +131,10 @@ class MqttTransport:
             identity = _identity(client, values)
             identities.append(identity)
             is_shared = to_all is not None and "frame" in values
+            refusal = b"" if is_shared else self._publish(client, values, lifetime)
             if "code" not in values:  # a notice has no reply
                 kept = self.clock() + SHARED_SECONDS if is_shared else until
-                self._open.setdefault(client, {})[identity] = Unanswered(values, until, kept)
-            if not is_shared:
-                self._publish(client, values, lifetime)
+                self._open.setdefault(client, {})[identity] = Unanswered(values, until, kept, refusal)
         if to_all is not None:
             self.link.publish(self.topics.everyone, to_all, SHARED_SECONDS)
         return identities
@@ -187,9 +188,11 @@ class MqttTransport:
         seal = self.seals.get(client)
         return content if seal is None else seal.close("d", content, context)
 
-    def _publish(self, client: int, values: Values, lifetime: float) -> None:
-        asleep = self._present[client].asleep
-        self.link.publish(self.topics.down(client), self._payload(client, values), lifetime if asleep else None)
+    def _publish(self, client: int, values: Values, lifetime: float) -> bytes:
+        """Send a message; return the context of its refusal."""
+        payload, asleep = self._payload(client, values), self._present[client].asleep
+        self.link.publish(self.topics.down(client), payload, lifetime if asleep else None)
+        return refusal_of(payload)
 
     def _to_everyone(self, content: bytes) -> None:
         if not self.seals:
@@ -221,7 +224,8 @@ class MqttTransport:
         """Take in one message of a client; raise WireError if it is none of ours."""
         content, seal = payload, self.seals.get(client)
         if seal is not None:
-            content = seal.open("u", payload, self.digest, self.token.encode(), b"")
+            refusals = (message.refusal for message in self._open.get(client, {}).values())
+            content = seal.open("u", payload, self.digest, self.token.encode(), b"", *refusals)
         self._unheard.discard(client)
         if not is_json(content):
             self._take_frame(client, content)
@@ -274,7 +278,7 @@ class MqttTransport:
             if missed and now < message.until and message.resent < MOST_RESENT:
                 message.resent += 1
                 message.at_broker_until = message.until
-                self._publish(client, message.values, message.until - now)
+                message.refusal = self._publish(client, message.values, message.until - now)
 
     def _leave(self, client: int, values: Mapping[str, Any]) -> None:
         """Note that a client sleeps or has left, unless it is about an earlier connection.
