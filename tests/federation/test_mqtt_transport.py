@@ -378,6 +378,14 @@ def test_a_coordinator_without_a_session_asks_who_is_there_and_forgets_the_silen
     assert [facts["reason"] for _, facts in desk.told] == ["waiting for the broker: broken", "the broker is back"]
 
 
+def test_a_session_that_outlived_our_own_broker_may_have_lost_messages() -> None:
+    for sealed, fresh in ((False, 1), (True, 0)):
+        desk = Desk(sealed)
+        desk.happen(resumed=True)
+        asked = desk.broker.published[-1][1]
+        assert asked.startswith(to_json(who=fresh))
+
+
 def test_nobody_is_forgotten_while_the_broker_is_away() -> None:
     desk = Desk()
     desk.here(0)

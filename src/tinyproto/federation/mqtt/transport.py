@@ -211,8 +211,9 @@ class MqttTransport:
             self._is_lost = False
             self._unheard_until = self.clock() + WHO_SECONDS
             self._unheard = {client for client, presence in self._present.items() if not presence.asleep}
-            # Also with a session: a broker that was killed tells of nobody who left meanwhile.
-            self._to_everyone(to_json(who=0 if happened.resumed else 1))
+            # Also with a session: a broker that was killed tells of nobody who left meanwhile. If it is ours, it has
+            # lost the messages since it last saved them, too.
+            self._to_everyone(to_json(who=0 if happened.resumed and self.seals else 1))
         elif (client := self._senders.get(happened.topic or "")) is not None:
             try:
                 self._take(client, happened.payload)
