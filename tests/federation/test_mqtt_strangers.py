@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import resource
 import shutil
 import time
 from collections.abc import Iterator
@@ -88,6 +89,17 @@ def test_a_user_without_a_name_as_in_a_container_starts_a_broker(
     tmp_path: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
+    with own_broker(tmp_path, ServerKeys.open(keys)) as broker, own(broker, keys, 1) as client:
+        assert client.answer("connect") == SUCCESS
+
+
+def test_a_system_that_allows_fewer_files_than_it_says_starts_a_broker(
+    tmp_path: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:  # as macOS, whose limit is "unlimited"
+        raise ValueError("current limit exceeds maximum limit")
+
+    monkeypatch.setattr(resource, "setrlimit", refuse)
     with own_broker(tmp_path, ServerKeys.open(keys)) as broker, own(broker, keys, 1) as client:
         assert client.answer("connect") == SUCCESS
 

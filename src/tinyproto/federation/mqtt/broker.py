@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
@@ -128,7 +129,8 @@ class OwnBroker:
     def _start(self) -> Leashed:
         self._starts.append(time.monotonic())
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # inherited: one file for each connection
+        with contextlib.suppress(ValueError):  # macOS allows less than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # inherited: one file for each connection
         command = [self._program, "-c", str(self.folder / "mosquitto.conf")]
         return Leashed(command, dict(os.environ), self.log)
 
