@@ -104,6 +104,14 @@ def test_a_system_that_allows_fewer_files_than_it_says_starts_a_broker(
         assert client.answer("connect") == SUCCESS
 
 
+def test_sessions_that_a_power_cut_damaged_are_set_aside(tmp_path: Path, keys: Path) -> None:
+    (tmp_path / "mqtt").mkdir()
+    (tmp_path / "mqtt" / "mosquitto.db").write_bytes(b"damaged")
+    with own_broker(tmp_path, ServerKeys.open(keys)) as broker, own(broker, keys, 1) as client:
+        assert client.answer("connect") == SUCCESS
+    assert (tmp_path / "mqtt" / "mosquitto.damaged").read_bytes() == b"damaged"
+
+
 def test_a_client_can_neither_write_nor_read_another_topic(broker: OwnBroker, keys: Path) -> None:
     with own(broker, keys, 1) as client, own(broker, keys, 0) as other, coordinator(broker, keys) as reader:
         reader.subscribe("u0", "u1")

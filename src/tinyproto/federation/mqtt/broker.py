@@ -119,7 +119,15 @@ class OwnBroker:
             write_atomic(self.folder / "access", access_list(keys.client_names()), 0o600)
             write_atomic(self.folder / "mosquitto.conf", text, 0o600)
         self._process = self._start()
-        self._wait_until_up()
+        try:
+            self._wait_until_up()
+        except FederationError:
+            sessions = self.folder / "mosquitto.db"
+            if not sessions.exists():
+                raise
+            sessions.replace(sessions.with_suffix(".damaged"))  # as after a power cut; both ends send again what it had
+            self._process = self._start()
+            self._wait_until_up()
 
     @property
     def log(self) -> Path:
