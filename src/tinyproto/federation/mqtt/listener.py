@@ -159,7 +159,7 @@ class Listener:
     clock: Callable[[], float] = time.monotonic
     is_over: bool = False  # the coordinator has said so, or has had the last evaluation
     trained: int = 0  # rounds since the start
-    lost: str | None = "not connected yet"  # why there is no connection
+    lost: str | None = "it does not answer as an MQTT broker"  # why there is no connection
     heard_at: float = 0.0
     _busy: Job | None = None
     _jobs: list[Job] = field(default_factory=list)
