@@ -195,8 +195,8 @@ def _where(listen: str, other: MqttPlace | None) -> str:
     """Return the options with which a client finds the coordinator."""
     if other is None:
         return f"--server HOST:{listen.rpartition(':')[2]}"
-    authority = f" --broker-ca {other.authority}" if other.authority is not None else ""
-    topic = f" --topic {other.prefix}" if other.prefix != PREFIX else ""
+    authority = f" --broker-ca {shlex.quote(other.authority)}" if other.authority is not None else ""
+    topic = f" --topic {shlex.quote(other.prefix)}" if other.prefix != PREFIX else ""
     return f"--broker {listen}{authority}{topic}"
 
 

@@ -103,7 +103,10 @@ class OwnBroker:
         self._program = mosquitto()
         self._starts: list[float] = []
         host, port = address
-        inner = port if host in ("0.0.0.0", "127.0.0.1", "localhost") else free_port()
+        host = (
+            "127.0.0.1" if host == "localhost" else host
+        )  # Mosquitto wants all addresses of a name, also unusable ones
+        inner = port if host in ("0.0.0.0", "127.0.0.1") else free_port()
         self.address = ("127.0.0.1", inner)
         files = {"authority": keys.authority, "certificate": keys.certificate, "key": keys.key}
         places = [(host, port)] if inner == port else [(host, port), self.address]
@@ -146,9 +149,9 @@ class OwnBroker:
         give_up = time.monotonic() + START_SECONDS
         while not self._answers():
             if self._process.wait(0.05) or time.monotonic() > give_up:
-                said = self._process.said().strip().splitlines()[-1:]
+                said = [line.partition(": ")[2] for line in self._process.said().splitlines() if "Error" in line][-2:]
                 self.stop()
-                raise FederationError(f"Mosquitto did not start: {''.join(said) or 'no reason given'}; see {self.log}")
+                raise FederationError(f"Mosquitto did not start: {' '.join(said) or 'no reason given'}")
 
     def _answers(self) -> bool:
         try:
