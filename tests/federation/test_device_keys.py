@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +15,10 @@ pytest.importorskip("cryptography")
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from tinyproto.cli.client_folder import JoinOptions, check_keys_folder
 from tinyproto.errors import FederationError
 from tinyproto.federation.device_keys import DeviceKeys
-from tinyproto.federation.keys import make_keys
+from tinyproto.federation.keys import ServerKeys, make_keys
 
 pytestmark = [pytest.mark.flower, pytest.mark.mqtt]
 
@@ -30,6 +33,23 @@ def test_whole_files_are_opened(keys: Path) -> None:
     own = keys / "client-1"
     secret = bytes.fromhex((own / "mac.key").read_text())
     assert DeviceKeys.open(own, 1) == DeviceKeys(own / "ca.crt", own / "client.crt", own / "tls.key", secret)
+
+
+def test_folders_that_this_user_may_not_read_are_named(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stat = Path.stat
+
+    def denied(self: Path, **more: Any) -> Any:  # as for another user's folder of mode 700; tests may run as root
+        if keys in self.parents:
+            raise PermissionError(errno.EACCES, "Permission denied", str(self))
+        return stat(self, **more)
+
+    monkeypatch.setattr(Path, "stat", denied)
+    options = JoinOptions(1, keys / "client-1", None, None, None, "small_cnn_a", "cpu", keys.parent / "state")
+    with pytest.raises(FederationError, match=r"client-1/client\.key cannot be read by this user; change the owner"):
+        check_keys_folder(options)
+    for use in (lambda: ServerKeys.open(keys), lambda: make_keys(keys, 2, [])):
+        with pytest.raises(FederationError, match="cannot be read by this user; change the owner or mode of its"):
+            use()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,9 @@ import pytest
 
 pytest.importorskip("paho")
 
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.reasoncodes import ReasonCode
+
 from tinyproto.errors import FederationError
 from tinyproto.federation.mqtt.connection import Connection
 from tinyproto.federation.mqtt.tls import Broker, other_broker
@@ -109,6 +112,13 @@ def test_what_is_wrong_with_another_broker_is_not_mended_with_our_own_keys(
 def test_rights_that_another_broker_does_not_give_are_looked_for_there(foreign: Connection) -> None:
     foreign._on_subscribe(None, None, None, [SimpleNamespace(is_failure=True)], None)
     with pytest.raises(FederationError, match=r"does not let this user read 'site/d0'; check --topic, and the rights"):
+        foreign.step(0.0)
+
+
+def test_a_message_that_the_broker_never_takes_is_an_error_and_not_sent_again_and_again(foreign: Connection) -> None:
+    connected(foreign, session=False)
+    foreign._on_disconnect(None, None, None, ReasonCode(PacketTypes.DISCONNECT, identifier=149), None)
+    with pytest.raises(FederationError, match="takes no packet as large as a message; raise its limit"):
         foreign.step(0.0)
 
 

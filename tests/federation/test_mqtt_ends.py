@@ -46,11 +46,10 @@ def test_nothing_is_left_running_however_serve_and_join_end(number: signal.Signa
     eventually(lambda: len(federation.events("started")) == 2, 90, again.said)
 
 
-def serve_in_this_process(federation: RealMqtt) -> str:
+def serve_in_this_process(federation: RealMqtt, *place: str) -> str:
     """Return the one sentence with which `serve` ends."""
-    done = called(
-        "serve", "trial.yaml", "--transport", "mqtt", "--listen", f"127.0.0.1:{federation.port}", cwd=federation.folder
-    )
+    place = place or ("--listen", f"127.0.0.1:{federation.port}")
+    done = called("serve", "trial.yaml", "--transport", "mqtt", *place, cwd=federation.folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
     assert not federation.run_folder.exists()
@@ -69,6 +68,16 @@ def test_a_broker_that_is_not_installed_is_told(start: Start, monkeypatch: pytes
     federation = start(rounds=1)
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     assert "--transport mqtt needs a broker: install Mosquitto" in serve_in_this_process(federation)
+
+
+def test_another_broker_s_invalid_authority_and_user_are_told(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = start(rounds=1)
+    there = ("--broker", "localhost:1", "--broker-ca", "trial.yaml")
+    assert "trial.yaml is not a valid certificate of an authority" in serve_in_this_process(federation, *there)
+    for user in ("\udcff", 2**16 * "u"):
+        monkeypatch.setenv("TINYPROTO_MQTT_USERNAME", user)
+        said = serve_in_this_process(federation, *there[:2])
+        assert "TINYPROTO_MQTT_USERNAME is no UTF-8 text of at most 65535 bytes" in said
 
 
 def test_keys_of_an_earlier_release_are_told_on_either_machine(start: Start) -> None:

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 import support_mqtt
 from support_mqtt import FakeBroker, MqttFederation, small_mqtt_federation
+from tinyproto.errors import WireError
 from tinyproto.federation.channel import Outgoing
 from tinyproto.federation.member import respond
-from tinyproto.federation.mqtt.listener import LINGER_SECONDS, Listener, will
+from tinyproto.federation.mqtt.listener import LINGER_SECONDS, Listener, Memory, will
 from tinyproto.federation.mqtt.messages import Happened, HasFileno, Seal, Topics, from_json, is_json, to_json
 from tinyproto.federation.mqtt.transport import MqttTransport
 from tinyproto.federation.refusals import WORDS
@@ -281,6 +282,18 @@ def test_accepting_terms_replaces_the_nonce_and_outlives_the_process(tmp_path: P
     assert again.listener.agreed.digest == DIGEST
 
 
+def test_a_broker_chooses_no_context_for_the_refusal_of_a_client_that_knows_no_federation(tmp_path: Path) -> None:
+    device = Device(tmp_path, sealed=True, is_new=True)
+    device.connect()
+    assert device.seal is not None
+    for context in (DIGEST, b"", TOKEN.encode()):
+        device.link.waiting = [Happened("d3", frame(4) + context)]
+        device.steps()
+        with pytest.raises(WireError):
+            device.seal.open("u", device.broker.published[-1][1], DIGEST, TOKEN.encode(), b"")
+    assert device.said() == 3 * [{"error": "unknown", "client-id": 3, "round": 4, "kind": "train"}]
+
+
 def test_the_will_names_its_connection_and_has_a_code() -> None:
     seal = Seal(b"k" * 32, 3)
     assert will("x", None) == to_json(gone="x")
@@ -470,15 +483,37 @@ def test_a_reply_that_reached_nobody_is_sent_again_from_memory(tmp_path: Path) -
     assert trained == [1, 2]
 
 
-def test_a_client_that_does_not_know_the_federation_any_more_is_greeted_again(tmp_path: Path) -> None:
-    federation = small_mqtt_federation(tmp_path, quorum=1.0)
+def test_a_refusal_of_terms_reaches_the_coordinator_of_a_broker_that_is_not_ours(tmp_path: Path) -> None:
+    federation = small_mqtt_federation(tmp_path, secrets=SECRETS)
+    for client in (0, 1):  # client 0 is new, client 1 knows another federation
+        (federation.folders[client] / "data.npz").unlink()
+    accept(federation.folders[1], OTHER_TOKEN, OTHER_DIGEST)
+    (federation.folders[1] / "mqtt.json").write_text(json.dumps({"nonce": "n", "federation": OTHER_TOKEN}))
+    for client in (0, 1):
+        federation.listener(client)
+    channel = federation.coordinator().channel
+    for _ in range(3):
+        channel.look_around()
+        channel.wait()
+    assert [(event["client"], event["reason"]) for event in federation.events("refused")] == [
+        (client, WORDS["data"]) for client in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize("secrets", [{}, SECRETS])
+def test_a_client_that_does_not_know_the_federation_any_more_is_greeted_again(
+    secrets: Mapping[int, bytes], tmp_path: Path
+) -> None:
+    federation = small_mqtt_federation(tmp_path, quorum=1.0, secrets=secrets)
     forgotten: list[int] = []
 
     def forget() -> None:
         listener = federation.listeners[1]
         if not forgotten and listener.trained == 1:
             forgotten.append(1)
-            listener.agreed = None  # as if its folder were new
+            (listener.folder / "mqtt.json").unlink()
+            listener.memory, listener.agreed = Memory(listener.folder), None  # as if its folder were new
+            listener._hear(Happened(resumed=False))
 
     federation.before_step = forget
     federation.play()

@@ -48,7 +48,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ((*JOIN, *OTHERS, "--transport", "flower"), "--broker is for MQTT; leave out --transport flower"),
         ((*JOIN, *OURS, "--broker-ca", "system"), "--broker-ca and --topic go with --broker"),
         ((*JOIN, *OURS, "--transport", "mqtt", "--topic", "a/"), "--broker-ca and --topic go with --broker"),
-        ((*JOIN, *OTHERS, "--topic", "site/#"), "--topic is the start of topic names"),
+        *(
+            ((*JOIN, *OTHERS, "--topic", t), "--topic is the start of topic names")
+            for t in ("site/#", "\udcff", "a\nb")
+        ),
         ((*JOIN, *OTHERS, "--broker-ca", "nowhere.crt"), "--broker-ca: nowhere.crt is missing; name a file"),
         ((*JOIN, "--offline", "trial.yaml", "--transport", "mqtt"), "--offline trains alone; leave out --transport"),
         ((*JOIN, "--offline", "trial.yaml", "--once"), "--offline trains alone; leave out"),

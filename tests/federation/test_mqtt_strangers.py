@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import resource
 import shutil
 import time
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from tinyproto.federation.mqtt import connection
 from tinyproto.federation.mqtt.broker import LARGEST_TERMS, MOST_WAITING, OVERHEAD, OwnBroker, mosquitto
 from tinyproto.federation.mqtt.connection import LEAVING_SECONDS, Connection
 from tinyproto.federation.mqtt.tls import Broker
+from tinyproto.federation.processes import free_port
 
 pytestmark = pytest.mark.mqtt
 
@@ -90,6 +92,38 @@ def test_a_user_without_a_name_as_in_a_container_starts_a_broker(
     monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
     with own_broker(tmp_path, ServerKeys.open(keys)) as broker, own(broker, keys, 1) as client:
         assert client.answer("connect") == SUCCESS
+
+
+def test_a_system_that_allows_fewer_files_than_it_says_starts_a_broker(
+    tmp_path: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:  # as macOS, whose limit is "unlimited"
+        raise ValueError("current limit exceeds maximum limit")
+
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    with own_broker(tmp_path, ServerKeys.open(keys)) as broker, own(broker, keys, 1) as client:
+        assert client.answer("connect") == SUCCESS
+
+
+def test_sessions_that_a_power_cut_damaged_are_set_aside(tmp_path: Path, keys: Path) -> None:
+    (tmp_path / "mqtt").mkdir()
+    (tmp_path / "mqtt" / "mosquitto.db").write_bytes(b"damaged")
+    with own_broker(tmp_path, ServerKeys.open(keys)) as broker, own(broker, keys, 1) as client:
+        assert client.answer("connect") == SUCCESS
+    assert (tmp_path / "mqtt" / "mosquitto.damaged").read_bytes() == b"damaged"
+
+
+def test_localhost_is_one_address_since_a_container_may_lack_the_other(tmp_path: Path, keys: Path) -> None:
+    port = free_port()
+    broker = OwnBroker(tmp_path / "mqtt", ServerKeys.open(keys), ("localhost", port), LARGEST_FRAME)
+    broker.stop()
+    assert broker.address == ("127.0.0.1", port)
+    assert f"listener {port} 127.0.0.1\n" in (tmp_path / "mqtt" / "mosquitto.conf").read_text()
+
+
+def test_a_broker_that_does_not_start_says_why(tmp_path: Path, keys: Path) -> None:
+    with pytest.raises(FederationError, match=r"did not start: Error: Cannot assign requested address$"):
+        OwnBroker(tmp_path / "mqtt", ServerKeys.open(keys), ("198.51.100.1", free_port()), LARGEST_FRAME)
 
 
 def test_a_client_can_neither_write_nor_read_another_topic(broker: OwnBroker, keys: Path) -> None:

@@ -15,7 +15,7 @@ from support_mqtt import FakeBroker, FakeLink
 from tinyproto.errors import WireError
 from tinyproto.federation.channel import UNREADABLE, Incoming, Outgoing, SocketCounts
 from tinyproto.federation.mqtt.messages import Allowance, Happened, Seal, Topics, to_json, with_counts
-from tinyproto.federation.mqtt.transport import LONGEST_JSON, MOST_RESENT, WHO_SECONDS, MqttTransport
+from tinyproto.federation.mqtt.transport import LONGEST_JSON, MOST_RESENT, SHARED_SECONDS, WHO_SECONDS, MqttTransport
 from tinyproto.wire.frame import EVERYONE, Header, Kind, pack, peek
 
 TOKEN, DIGEST = "0123456789abcdef" * 2, b"digest of 16 byt"
@@ -256,6 +256,21 @@ def test_only_a_fresh_client_gets_its_messages_again() -> None:
     assert len(desk.sent("d0")) == 2  # nobody waits for it any more
 
 
+def test_a_client_that_comes_back_after_the_broker_forgot_the_shared_frame_gets_it_once() -> None:
+    desk = Desk()
+    desk.here(0, 1)
+    desk.ask(0, 1)
+    desk.now += SHARED_SECONDS - 1
+    desk.here(0)
+    assert desk.sent("d0") == []  # its session has it
+    desk.now += 1
+    for _ in range(3):
+        desk.here(0)
+        desk.here(1)
+    assert desk.sent("d0") == [frame(0)]
+    assert desk.sent("d1") == [frame(1)]
+
+
 def test_the_end_of_an_earlier_connection_is_ignored() -> None:
     desk = Desk()
     desk.here(0, connection="one")
@@ -269,6 +284,20 @@ def test_the_end_of_an_earlier_connection_is_ignored() -> None:
     assert desk.transport.nodes() == {}
     ((identity, reply),) = desk.replies()
     assert (identity, reply.is_away) == ("0 1 TRAIN", True)
+
+
+def test_a_client_that_comes_and_goes_all_the_time_is_told_a_few_times_only() -> None:
+    desk = Desk()
+    desk.here(0)
+    desk.ask(0)
+    for _ in range(1000):
+        desk.hear(0, to_json(gone="one"))
+        desk.here(0)
+    assert len(desk.replies()) == Allowance().most
+    assert desk.transport.nodes() == {0: b"key"}
+    desk.now += Allowance().seconds
+    desk.hear(0, to_json(gone="one"))
+    assert desk.transport.nodes() == {}
 
 
 def test_a_message_to_a_client_that_has_left_is_not_taken() -> None:
@@ -347,6 +376,14 @@ def test_a_coordinator_without_a_session_asks_who_is_there_and_forgets_the_silen
     assert [(identity, reply.is_away) for identity, reply in desk.replies()] == [("1 1 TRAIN", True)]
     assert desk.transport.nodes().keys() == {0, 2}  # who sleeps cannot answer
     assert [facts["reason"] for _, facts in desk.told] == ["waiting for the broker: broken", "the broker is back"]
+
+
+def test_a_session_that_outlived_our_own_broker_may_have_lost_messages() -> None:
+    for sealed, fresh in ((False, 1), (True, 0)):
+        desk = Desk(sealed)
+        desk.happen(resumed=True)
+        asked = desk.broker.published[-1][1]
+        assert asked.startswith(to_json(who=fresh))
 
 
 def test_nobody_is_forgotten_while_the_broker_is_away() -> None:

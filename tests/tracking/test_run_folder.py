@@ -66,9 +66,11 @@ def test_an_existing_run_is_refused_with_the_ways_out_and_left_as_it_is(tmp_path
     assert tree(path) == before
 
 
-@pytest.mark.parametrize(("served", "verb"), [(True, "tinyproto serve {} --resume"), (False, "tinyproto resume {}")])
+@pytest.mark.parametrize(
+    ("served", "verb"), [(True, "tinyproto serve '{}' --resume"), (False, "tinyproto resume '{}'")]
+)
 def test_a_refusal_names_the_verb_that_goes_on_with_what_is_there(served: bool, verb: str, tmp_path: Path) -> None:
-    path = a_run(tmp_path / "mine").path
+    path = a_run(tmp_path / "my run").path  # to be pasted into a shell
     if served:
         (path / "serve.json").write_text("{}")
     with pytest.raises(RunFolderError, match=f"`{verb.format(path)}` to resume it"):

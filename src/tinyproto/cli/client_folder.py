@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tinyproto.errors import ConfigError, FederationError, Interrupted, TinyProtoError
+from tinyproto.federation.device_keys import readable
 from tinyproto.federation.journal import writing
 from tinyproto.tracking.lock import locked
 
@@ -28,7 +29,9 @@ class JoinOptions:
 
 def check_keys_folder(options: JoinOptions) -> None:
     """Raise ConfigError if the keys are missing, but lie beside or inside the named folder."""
-    if not options.keys.joinpath("client.key").exists():
+    with readable(options.keys):
+        if options.keys.joinpath("client.key").exists():
+            return
         for other in (options.keys / f"client-{options.client}", Path("keys") / options.keys):
             if other.joinpath("client.key").is_file():
                 raise ConfigError(f"{options.keys} holds no client.key; did you mean `--keys {other}`?")

@@ -30,8 +30,8 @@ def is_over_mqtt(
         raise ConfigError("--broker-ca and --topic go with --broker")
     if broker is not None and transport is TransportName.FLOWER:
         raise ConfigError("--broker is for MQTT; leave out --transport flower")
-    if topic is not None and (set(topic) & set("#+$\0") or len(topic) > 200):
-        raise ConfigError("--topic is the start of topic names, without #, +, and $, such as site7/")
+    if topic is not None and (set(topic) & set("#+$") or len(topic) > 200 or not topic.isprintable()):
+        raise ConfigError("--topic is the start of topic names: printable, without #, + and $, such as site7/")
     return broker is not None or transport is TransportName.MQTT
 
 

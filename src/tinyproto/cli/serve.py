@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import signal
 from collections.abc import Callable, Sequence
@@ -194,8 +195,8 @@ def _where(listen: str, other: MqttPlace | None) -> str:
     """Return the options with which a client finds the coordinator."""
     if other is None:
         return f"--server HOST:{listen.rpartition(':')[2]}"
-    authority = f" --broker-ca {other.authority}" if other.authority is not None else ""
-    topic = f" --topic {other.prefix}" if other.prefix != PREFIX else ""
+    authority = f" --broker-ca {shlex.quote(other.authority)}" if other.authority is not None else ""
+    topic = f" --topic {shlex.quote(other.prefix)}" if other.prefix != PREFIX else ""
     return f"--broker {listen}{authority}{topic}"
 
 
@@ -283,7 +284,8 @@ def init_keys(folder: Path, clients: int, hosts: Sequence[str], output: Output) 
     """Make the missing keys, and say which folder belongs on which machine."""
     made = make_keys(folder, clients, hosts)
     output.say(f"{folder}/server      for this machine: a certificate for {', '.join(made.names)}")
-    output.say(f"{folder}/client-N    for client N only, for example: scp -r {folder}/client-0 DEVICE:tinyproto/keys/")
+    first = shlex.quote(f"{folder}/client-0")
+    output.say(f"{folder}/client-N    for client N only, for example: scp -r {first} DEVICE:tinyproto/keys/")
     output.say(f"{folder}/authority   signs certificates; keep it where no other machine can read it")
     whose = f" (client {', '.join(map(str, made.clients))})" if 0 < len(made.clients) < clients else ""
     keys = f"{counted(len(made.clients), 'new key')}{whose}"

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +45,17 @@ class DeviceKeys:
             _check_certificate(file, remedies[file.name])
         _check_pair(certificate, key, again)
         return cls(authority, certificate, key, read_mac(mac, again))
+
+
+@contextmanager
+def readable(folder: Path) -> Iterator[None]:
+    """Turn the error of a folder that this user may not read into a FederationError."""
+    try:
+        yield
+    except PermissionError as error:
+        raise FederationError(
+            f"{error.filename or folder} cannot be read by this user; change the owner or mode of its folder"
+        ) from error
 
 
 def existing(folder: Path, remedies: Mapping[str, str]) -> list[Path]:

@@ -42,7 +42,7 @@ from tinyproto.federation.certificates import (
     read_public,
     why_not_trusted,
 )
-from tinyproto.federation.device_keys import LOST_AUTHORITY, existing, read_mac
+from tinyproto.federation.device_keys import LOST_AUTHORITY, existing, read_mac, readable
 from tinyproto.federation.journal import writing
 from tinyproto.storage.atomic import write_atomic
 
@@ -80,10 +80,11 @@ class ServerKeys:
     @classmethod
     def open(cls, folder: Path) -> ServerKeys:
         """Open a folder that `make_keys` wrote, or its part `server`; raise FederationError if a file is missing."""
-        inner = _server_folder(folder)
         remedies = dict.fromkeys(("ca.crt", "server.crt", "server.key"), _MADE_BY_INIT)
-        authority, certificate, key = existing(inner, remedies)
-        return cls(folder, authority, certificate, key, _clients_in(inner))
+        with readable(folder):
+            inner = _server_folder(folder)
+            authority, certificate, key = existing(inner, remedies)
+            return cls(folder, authority, certificate, key, _clients_in(inner))
 
     def only(self, clients: Collection[int]) -> ServerKeys:
         """Return the same keys restricted to these clients."""
@@ -182,14 +183,15 @@ def make_keys(folder: Path, clients: int, hosts: Sequence[str]) -> MadeKeys:
     certificates of clients and of the coordinator are left out and returned by name.
     """
     names = tuple(dict.fromkeys((*ALWAYS, *map(_canonical, hosts))))
-    if folder.exists() and not folder.is_dir():
-        raise FederationError(f"--init: {folder} is a file, not a folder; choose another name")
-    known = _clients_in(folder / "server")
+    with readable(folder):
+        if folder.exists() and not folder.is_dir():
+            raise FederationError(f"--init: {folder} is a file, not a folder; choose another name")
+        known = _clients_in(folder / "server")
     new = [_ClientFiles(folder, number) for number in range(clients) if number not in known]
     kept = [_ClientFiles(folder, number) for number in sorted(known.keys() & range(clients))]
-    for client in kept:
-        client.check()
     with writing(folder):
+        for client in kept:
+            client.check()
         if not (folder / ".gitignore").exists():
             _write(folder / ".gitignore", "*\n")  # private keys belong in no repository
         authority = _ensure_authority(folder)

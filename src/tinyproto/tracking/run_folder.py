@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import re
+import shlex
 import shutil
 import zlib
 from collections.abc import Iterator, Mapping
@@ -243,7 +244,8 @@ def is_federation(path: Path) -> bool:
 
 def how_to_resume(path: Path) -> str:
     """Return the command that resumes a run folder."""
-    return f"tinyproto serve {path} --resume" if is_federation(path) else f"tinyproto resume {path}"
+    name = shlex.quote(str(path))
+    return f"tinyproto serve {name} --resume" if is_federation(path) else f"tinyproto resume {name}"
 
 
 def sockets_from(columns: dict[str, list[int]] | None) -> dict[int, dict[Direction, int]] | None:

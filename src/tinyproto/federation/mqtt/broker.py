@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
@@ -102,7 +103,10 @@ class OwnBroker:
         self._program = mosquitto()
         self._starts: list[float] = []
         host, port = address
-        inner = port if host in ("0.0.0.0", "127.0.0.1", "localhost") else free_port()
+        host = (
+            "127.0.0.1" if host == "localhost" else host
+        )  # Mosquitto wants all addresses of a name, also unusable ones
+        inner = port if host in ("0.0.0.0", "127.0.0.1") else free_port()
         self.address = ("127.0.0.1", inner)
         files = {"authority": keys.authority, "certificate": keys.certificate, "key": keys.key}
         places = [(host, port)] if inner == port else [(host, port), self.address]
@@ -118,7 +122,15 @@ class OwnBroker:
             write_atomic(self.folder / "access", access_list(keys.client_names()), 0o600)
             write_atomic(self.folder / "mosquitto.conf", text, 0o600)
         self._process = self._start()
-        self._wait_until_up()
+        try:
+            self._wait_until_up()
+        except FederationError:
+            sessions = self.folder / "mosquitto.db"
+            if not sessions.exists():
+                raise
+            sessions.replace(sessions.with_suffix(".damaged"))  # as after a power cut; both ends send again what it had
+            self._process = self._start()
+            self._wait_until_up()
 
     @property
     def log(self) -> Path:
@@ -128,7 +140,8 @@ class OwnBroker:
     def _start(self) -> Leashed:
         self._starts.append(time.monotonic())
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # inherited: one file for each connection
+        with contextlib.suppress(ValueError):  # macOS allows less than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # inherited: one file for each connection
         command = [self._program, "-c", str(self.folder / "mosquitto.conf")]
         return Leashed(command, dict(os.environ), self.log)
 
@@ -136,9 +149,9 @@ class OwnBroker:
         give_up = time.monotonic() + START_SECONDS
         while not self._answers():
             if self._process.wait(0.05) or time.monotonic() > give_up:
-                said = self._process.said().strip().splitlines()[-1:]
+                said = [line.partition(": ")[2] for line in self._process.said().splitlines() if "Error" in line][-2:]
                 self.stop()
-                raise FederationError(f"Mosquitto did not start: {''.join(said) or 'no reason given'}; see {self.log}")
+                raise FederationError(f"Mosquitto did not start: {' '.join(said) or 'no reason given'}")
 
     def _answers(self) -> bool:
         try:

@@ -60,6 +60,9 @@ _ALERTS = {
 _REFUSED = {134, 135, 138, 144}  # user name or password, not authorised, banned, topic name
 
 
+_TOO_LARGE = 149
+
+
 class Connection:
     """One end of a broker, with a session there."""
 
@@ -257,6 +260,8 @@ class Connection:
         alert = next((words for name, words in _ALERTS.items() if failure and name in failure), None)
         if alert is not None:
             self._refused = alert
+        elif reason.value == _TOO_LARGE:  # it would be sent again and again
+            self._refused = f"the broker {self.broker.words} takes no packet as large as a message; raise its limit"
         said = str(reason).lower()
         said = failure or ("the connection was lost" if said == "unspecified error" else said)
         lasted, self._connected_at = time.monotonic() - self._connected_at, math.nan  # NaN: it was none

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tinyproto.federation.keys import ServerKeys
 from tinyproto.federation.mqtt.broker import OwnBroker, mosquitto
+from tinyproto.federation.mqtt.tls import other_broker, tls_context
 from tinyproto.federation.processes import Leashed, listening
 from tinyproto.federation.terms import MqttPlace
 
@@ -25,12 +26,14 @@ class MqttHost:
         self._address = address
         self._broker: OwnBroker | None = None
         self._tell: Callable[..., None] = lambda *_, **__: None
-        keys.for_mqtt()
+        proof = keys.for_mqtt()
         if other is None:
             mosquitto()
             listening(*address).close()
         else:
             keys.mac_keys()
+            at = other_broker(other.host, other.port, other.authority, keys.authority, proof.certificate, proof.key)
+            tls_context(at)
 
     def start(self, folder: Path, largest_frame: int, tell: Callable[..., None]) -> MqttPlace:
         """Start the broker, unless another one is used; return how the coordinator reaches it."""

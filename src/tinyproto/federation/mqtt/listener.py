@@ -25,6 +25,7 @@ from tinyproto.federation.mqtt.messages import (
     Topics,
     from_json,
     is_json,
+    refusal_of,
     to_json,
     with_counts,
 )
@@ -99,6 +100,7 @@ class Job:
 
     values: dict[str, Any]
     asked: Header | None = None  # of a frame
+    context: bytes = b""  # of a refusal
 
     @property
     def key(self) -> tuple[int, Kind] | None:
@@ -157,7 +159,7 @@ class Listener:
     clock: Callable[[], float] = time.monotonic
     is_over: bool = False  # the coordinator has said so, or has had the last evaluation
     trained: int = 0  # rounds since the start
-    lost: str | None = "not connected yet"  # why there is no connection
+    lost: str | None = "it does not answer as an MQTT broker"  # why there is no connection
     heard_at: float = 0.0
     _busy: Job | None = None
     _jobs: list[Job] = field(default_factory=list)
@@ -244,7 +246,12 @@ class Listener:
         """Take in one message; raise WireError if it is not the coordinator's."""
         content, digest = payload, b"" if self.agreed is None else self.agreed.digest
         if self.seal is not None:
-            content = self.seal.open("d", payload, self.memory.nonce.encode(), digest, b"")
+            try:
+                content = self.seal.open("d", payload, self.memory.nonce.encode(), digest, b"")
+            except WireError:
+                if self.agreed is None and not is_json(payload):  # the frame of a federation that it has forgotten
+                    self._refuse(Job({}, peek(payload), refusal_of(payload)), "unknown")
+                raise
         if not is_json(content):
             self._take_frame(content, shared=shared)
             return
@@ -255,7 +262,7 @@ class Listener:
             self.is_over = self.is_over or (self.agreed is not None and values["over"] == self.agreed.token)
         elif isinstance(terms := values.get("terms"), str):
             self._jobs = [job for job in self._jobs if "terms" not in job.values]
-            self._jobs.append(Job({"terms": terms}))
+            self._jobs.append(Job({"terms": terms}, context=refusal_of(payload)))
         elif isinstance(values.get("code"), str) and isinstance(values.get("words"), str):
             if self._notices.take(self.clock()):
                 record_notice(self.journal, values)
@@ -264,7 +271,7 @@ class Listener:
 
     def _take_frame(self, frame: bytes, *, shared: bool) -> None:
         asked = peek(frame)
-        job = Job({}, asked)
+        job = Job({}, asked, b"" if self.agreed is None else self.agreed.token.encode())
         if self.agreed is None:  # also if it is shared, which it is only if all who are there are asked
             self._refuse(job, "unknown")
             return
@@ -317,7 +324,7 @@ class Listener:
         values: dict[str, Any] = {"error": code, "client-id": self.client}
         if job.asked is not None:
             values |= {"round": job.asked.round_number, "kind": job.asked.kind.name.lower()}
-        self._say(to_json(**values), b"" if self.agreed is None else self.agreed.token.encode())
+        self._say(to_json(**values), job.context)
 
     def _publish_frame(self, frame: bytes) -> None:
         assert self.agreed is not None

@@ -14,8 +14,9 @@
 On a broker that is not ours, topics start with a prefix, nothing is shared, and every message ends with a code of 16
 bytes (keyed BLAKE2b) under a key that only the coordinator and that client have. It covers the direction, the client
 and a context: the digest for frames, which covers the federation's token; a number that the client draws, and replaces
-with each federation it accepts, for the coordinator's JSON; the token for a client's replies. So a message of another
-client, direction or federation is no good. Within one federation, repeats do nothing: a round is answered once.
+with each federation it accepts, for the coordinator's JSON; the token for a client's replies; the code of what it
+refuses, for a client that does not know the federation yet. So a message of another client, direction or federation is
+no good. Within one federation, repeats do nothing: a round is answered once.
 """
 
 from __future__ import annotations
@@ -116,6 +117,14 @@ class Allowance:
             self._since, self._taken = now, 0
         self._taken += 1
         return self._taken <= self.most
+
+
+def refusal_of(payload: bytes) -> bytes:
+    """Return the context of a refusal by a client that does not know the federation: the refused message's code.
+
+    It starts with a word, so that no code that a broker invents makes it another context.
+    """
+    return b"refused" + payload[-MAC_BYTES:]
 
 
 def is_json(content: bytes) -> bool:

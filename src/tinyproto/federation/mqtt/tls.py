@@ -45,11 +45,22 @@ def other_broker(
     TINYPROTO_MQTT_USERNAME and TINYPROTO_MQTT_PASSWORD in the environment, these replace our certificate.
     """
     trusted = ours if authority is None else None if authority == "system" else Path(authority)
-    user = os.environ.get("TINYPROTO_MQTT_USERNAME")
+    user, password = _variable("TINYPROTO_MQTT_USERNAME"), _variable("TINYPROTO_MQTT_PASSWORD")
     if user is None:
         return Broker(host, port, trusted, certificate, key, option=OTHER)
-    password = os.environ.get("TINYPROTO_MQTT_PASSWORD")
     return Broker(host, port, trusted, username=user, password=password, option=OTHER)
+
+
+def _variable(name: str) -> str | None:
+    """Return a variable of the environment; raise FederationError for a value that MQTT cannot carry."""
+    value = os.environ.get(name)
+    try:
+        fits = value is None or len(value.encode()) < 2**16
+    except UnicodeEncodeError:
+        fits = False
+    if not fits:
+        raise FederationError(f"{name} is no UTF-8 text of at most 65535 bytes; correct it")
+    return value
 
 
 class CountingSocket(ssl.SSLSocket):

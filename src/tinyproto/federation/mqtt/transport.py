@@ -20,6 +20,7 @@ from tinyproto.federation.mqtt.messages import (
     Topics,
     from_json,
     is_json,
+    refusal_of,
     split_counts,
     to_json,
 )
@@ -36,7 +37,10 @@ A client that has not answered by then has left.
 """
 
 SHARED_SECONDS = 30.0
-"""A frame for all clients is forgotten after this time: it goes to those who are there, not to those who come back."""
+"""The broker forgets a frame for all clients after this time.
+
+A client that was asked and comes back later gets a frame of its own; one that was not asked gets none.
+"""
 
 LONGEST_JSON = 4096
 """Bytes of a client's JSON."""
@@ -80,6 +84,8 @@ class Unanswered:
 
     values: Values
     until: float
+    at_broker_until: float  # a client that comes back later has missed it
+    refusal: bytes = b""  # its context
     resent: int = 0
 
 
@@ -124,10 +130,11 @@ class MqttTransport:
                 continue
             identity = _identity(client, values)
             identities.append(identity)
+            is_shared = to_all is not None and "frame" in values
+            refusal = b"" if is_shared else self._publish(client, values, lifetime)
             if "code" not in values:  # a notice has no reply
-                self._open.setdefault(client, {})[identity] = Unanswered(values, until)
-            if to_all is None or "frame" not in values:
-                self._publish(client, values, lifetime)
+                kept = self.clock() + SHARED_SECONDS if is_shared else until
+                self._open.setdefault(client, {})[identity] = Unanswered(values, until, kept, refusal)
         if to_all is not None:
             self.link.publish(self.topics.everyone, to_all, SHARED_SECONDS)
         return identities
@@ -181,9 +188,11 @@ class MqttTransport:
         seal = self.seals.get(client)
         return content if seal is None else seal.close("d", content, context)
 
-    def _publish(self, client: int, values: Values, lifetime: float) -> None:
-        asleep = self._present[client].asleep
-        self.link.publish(self.topics.down(client), self._payload(client, values), lifetime if asleep else None)
+    def _publish(self, client: int, values: Values, lifetime: float) -> bytes:
+        """Send a message; return the context of its refusal."""
+        payload, asleep = self._payload(client, values), self._present[client].asleep
+        self.link.publish(self.topics.down(client), payload, lifetime if asleep else None)
+        return refusal_of(payload)
 
     def _to_everyone(self, content: bytes) -> None:
         if not self.seals:
@@ -202,8 +211,9 @@ class MqttTransport:
             self._is_lost = False
             self._unheard_until = self.clock() + WHO_SECONDS
             self._unheard = {client for client, presence in self._present.items() if not presence.asleep}
-            # Also with a session: a broker that was killed tells of nobody who left meanwhile.
-            self._to_everyone(to_json(who=0 if happened.resumed else 1))
+            # Also with a session: a broker that was killed tells of nobody who left meanwhile. If it is ours, it has
+            # lost the messages since it last saved them, too.
+            self._to_everyone(to_json(who=0 if happened.resumed and self.seals else 1))
         elif (client := self._senders.get(happened.topic or "")) is not None:
             try:
                 self._take(client, happened.payload)
@@ -215,7 +225,8 @@ class MqttTransport:
         """Take in one message of a client; raise WireError if it is none of ours."""
         content, seal = payload, self.seals.get(client)
         if seal is not None:
-            content = seal.open("u", payload, self.digest, self.token.encode(), b"")
+            refusals = (message.refusal for message in self._open.get(client, {}).values())
+            content = seal.open("u", payload, self.digest, self.token.encode(), b"", *refusals)
         self._unheard.discard(client)
         if not is_json(content):
             self._take_frame(client, content)
@@ -260,24 +271,28 @@ class MqttTransport:
             self._arrived.append((identity, incoming))
 
     def _arrive(self, client: int, values: Mapping[str, Any]) -> None:
-        """Note that a client is there; if it may have lost messages, send those without a reply again."""
+        """Note that a client is there; send it again what it may have lost of the messages without a reply."""
         self._present[client] = Presence(_word(values["here"]), _word(values.get("nonce")))
-        if values.get("fresh"):
-            for message in self._open.get(client, {}).values():
-                left = message.until - self.clock()
-                if left > 0 and message.resent < MOST_RESENT:
-                    message.resent += 1
-                    self._publish(client, message.values, left)
+        now = self.clock()
+        for message in self._open.get(client, {}).values():
+            missed = values.get("fresh") or now >= message.at_broker_until
+            if missed and now < message.until and message.resent < MOST_RESENT:
+                message.resent += 1
+                message.at_broker_until = message.until
+                message.refusal = self._publish(client, message.values, message.until - now)
 
     def _leave(self, client: int, values: Mapping[str, Any]) -> None:
-        """Note that a client sleeps or has left, unless it is about an earlier connection."""
+        """Note that a client sleeps or has left, unless it is about an earlier connection.
+
+        One that comes and goes all the time counts as there, so that its lines fill no disk.
+        """
         known = self._present.get(client)
         if known is None or known.connection not in (values.get("gone"), values.get("asleep")):
             return
         if "asleep" in values:
             known.asleep_since = self.clock()
-            return
-        self._remove(client)
+        elif self._allowances.setdefault(client, Allowance()).take(self.clock()):
+            self._remove(client)
 
     def _remove(self, client: int) -> None:
         """Report that a client has left; it may still answer a frame, if it comes back in time."""
