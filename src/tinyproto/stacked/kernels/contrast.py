@@ -40,9 +40,9 @@ def _wait(arrived, target):
     tries = 0
     while (tl.load(arrived, volatile=True) < target) & (tries < PATIENCE):
         tries += 1
-    if tries == PATIENCE:
+    # This makes what the others wrote visible. Triton leaves it out unless its result is used.
+    if tl.atomic_add(arrived, 0, sem="acquire", scope="gpu") < target:
         tl.atomic_max(arrived, STALLED)
-    tl.atomic_add(arrived, 0, sem="acquire", scope="gpu")
     tl.debug_barrier()
 
 
