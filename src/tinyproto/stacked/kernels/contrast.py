@@ -137,7 +137,7 @@ def _epoch(
             squares = tl.zeros((KB,), tl.float32)
             for start in range(0, D, WIDE):
                 c = start + tl.arange(0, WIDE)
-                upload = tl.load(uploads + row * D + c, mask=c < D, other=0.0)
+                upload = tl.load(uploads + row.to(tl.int64) * D + c, mask=c < D, other=0.0)
                 both = (k < K)[:, None] & (c < D)[None, :]
                 values = tl.load(
                     learned + k[:, None] * D + c[None, :], mask=both, other=0.0, cache_modifier=".cg"
@@ -178,8 +178,8 @@ def _epoch(
                 pull = (tl.where(k[None, :] == label[:, None], 1.0, 0.0) - share) / size
                 slope = tl.where(both & (near > 0.0), pull / near, 0.0)  # (SAMPLES, KB)
                 upload = tl.load(
-                    uploads + (first + r)[:, None] * D + c[None, :], mask=(r < size)[:, None] & (c < D)[None, :],
-                    other=0.0,
+                    uploads + (first + r).to(tl.int64)[:, None] * D + c[None, :],
+                    mask=(r < size)[:, None] & (c < D)[None, :], other=0.0,
                 )  # fmt: skip
                 total += tl.sum(slope[:, :, None] * (values[None, :, :] - upload[:, None, :]), 0)
             tl.store(of_learned + k[:, None] * D + c[None, :], total, mask=inside)
