@@ -245,20 +245,18 @@ def epoch(weights: State, samples: Batch, batch: int, penalty: Tensor, logged: T
 
 
 def _tiles(classes: int, dim: int) -> dict[str, Any]:
-    """Return the sizes of tiles. Loads ahead of time need 16 bytes in a row: shorter ones see what others overwrote."""
+    """Return the sizes of tiles, and how products round: `tf32x3` is float32 up to its last bits, on tensor cores.
+
+    Loads ahead of time take 16 bytes in a row, past a multiprocessor's own cache.
+    """
     padded = max(16, triton.next_power_of_2(classes))
     return {
         "K": classes, "D": dim, "CLASSES": padded, "KB": min(32, padded), "COLUMNS": COLUMNS,
         "WIDE": min(WIDE, triton.next_power_of_2(dim)), "SAMPLES": SAMPLES, "FM": FILTERS[0], "FN": FILTERS[1],
-        "DEPTH": DEPTH, "CLASS_DEPTH": min(64, padded), "PRECISION": _precision(), "num_warps": 4,
+        "DEPTH": DEPTH, "CLASS_DEPTH": min(64, padded), "PRECISION": "tf32x3", "num_warps": 4,
         "num_stages": 3 if dim % 4 == 0 else 1, "launch_cooperative_grid": True,
     }  # fmt: skip
 
 
 def _programs(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
-def _precision() -> str:
-    """Return how products round: `tf32x3` is float32 up to its last bits, on tensor cores."""
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
