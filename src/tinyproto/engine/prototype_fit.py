@@ -45,8 +45,8 @@ class PrototypeFit:
 
         The second step has one sample less.
         """
-        device, precision = penalty.device, torch.backends.cuda.matmul.allow_tf32
-        key = (*(value.shape for value in weights.values()), batch, device, precision)
+        device = penalty.device
+        key = (*(value.shape for value in weights.values()), batch, device)
         if key in self.checked:
             return
         weights, samples, penalty = _drawn(weights, max(2 * batch - 1, 1), device)
@@ -64,12 +64,14 @@ class PrototypeFit:
         self.checked.add(key)
 
     def _by_autograd(self, weights: State, samples: Batch, batch: int, penalty: Tensor) -> list[Tensor]:
-        """Return the sum of the losses, and how far each weight moves at rate 1."""
+        """Return the sum of the losses, and how far each weight moves at rate 1, in float64: TF32 would flip signs."""
+        weights, penalty = {name: value.double() for name, value in weights.items()}, penalty.double()
         leaves, logged = weights, torch.zeros(1, dtype=torch.float64, device=penalty.device)
         for inputs, labels in zip(*(torch.split(each, batch) for each in samples), strict=True):
             with torch.enable_grad():
                 leaves = {name: value.detach().requires_grad_() for name, value in leaves.items()}
-                loss = margin_contrastive_loss(inputs, labels, functional_call(self.network, leaves, ()), penalty)
+                found = functional_call(self.network, leaves, ())
+                loss = margin_contrastive_loss(inputs.double(), labels, found, penalty)
                 gradients = torch.autograd.grad(loss, list(leaves.values()))
             logged += loss.detach() * len(labels)
             leaves = {

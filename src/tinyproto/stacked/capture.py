@@ -136,7 +136,7 @@ def compile_first(functions: Sequence[Callable[[], None]], device: torch.device)
         return
     from tinyproto.stacked.kernels import compiling_together
 
-    with compiling_together() as possible:
+    with torch.cuda.device(device), compiling_together() as possible:  # each GPU has its own kernels
         for function in functions if possible else ():
             with suppress(Exception):  # it comes again when the function is used
                 function()

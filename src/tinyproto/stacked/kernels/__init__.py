@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ def compiling_together() -> Iterator[bool]:
     Yield False where Triton is too old for that; each kernel is then compiled when it first runs.
     """
     mode = getattr(triton, "AsyncCompileMode", None)
-    if mode is None:
+    if mode is None or "ignore_errors" not in signature(mode).parameters:
         yield False
         return
     token = only_compile.set(True)

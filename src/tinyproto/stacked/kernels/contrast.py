@@ -40,9 +40,9 @@ def _wait(arrived, target):
     tries = 0
     while (tl.load(arrived, volatile=True) < target) & (tries < PATIENCE):
         tries += 1
-    if tries == PATIENCE:
+    # This makes what the others wrote visible. Triton leaves it out unless its result is used.
+    if tl.atomic_add(arrived, 0, sem="acquire", scope="gpu") < target:
         tl.atomic_max(arrived, STALLED)
-    tl.atomic_add(arrived, 0, sem="acquire", scope="gpu")
     tl.debug_barrier()
 
 
@@ -137,7 +137,7 @@ def _epoch(
             squares = tl.zeros((KB,), tl.float32)
             for start in range(0, D, WIDE):
                 c = start + tl.arange(0, WIDE)
-                upload = tl.load(uploads + row * D + c, mask=c < D, other=0.0)
+                upload = tl.load(uploads + row.to(tl.int64) * D + c, mask=c < D, other=0.0)
                 both = (k < K)[:, None] & (c < D)[None, :]
                 values = tl.load(
                     learned + k[:, None] * D + c[None, :], mask=both, other=0.0, cache_modifier=".cg"
@@ -178,8 +178,8 @@ def _epoch(
                 pull = (tl.where(k[None, :] == label[:, None], 1.0, 0.0) - share) / size
                 slope = tl.where(both & (near > 0.0), pull / near, 0.0)  # (SAMPLES, KB)
                 upload = tl.load(
-                    uploads + (first + r)[:, None] * D + c[None, :], mask=(r < size)[:, None] & (c < D)[None, :],
-                    other=0.0,
+                    uploads + (first + r).to(tl.int64)[:, None] * D + c[None, :],
+                    mask=(r < size)[:, None] & (c < D)[None, :], other=0.0,
                 )  # fmt: skip
                 total += tl.sum(slope[:, :, None] * (values[None, :, :] - upload[:, None, :]), 0)
             tl.store(of_learned + k[:, None] * D + c[None, :], total, mask=inside)
@@ -245,20 +245,18 @@ def epoch(weights: State, samples: Batch, batch: int, penalty: Tensor, logged: T
 
 
 def _tiles(classes: int, dim: int) -> dict[str, Any]:
-    """Return the sizes of tiles. Loads ahead of time need 16 bytes in a row: shorter ones see what others overwrote."""
+    """Return the sizes of tiles, and how products round: `tf32x3` is float32 up to its last bits, on tensor cores.
+
+    Loads ahead of time take 16 bytes in a row, past a multiprocessor's own cache.
+    """
     padded = max(16, triton.next_power_of_2(classes))
     return {
         "K": classes, "D": dim, "CLASSES": padded, "KB": min(32, padded), "COLUMNS": COLUMNS,
         "WIDE": min(WIDE, triton.next_power_of_2(dim)), "SAMPLES": SAMPLES, "FM": FILTERS[0], "FN": FILTERS[1],
-        "DEPTH": DEPTH, "CLASS_DEPTH": min(64, padded), "PRECISION": _precision(), "num_warps": 4,
+        "DEPTH": DEPTH, "CLASS_DEPTH": min(64, padded), "PRECISION": "tf32x3", "num_warps": 4,
         "num_stages": 3 if dim % 4 == 0 else 1, "launch_cooperative_grid": True,
     }  # fmt: skip
 
 
 def _programs(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
-def _precision() -> str:
-    """Return how products round: `tf32x3` is float32 up to its last bits, on tensor cores."""
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"

@@ -1,0 +1,81 @@
+"""What Triton makes of our kernels, without a GPU: compiled ahead of time, or side by side by a stand-in for Triton."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from importlib.util import find_spec
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tinyproto.stacked.capture import only_compile
+
+
+class TooOld:
+    """Triton 3.5's mode, which raises the first error of a compilation."""
+
+    def __init__(self, executor: object) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("modes", [{}, {"AsyncCompileMode": TooOld}], ids=["none", "without ignore_errors"])
+def test_an_older_triton_compiles_each_kernel_when_it_first_runs(
+    monkeypatch: pytest.MonkeyPatch, modes: dict[str, type]
+) -> None:
+    monkeypatch.delitem(sys.modules, "tinyproto.stacked.kernels", raising=False)
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(**modes))
+    from tinyproto.stacked.kernels import compiling_together
+
+    with compiling_together() as possible:
+        assert not possible
+        assert not only_compile.get()
+    monkeypatch.delitem(sys.modules, "tinyproto.stacked.kernels")
+
+
+class Device:
+    """Triton's driver for a GPU that is not there."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_target(self) -> object:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return self.capability
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@pytest.fixture(params=[80, 86, 89, 90])
+def capability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    if find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("needs Triton, and not its interpreter")
+    from triton.runtime.driver import driver
+
+    monkeypatch.setattr(driver, "_active", Device(request.param))
+    return int(request.param)
+
+
+def test_the_server_s_fit_sees_what_other_programs_wrote(capability: int) -> None:
+    from tinyproto.stacked.kernels import contrast
+
+    classes, dim = 100, 500
+    rows, square, bias = torch.empty(classes, dim), torch.empty(dim, dim), torch.empty(dim)
+    compiled = contrast._epoch.run(
+        torch.empty(32, dim), torch.empty(32, dtype=torch.int64), torch.empty(classes, classes), rows, square, bias,
+        square, bias, rows, rows, rows, rows, rows, square, torch.empty(32, classes),
+        torch.empty(1, dtype=torch.float64), torch.empty(1, dtype=torch.int32), 32, 32, 0.1, grid=(132,), warmup=True,
+        PROGRAMS=132, **contrast._tiles(classes, dim),
+    )  # fmt: skip
+    assert compiled.metadata.launch_cooperative_grid
+    assert compiled.metadata.shared <= (99 if capability in (86, 89) else 163) * 1024
+    code = re.sub(r"\s+", " ", compiled.asm["ptx"])
+    assert len(re.findall(r"global\.gpu\.release\.add", code)) == 6
+    assert len(re.findall(r"\.gpu\.acquire", code)) == 6  # Triton drops one whose result is unused
