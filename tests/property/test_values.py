@@ -177,7 +177,7 @@ ROWS_OF_ANY = SHAPES.flatmap(
 )
 
 
-def parts(kind: ValueType, data: bytes, values: Floats) -> tuple[NDArray[np.uint16], NDArray[np.float64]]:
+def parts(kind: ValueType, data: bytes | memoryview, values: Floats) -> tuple[NDArray[np.uint16], NDArray[np.float64]]:
     """Scales (n,), as bits, and the largest magnitude of each row as it travels (n,)."""
     rows, width = values.shape
     scales = np.frombuffer(data, "<u2", count=rows)

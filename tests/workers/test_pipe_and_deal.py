@@ -10,6 +10,7 @@ from tinyproto.errors import WorkerError
 from tinyproto.experiment import Experiment
 from tinyproto.models import build_model
 from tinyproto.models.count import count_parameters
+from tinyproto.simulation.loop import batches
 from tinyproto.subprocesses import End, Parcel, receive, send
 from tinyproto.workers import pool
 from tinyproto.workers.child import Child
@@ -48,11 +49,10 @@ def test_a_client_with_a_larger_network_counts_as_more_work() -> None:
     assert {len({client % 2 for client in share}) for share in deal(experiment.work, 2)} == {2}  # one of each kind
 
 
-def test_a_worker_is_sent_no_more_frames_at_a_time_than_a_pipe_should_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "MOST_FRAME_BYTES", 10)
+def test_a_worker_is_sent_no_more_frames_at_a_time_than_a_pipe_should_hold() -> None:
     frames = {client: bytes(4) for client in range(7)}
-    assert [list(batch) for batch in pool._batches([0, 1, 3, 4, 6], frames)] == [[0, 1, 3], [4, 6]]
-    assert list(pool._batches([], frames)) == []
+    assert [list(batch) for batch in batches([0, 1, 3, 4, 6], frames, 10)] == [[0, 1, 3], [4, 6]]
+    assert list(batches([], frames, 10)) == []
 
 
 def test_replies_are_read_before_somebody_asks_for_them_so_that_no_worker_waits_for_another(

@@ -152,6 +152,6 @@ def tensor_mean(uploads: Sequence[Mapping[str, Tensor]], weights: Sequence[float
     for name, first in uploads[0].items():
         mean = torch.zeros(first.shape, dtype=torch.float64)
         for upload, share in zip(uploads, shares, strict=True):
-            mean += upload[name].double() * share
+            mean += upload[name].to(torch.float64, copy=True).mul_(share)
         means[name] = mean.float()
     return means

@@ -6,7 +6,7 @@ uploads that cause it are dropped, or the last state stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -141,17 +141,18 @@ class Settled(NamedTuple):
 
 
 def settle(
-    aggregate: Callable[[Collection[int]], State], problem_of: Callable[[State], str | None], suspects: Sequence[int]
+    aggregate: Callable[[Collection[int]], State], problem_of: Callable[[State], str | None], suspects: Iterable[int]
 ) -> Settled:
     """Aggregate all uploads, or all but the fewest suspects, the worst first, that give a state to send.
 
     `aggregate` takes the clients to leave out. Their number is found by bisection, so that few aggregations are made.
+    Suspects are read only if there is a problem.
     """
     state = aggregate(())
     problem = problem_of(state)
     if problem is None:
         return Settled(state)
-    found = Settled(None, (), problem)
+    found, suspects = Settled(None, (), problem), list(suspects)
     low, high = 1, len(suspects)
     while low <= high:
         middle = (low + high) // 2

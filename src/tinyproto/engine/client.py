@@ -271,7 +271,7 @@ class LastGood:
 
     @torch.no_grad()
     def diverged(self, clients: Sequence[Client]) -> set[int]:
-        """Return the clients with a weight that is NaN or infinite: the sum of its magnitudes is not finite.
+        """Return the clients with a weight that is NaN or infinite: its tensor's norm is not finite.
 
         The host waits for the device once.
         """
@@ -283,8 +283,8 @@ class LastGood:
         ]
         if not floats:
             return set()
-        magnitudes = torch._foreach_norm([tensor for _, tensor in floats], 1, dtype=torch.float64)
-        good = torch.stack(list(magnitudes)).isfinite().tolist()
+        norms = torch._foreach_norm([tensor for _, tensor in floats], dtype=torch.float64)
+        good = torch.stack(list(norms)).isfinite().tolist()
         return {client for (client, _), finite in zip(floats, good, strict=True) if not finite}
 
     def forget(self) -> None:

@@ -203,12 +203,12 @@ class ServerRuntime:
         updates = [Update(self.believed[client], answers.messages[client]) for client in heard]
         return side.aggregate(self.state, updates, self.trainer, round_, self.streams)
 
-    def _suspects(self, answers: Answers) -> list[int]:
-        """Return the clients whose uploads can be dropped, the longest first."""
+    def _suspects(self, answers: Answers) -> Iterator[int]:
+        """Yield the clients whose uploads can be dropped, the longest first."""
         uploads = answers.aside
         if answers.gathered is None:
             uploads = {client: answers.messages[client] for client in answers.trained}
-        return sorted(uploads, key=lambda client: (-length(uploads[client]), client))
+        yield from sorted(uploads, key=lambda client: (-length(uploads[client]), client))
 
     def _problem_of(self, state: State) -> str | None:
         """Return why clients may refuse the next broadcast, or None; a client that never sent is sent most."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from tinyproto.core.streams import one_thread
 from tinyproto.core.task import Trainer
 from tinyproto.data.dataset import CountedSamples, FederatedData
 from tinyproto.engine.client import ClientRuntime, Steps
+from tinyproto.engine.eager import EagerTrainer
 from tinyproto.engine.measure import Clock, Meter, Stopwatch
 from tinyproto.engine.participation import Trace, plan_round, with_absences
 from tinyproto.engine.round import RoundRecord, play_round
@@ -31,6 +33,9 @@ from tinyproto.tracking.summary import RoundResult
 
 NAMED = 5
 """The number of left-out clients that an error names."""
+
+EAGER_FRAME_BYTES = 2**22
+"""Frames that the eager trainer's clients are given together on a CPU: the next ones use the same memory again."""
 
 
 @dataclass
@@ -120,17 +125,19 @@ class Loopback:
 
     clients: ClientRuntime
     store: ClientStore
+    most_bytes: float = math.inf  # of frames at a time
 
     def exchange(self, round_number: int, frames: Mapping[int, bytes]) -> Iterable[Reply]:  # noqa: ARG002
         """Deliver the frames and yield the replies; a client whose training diverged has been restored."""
         for portion in self.store.portions(frames):
-            left_out: dict[int, WireError] = {}
-            with self.store.holding(portion):
-                replies = self.clients.handle({client: frames[client] for client in portion}, left_out)
-            if not self.store.holds_all:
-                self.clients.last_good.forget()
-            for client, frame in replies.items():
-                yield Reply(client, frame, left_out.get(client))
+            for batch in batches(portion, frames, self.most_bytes):
+                left_out: dict[int, WireError] = {}
+                with self.store.holding(list(batch)):
+                    replies = self.clients.handle(batch, left_out)
+                if len(batch) < len(frames) or not self.store.holds_all:
+                    self.clients.last_good.forget()
+                for client, frame in replies.items():
+                    yield Reply(client, frame, left_out.get(client))
 
     def save(self) -> Mapping[int, Stored]:
         """Write all that changed; return the places of the clients that ever changed."""
@@ -152,6 +159,20 @@ class Loopback:
         return report
 
 
+def batches(clients: Iterable[int], frames: Mapping[int, bytes], most_bytes: float) -> Iterator[dict[int, bytes]]:
+    """Yield the frames of these clients in batches of limited size."""
+    batch: dict[int, bytes] = {}
+    held = 0
+    for client in clients:
+        batch[client] = frames[client]
+        held += len(batch[client])
+        if held >= most_bytes:
+            yield batch
+            batch, held = {}, 0
+    if batch:
+        yield batch
+
+
 def make_loopback(
     setup: Setup, data: FederatedData, trainer: Trainer, device: torch.device,
     counted_samples: CountedSamples = "train", only: Collection[int] | None = None,
@@ -166,7 +187,8 @@ def make_loopback(
     ids = range(data.num_clients) if only is None else only
     builder = ClientBuilder(setup, data, counted_samples, device)
     store = ClientStore(ids, builder, files or ClientFiles(), memory, stopwatch)
-    return Loopback(setup.clients(store, trainer, stopwatch), store)
+    most_bytes = EAGER_FRAME_BYTES if isinstance(trainer, EagerTrainer) and device.type == "cpu" else math.inf
+    return Loopback(setup.clients(store, trainer, stopwatch), store, most_bytes)
 
 
 def make_stopwatch(clock: Clock, device: torch.device) -> Stopwatch:

@@ -125,14 +125,14 @@ def payload_bytes(message: Message, values: ValueType = FLOAT32) -> int:
 
 def encode(header: Header, message: Message, coding: Coding = _AS_IT_IS) -> bytes:
     """Encode a message as one frame; empty sections are omitted."""
-    sections = []
+    pieces: list[bytes | memoryview] = []  # joined once, since a network's values are megabytes
     if message.rows is not None:
-        sections.append(_encode_rows(message.rows, coding))
+        pieces += _encode_rows(message.rows, coding)
     if message.tensors:
-        sections.append(_encode_tensors(message.tensors, coding))
+        pieces += _encode_tensors(message.tensors, coding)
     if message.metrics:
-        sections.append(_encode_metrics(message.metrics))
-    return pack(header, b"".join(sections))
+        pieces += _encode_metrics(message.metrics)
+    return pack(header, *pieces)
 
 
 def rows_frame_bytes(num_classes: int, width: int, values: ValueType, metrics: int = 0) -> int:
@@ -236,20 +236,20 @@ def _check_size(shape: tuple[int, ...], what: str) -> None:
         raise WireError(f"{what}: {' × '.join(map(str, shape))} values are more than any federation has")
 
 
-def _value_bytes(values: Tensor, shape: tuple[int, int], coding: Coding) -> bytes:
+def _value_bytes(values: Tensor, shape: tuple[int, int], coding: Coding) -> bytes | memoryview:
     if values.dtype != torch.float32:
         raise ValueError(f"only float32 can be encoded, not {values.dtype}")
     return coding.values.encode(values.detach().cpu().contiguous().numpy().reshape(shape), coding.rounding)
 
 
-def _encode_rows(rows: Prototypes, coding: Coding) -> bytes:
+def _encode_rows(rows: Prototypes, coding: Coding) -> list[bytes | memoryview]:
     if rows.num_classes > _MOST_CLASSES:
         raise ValueError(f"a frame holds at most {_MOST_CLASSES} classes, not {rows.num_classes}")
     present = rows.present.cpu()
     bitmap = np.packbits(present.numpy(), bitorder="little").tobytes()
     head = _ROWS_HEAD.pack(_ROWS, coding.values.code, rows.num_classes, rows.width)
     sent = rows.values.cpu()[present]
-    return b"".join((head, bitmap, _value_bytes(sent, (len(sent), rows.width), coding)))
+    return [head, bitmap, _value_bytes(sent, (len(sent), rows.width), coding)]
 
 
 def _decode_rows(reader: _Reader, expected: Expectation | None) -> PackedRows:
@@ -270,8 +270,8 @@ def _decode_rows(reader: _Reader, expected: Expectation | None) -> PackedRows:
     return PackedRows(num_classes, classes, reader.values(known, (count, width), "rows values"))
 
 
-def _encode_tensors(tensors: Mapping[str, Tensor], coding: Coding) -> bytes:
-    pieces = [_TENSORS_HEAD.pack(_TENSORS, len(tensors))]
+def _encode_tensors(tensors: Mapping[str, Tensor], coding: Coding) -> list[bytes | memoryview]:
+    pieces: list[bytes | memoryview] = [_TENSORS_HEAD.pack(_TENSORS, len(tensors))]
     for name, tensor in sorted(tensors.items()):  # so that draws meet the same values in any order of the mapping
         encoded = name.encode()
         if len(encoded) > 255:
@@ -279,7 +279,7 @@ def _encode_tensors(tensors: Mapping[str, Tensor], coding: Coding) -> bytes:
         pieces.append(bytes((len(encoded),)) + encoded + bytes((coding.values.code, tensor.dim())))
         pieces.append(struct.pack(f"<{tensor.dim()}I", *tensor.shape))
         pieces.append(_value_bytes(tensor, as_matrix(tuple(tensor.shape)), coding))
-    return b"".join(pieces)
+    return pieces
 
 
 def _decode_tensors(reader: _Reader, expected: Expectation | None) -> dict[str, Tensor]:
@@ -311,7 +311,7 @@ def _is_wide(value: float) -> bool:
     return not abs(value) < _NARROW_BELOW or _NARROW.unpack(_NARROW.pack(value))[0] != value
 
 
-def _encode_metrics(metrics: Mapping[str, float]) -> bytes:
+def _encode_metrics(metrics: Mapping[str, float]) -> list[bytes]:
     pieces = [_METRICS_HEAD.pack(_METRICS, len(metrics))]
     for name in sorted(metrics, key=lambda name: _METRIC_PLACES.get(name, (0, name))):
         value = metrics[name]
@@ -321,7 +321,7 @@ def _encode_metrics(metrics: Mapping[str, float]) -> bytes:
         if code == 0:
             pieces.append(bytes((len(name.encode()),)) + name.encode())
         pieces.append(_METRIC_LAYOUTS[width].pack(value))
-    return b"".join(pieces)
+    return pieces
 
 
 def _decode_metrics(reader: _Reader) -> dict[str, float]:

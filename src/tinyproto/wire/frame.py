@@ -73,11 +73,14 @@ def federation_digest(facts: Mapping[str, object]) -> bytes:
     return hashlib.blake2b(canonical.encode(), digest_size=DIGEST_BYTES).digest()
 
 
-def pack(header: Header, body: bytes | memoryview) -> bytes:
-    """Return header and body as one frame."""
+def pack(header: Header, *body: bytes | memoryview) -> bytes:
+    """Return header and body, which may come in pieces, as one frame."""
     code = header.kind | (_EVALUATE if header.evaluate else 0)
     fields = _FIELDS.pack(VERSION, code, header.round_number, header.client)
-    return b"".join((fields, _CHECKSUM.pack(zlib.crc32(body, zlib.crc32(header.digest + fields))), body))
+    checksum = zlib.crc32(header.digest + fields)
+    for piece in body:
+        checksum = zlib.crc32(piece, checksum)
+    return b"".join((fields, _CHECKSUM.pack(checksum), *body))
 
 
 def unpack(frame: bytes, digest: bytes) -> tuple[Header, memoryview]:

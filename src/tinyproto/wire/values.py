@@ -94,10 +94,10 @@ class ValueType:
         """Return a bound of the factor by which rounding can increase the L2 norm of a row with so many values."""
         return 1.0 + _OF_EACH.get(self.name, 0.0) + _OF_LARGEST.get(self.name, 0.0) * math.sqrt(width)
 
-    def encode(self, values: Floats, rounding: torch.Generator | None = None) -> bytes:
-        """Encode values (n, w); round to nearest, half to even, or stochastically if there is a generator."""
+    def encode(self, values: Floats, rounding: torch.Generator | None = None) -> bytes | memoryview:
+        """Encode values (n, w), float32 as a view; round to nearest, half to even, or stochastically by a generator."""
         if self is FLOAT32:
-            return values.astype("<f4", copy=False).tobytes()
+            return np.ascontiguousarray(values, "<f4").reshape(-1).view(np.uint8).data
         rows, width = values.shape
         out = np.empty(self.payload(rows, width), np.uint8)
         if out.size == 0:

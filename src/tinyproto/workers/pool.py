@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from tinyproto.data.dataset import Dataset
 from tinyproto.engine.server import Reply
 from tinyproto.errors import TinyProtoError, WireError, WorkerError
-from tinyproto.simulation.loop import HostReport
+from tinyproto.simulation.loop import HostReport, batches
 from tinyproto.storage.client_files import Stored, stored_from
 from tinyproto.subprocesses import Parcel
 from tinyproto.workers.child import Child, SharedDataset
@@ -54,12 +54,13 @@ class WorkerPool:
 
     def exchange(self, round_number: int, frames: Mapping[int, bytes]) -> Iterator[Reply]:
         """Deliver the frames to all workers at once; yield the replies worker by worker."""
-        waiting = [_batches([client for client in share if client in frames], frames) for share in self._shares]
-        while any(batches := [next(share, {}) for share in waiting]):
-            for worker, batch in zip(self._workers, batches, strict=True):
+        asked = [[client for client in share if client in frames] for share in self._shares]
+        waiting = [batches(clients, frames, MOST_FRAME_BYTES) for clients in asked]
+        while any(now := [next(share, {}) for share in waiting]):
+            for worker, batch in zip(self._workers, now, strict=True):
                 head = {"do": "exchange", "round": round_number, "clients": list(batch)}
                 worker.request(Parcel(head, list(batch.values())))
-            for worker, batch in zip(self._workers, batches, strict=True):
+            for worker, batch in zip(self._workers, now, strict=True):
                 for client in batch:
                     parcel = worker.reply("client", f"client {client}")
                     refused = parcel.head["refused"]
@@ -100,20 +101,6 @@ def deal(work: Sequence[int], count: int) -> list[list[int]]:
         shares[least].append(client)
         loads[least] += work[client]
     return [sorted(share) for share in shares]
-
-
-def _batches(clients: Iterable[int], frames: Mapping[int, bytes]) -> Iterator[dict[int, bytes]]:
-    """Yield the frames of these clients in batches of limited size."""
-    batch: dict[int, bytes] = {}
-    held = 0
-    for client in clients:
-        batch[client] = frames[client]
-        held += len(batch[client])
-        if held >= MOST_FRAME_BYTES:
-            yield batch
-            batch, held = {}, 0
-    if batch:
-        yield batch
 
 
 class _Worker(Child):
