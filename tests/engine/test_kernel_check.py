@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tinyproto.stacked import fallback
+from tinyproto.stacked import fallback, layers
 from tinyproto.stacked.convolution import geometry, plain_convolution
 from tinyproto.stacked.fallback import CannotStack, check_kernel
+from tinyproto.stacked.layers import Squeeze, check_excitation, plain_excite
 
 VALUES, WEIGHT = torch.zeros(2, 3, 4, 5, 5), torch.zeros(2, 6, 3, 3, 3)
 PLAIN = partial(plain_convolution, bias=None, shape=geometry(nn.Conv2d(3, 6, 3, 1, 1)))
@@ -60,6 +61,26 @@ class WrongGradient(torch.autograd.Function):
 def test_a_kernel_that_does_not_agree_is_refused(mine: fallback.Layer) -> None:
     with pytest.raises(CannotStack, match="odd kernel"):
         check_kernel("odd", "other", mine, PLAIN, VALUES, WEIGHT)
+
+
+def test_squeeze_and_excitation_is_checked_with_exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = torch.zeros(2, 6, 4, 5, 5)
+    to_three, back = (torch.randn(2, 3, 6), torch.randn(2, 3)), (torch.randn(2, 6, 3), torch.randn(2, 6))
+    squeeze, seen = Squeeze(*to_three, *back, "silu"), set[bool]()
+
+    def mine(maps: Tensor, to: Squeeze) -> Tensor:
+        seen.add(torch.backends.cudnn.allow_tf32)
+        return plain_excite(maps, to) * (1 + 1e-4)
+
+    before = torch.backends.cudnn.allow_tf32
+    monkeypatch.setattr(layers, "_kernel_excite", mine)
+    check_excitation(values, squeeze)
+    assert seen == {False}
+    assert torch.backends.cudnn.allow_tf32 == before
+    monkeypatch.setattr(layers, "_kernel_excite", lambda maps, to: plain_excite(maps, to).flip(1))
+    check_excitation(values, squeeze)  # these sizes were checked
+    with pytest.raises(CannotStack, match="squeeze-and-excitation kernel"):
+        check_excitation(values[..., :3], squeeze)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from tinyproto.stacked.layers import (
     RunningStatistics,
     Squeeze,
     apply,
+    check_excitation,
     plain_excite,
     plain_normalise,
 )
@@ -125,6 +126,7 @@ def test_excitation(samples: int, size: int, activation: Activation) -> None:
         return plain_excite(values, Squeeze(first, one, second, two, activation))
 
     assert_same(kernel, plain, *inputs)
+    check_excitation(inputs[0], Squeeze(*inputs[1:], activation))
 
 
 def moved_by_an_epoch(samples: Batch, network: nn.Module, penalty: Tensor, batch: int) -> tuple[float, State]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tinyproto.stacked.fallback import CannotStack
+from tinyproto.stacked.capture import branching
+from tinyproto.stacked.fallback import CannotStack, check_kernel
 
 Activation = Literal["relu", "relu6", "silu"]
 _ACTIVATIONS = {"relu": functional.relu, "relu6": functional.relu6, "silu": functional.silu}
@@ -144,11 +145,34 @@ class Squeeze(NamedTuple):
 
 def excite(values: Tensor, squeeze: Squeeze) -> Tensor:
     """Multiply each map of (n, C, B, H, W) by a share in (0, 1) that depends on the means of all its sample's maps."""
-    if values.is_cuda and values.dtype == torch.float32:
-        from tinyproto.stacked.kernels.excitation import TritonExcitation
+    if not (values.is_cuda and values.dtype == torch.float32):
+        return plain_excite(values, squeeze)
+    values = values.contiguous()
+    check_excitation(values, squeeze)
+    return _kernel_excite(values, squeeze)
 
-        return apply(TritonExcitation, values.contiguous(), *squeeze)
-    return plain_excite(values, squeeze)
+
+def _kernel_excite(values: Tensor, squeeze: Squeeze) -> Tensor:
+    from tinyproto.stacked.kernels.excitation import TritonExcitation
+
+    return apply(TritonExcitation, values, *squeeze)
+
+
+def check_excitation(values: Tensor, squeeze: Squeeze) -> None:
+    """Check the kernels once, with exact products: those in TF32 change the sign of a ReLU's input now and then."""
+
+    def by(kernel: Callable[[Tensor, Squeeze], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+        return lambda maps, first: kernel(maps, squeeze._replace(first=first))
+
+    key = (squeeze.second.shape, squeeze.activation)
+    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = convolutions.allow_tf32, products.allow_tf32
+    convolutions.allow_tf32 = products.allow_tf32 = False
+    try:
+        with branching(None):
+            check_kernel("squeeze-and-excitation", key, by(_kernel_excite), by(plain_excite), values, squeeze.first)
+    finally:
+        convolutions.allow_tf32, products.allow_tf32 = before
 
 
 def plain_excite(values: Tensor, squeeze: Squeeze) -> Tensor:
