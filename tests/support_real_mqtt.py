@@ -54,8 +54,13 @@ class RealMqtt(Federation):
     def held_round(self, client: int, joined: Running, after: int = 1) -> Iterator[int]:
         """Stop the training process of a client, and yield the round that waits for it alone; then continue it."""
         self.wait_for("concluded", 150, round=after)
-        (training,) = eventually(lambda: joined.find(TRAINING), 10, "the client trains")
-        os.kill(training, signal.SIGSTOP)
+        coordinator = one(self.started[0], COORDINATOR)
+        os.kill(coordinator, signal.SIGSTOP)  # on a busy machine all rounds might be over before the process is found
+        try:
+            (training,) = eventually(lambda: joined.find(TRAINING), 10, "the client trains")
+            os.kill(training, signal.SIGSTOP)
+        finally:
+            os.kill(coordinator, signal.SIGCONT)
         try:
             yield int(eventually(lambda: self._waits_for_it_alone(client), 20, self.tail()))
         finally:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +17,9 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.reasoncodes import ReasonCode
 
 from tinyproto.errors import FederationError
+from tinyproto.federation.mqtt import connection as connection_module
 from tinyproto.federation.mqtt.connection import Connection
-from tinyproto.federation.mqtt.tls import Broker, other_broker
+from tinyproto.federation.mqtt.tls import Broker, CountingSocket, other_broker, tls_context
 
 
 @pytest.fixture
@@ -31,6 +34,14 @@ def connected(connection: Connection, *, session: bool) -> None:
     connection._on_connect(
         None, None, SimpleNamespace(session_present=session), SimpleNamespace(is_failure=False), None
     )
+
+
+def with_socket(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> socket.socket:
+    """Give it a connected socket whose other end is returned."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    monkeypatch.setattr(connection._client, "_sock", ours)
+    return theirs
 
 
 def subscribed(connection: Connection) -> None:
@@ -60,12 +71,97 @@ def test_a_malformed_packet_ends_the_connection_and_nothing_else(
     def fail() -> Any:
         raise error
 
+    theirs = with_socket(connection, monkeypatch)
     subscribed(connection)
     monkeypatch.setattr(connection._client, "loop_read", fail)
     connection._read()
+    assert theirs.recv(1) == b""
     assert not connection.is_open
     assert connection._client.socket() is None
     assert "invalid packet" in str(connection._happened[-1].lost)
+
+
+def test_a_broker_that_takes_a_connection_and_never_answers_is_lost_and_tried_again(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sockets: list[socket.socket] = []
+    monkeypatch.setattr(connection._client, "reconnect", lambda: sockets.append(with_socket(connection, monkeypatch)))
+    monkeypatch.setattr(connection_module, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(connection_module, "FIRST_PAUSE", 0.0)
+    connection._pause = 0.0
+    happened = []
+    give_up = time.monotonic() + 10
+    while len(sockets) < 3 and time.monotonic() < give_up:
+        happened += connection.step(60.0)
+    assert {event.lost for event in happened} == {"it does not answer as an MQTT broker"}
+    assert [end.recv(1) for end in sockets[:2]] == [b"", b""]
+    assert not connection.is_open
+
+
+def sent(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Return the list of what is handed to paho from now on; a message's number is its place there, from 1."""
+    handed: list[bytes] = []
+
+    def publish(_: str, payload: bytes, **__: object) -> SimpleNamespace:
+        handed.append(payload)
+        return SimpleNamespace(mid=len(handed))
+
+    monkeypatch.setattr(connection._client, "publish", publish)
+    return handed
+
+
+def test_no_more_messages_are_unconfirmed_than_the_broker_wants(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed = sent(connection, monkeypatch)
+    for number in range(5):
+        connection.publish("u0", bytes([number]))
+    assert handed == []  # there is no connection yet
+    session = SimpleNamespace(session_present=False)
+    connection._on_connect(None, None, session, SimpleNamespace(is_failure=False), SimpleNamespace(ReceiveMaximum=2))
+    subscribed(connection)
+    connection._send()
+    assert handed == [b"\0", b"\1"]
+    for number in range(1, 6):
+        assert not connection.is_confirmed
+        connection._on_publish(None, None, number, SimpleNamespace(value=0, is_failure=False), None)
+        connection._send()
+        assert len(handed) == min(number + 2, 5)
+    assert connection.is_confirmed
+
+
+def test_a_message_that_expires_before_there_is_a_connection_is_not_sent(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed = sent(connection, monkeypatch)
+    connection.publish("u0", b"short", 0.0)
+    connection.publish("u0", b"long", 60.0)
+    connected(connection, session=False)
+    subscribed(connection)
+    connection._send()
+    assert handed == [b"long"]
+
+
+def test_a_message_that_the_broker_does_not_take_is_told(connection: Connection) -> None:
+    connection._on_publish(None, None, 1, ReasonCode(PacketTypes.PUBACK, identifier=151), None)
+    (told,) = connection._happened
+    assert told.warned == "the broker did not take a message: quota exceeded"
+
+
+def test_a_system_that_does_not_count_bytes_closes_a_socket_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(socket, "TCP_INFO")
+    made = tls_context(Broker("127.0.0.1", 1, None)).wrap_socket(socket.socket(), server_hostname="x")
+    assert isinstance(made, CountingSocket)
+    made.close()
+    assert made.fileno() == -1
+
+
+def test_a_packet_that_is_announced_as_too_large_is_not_received(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = tls_context(Broker("127.0.0.1", 1, None)).wrap_socket(socket.socket(), server_hostname="x")
+    assert isinstance(made, CountingSocket)
+    made.most = 1000
+    with made, pytest.raises(OSError, match="a packet of 1001 bytes was announced, but packets have at most 1000"):
+        made.recv(1001)
 
 
 def test_another_network_that_answers_for_the_broker_ends_only_a_client_that_never_reached_it(

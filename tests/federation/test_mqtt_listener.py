@@ -18,7 +18,8 @@ from support_mqtt import FakeBroker, MqttFederation, small_mqtt_federation
 from tinyproto.errors import WireError
 from tinyproto.federation.channel import Outgoing
 from tinyproto.federation.member import respond
-from tinyproto.federation.mqtt.listener import LINGER_SECONDS, Listener, Memory, will
+from tinyproto.federation.mqtt import listener as listener_module
+from tinyproto.federation.mqtt.listener import LINGER_SECONDS, SETTLE_SECONDS, Listener, Memory, will
 from tinyproto.federation.mqtt.messages import Happened, HasFileno, Seal, Topics, from_json, is_json, to_json
 from tinyproto.federation.mqtt.transport import MqttTransport
 from tinyproto.federation.refusals import WORDS
@@ -147,8 +148,19 @@ def test_a_listener_says_that_it_is_there_and_whether_it_may_have_lost_messages(
     device.steps(1)
     device.link.waiting = [Happened(lost="broken"), Happened(resumed=False)]
     device.steps(1)
-    assert [said.get("fresh") for said in device.said()] == [1, None, 1]  # a new process has lost its cache
+    assert [said.get("fresh") for said in device.said()] == [None, None, 1]
     assert {said["here"] for said in device.said()} == {"connection"}
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_new_process_asks_again_unless_its_session_has_something_for_it(waits: bool, device: Device) -> None:
+    device.link.waiting = [Happened(resumed=True), *([Happened("d3", frame())] if waits else [])]
+    device.steps(1)
+    device.now += SETTLE_SECONDS
+    device.steps()
+    fresh = [None] if waits else [None, 1]  # an earlier process may have died with what it had received
+    assert [said.get("fresh") for said in device.said()] == fresh
+    assert device.asked() == ([(1, Kind.TRAIN)] if waits else [])
 
 
 def test_a_question_who_is_there_is_answered_as_fresh(device: Device) -> None:
@@ -292,6 +304,28 @@ def test_a_broker_chooses_no_context_for_the_refusal_of_a_client_that_knows_no_f
         with pytest.raises(WireError):
             device.seal.open("u", device.broker.published[-1][1], DIGEST, TOKEN.encode(), b"")
     assert device.said() == 3 * [{"error": "unknown", "client-id": 3, "round": 4, "kind": "train"}]
+
+
+def test_terms_that_a_full_disk_does_not_take_are_refused_and_the_listener_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device(tmp_path, is_new=True)
+    device.connect()
+    nonce = device.listener.memory.nonce
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(listener_module, "write_atomic", full)
+        device.hear(to_json(terms=TOKEN))
+        device.steps()
+    assert device.said() == [{"error": "no-space", "client-id": 3}]
+    assert "No space left on device" in device.told()[-1]["reason"]
+    assert (device.listener.memory.nonce, device.listener.agreed) == (nonce, None)
+    device.hear(to_json(terms=TOKEN))
+    device.steps()
+    assert device.said()[-1]["federation"] == TOKEN
 
 
 def test_the_will_names_its_connection_and_has_a_code() -> None:

@@ -21,7 +21,7 @@ from tinyproto.cli.terminal import Output
 from tinyproto.errors import FederationError
 from tinyproto.federation.device_keys import DeviceKeys
 from tinyproto.federation.mqtt.listener import SETTLE_SECONDS, Agreement, Listener
-from tinyproto.federation.mqtt.messages import Happened, HasFileno, Topics, from_json
+from tinyproto.federation.mqtt.messages import Happened, HasFileno, Topics, from_json, to_json
 from tinyproto.wire.frame import Header, Kind, pack, peek
 
 DIGEST = b"digest"
@@ -79,6 +79,19 @@ def test_with_nothing_to_do_it_says_that_it_sleeps_and_keeps_its_session(
     assert link.kept
     here, asleep = (from_json(payload) for topic, payload, _ in broker.published if topic == "u0")
     assert here["here"] == asleep["asleep"]
+
+
+def test_a_client_that_is_told_the_end_leaves_though_it_missed_the_last_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = ClosableLink(FakeBroker(), ["d0", "a"])
+    made = session(tmp_path, monkeypatch, link)
+    made.listener.agreed = Agreement(TOKEN, DIGEST, 9)
+    link.waiting.append(Happened("a", to_json(over=TOKEN)))
+    assert made.run() == 9
+    assert not made.sleeps
+    assert not made.missed_the_end
+    assert not link.kept
 
 
 def test_a_broker_that_is_not_reached_is_an_error_and_no_sleep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

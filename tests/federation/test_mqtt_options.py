@@ -110,7 +110,12 @@ def test_what_resumes_finds_the_broker_of_before_unless_another_is_named(site: P
     assert serve_verb._other_broker(options(site), before) == theirs
     assert serve_verb._where("[::1]:8883", theirs) == "--broker [::1]:8883 --broker-ca /ca.crt --topic site/"
     named = serve_verb._other_broker(options(site, broker="[::2]:1", broker_ca="system"), before)
-    assert named == MqttPlace(host="::2", port=1, foreign=True, authority="system", prefix="tinyproto/")
+    assert named == MqttPlace(host="::2", port=1, foreign=True, authority="system", prefix="site/")
+    moved = serve_verb._other_broker(options(site, broker="[::2]:1", topic="b/"), before)
+    assert moved == MqttPlace(host="::2", port=1, foreign=True, authority="/ca.crt", prefix="b/")
+    assert serve_verb._other_broker(options(site, broker="h:1"), None) == MqttPlace(
+        host="h", port=1, foreign=True, prefix="tinyproto/"
+    )
     assert serve_verb._transport(options(site), before) is TransportName.MQTT
     with pytest.raises(ConfigError, match="this federation runs over mqtt"):
         serve_verb._transport(options(site, transport=TransportName.FLOWER), before)  # type: ignore[arg-type]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from support_cli import jsonl
 from support_federation import NETWORKS, assert_equal_to_the_simulation, eventually
 from support_real_mqtt import RealMqtt, Start, Stranger
 from tinyproto.cli.options import PREFIX
@@ -100,10 +100,17 @@ def test_users_with_a_password_federate_and_its_owner_forges_nothing(
             federation.wait_for("round", 90, round=1)
             for client in range(3):
                 owner.client.publish(TOPICS.down(client), to_json(terms="forged"), qos=1)
+                eventually(lambda: refusals_of(federation, client), 20, "the forged terms are refused")  # noqa: B023
             federation.assert_completes(serve, joins)
-            time.sleep(0.2)
     assert all("authentication code is invalid" in event["reason"] for event in federation.events("refused"))
     assert_equal_to_the_simulation(federation)
+
+
+def refusals_of(federation: RealMqtt, client: int) -> list[str]:
+    """Return what a client has refused for its authentication code."""
+    events = jsonl(federation.client_folder(client) / "progress.jsonl")
+    told = [event["reason"] for event in events if event["event"] == "refused"]
+    return [reason for reason in told if "authentication code is invalid" in reason]
 
 
 def test_a_wrong_password_and_missing_rights_are_told(

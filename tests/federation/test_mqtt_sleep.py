@@ -58,7 +58,7 @@ def test_a_device_that_wakes_trains_only_the_newest_of_the_rounds_that_wait(star
 
 @pytest.mark.mqtt_slow
 def test_an_answer_after_the_deadline_is_counted_as_late_and_changes_nothing(start: Start) -> None:
-    federation = start(rounds=6, quorum=0.6, deadline=6)
+    federation = start(rounds=12, quorum=0.6, deadline=6)
     serve, joins = federation.start()
     with federation.held_round(2, joins[2]) as number:
         federation.wait_for("concluded", 60, round=number)

@@ -18,7 +18,6 @@ from tinyproto.errors import FederationError
 from tinyproto.federation import certificates
 from tinyproto.federation.device_keys import DeviceKeys
 from tinyproto.federation.keys import ServerKeys, make_keys
-from tinyproto.federation.mqtt import connection
 from tinyproto.federation.mqtt.broker import LARGEST_TERMS, MOST_WAITING, OVERHEAD, OwnBroker, mosquitto
 from tinyproto.federation.mqtt.connection import LEAVING_SECONDS, Connection
 from tinyproto.federation.mqtt.tls import Broker
@@ -173,14 +172,11 @@ def test_two_processes_with_one_client_s_keys_do_not_push_each_other_out_without
         twin.close(keep_session=False)
 
 
-def test_a_client_that_is_silent_has_left_after_one_and_a_half_keep_alives(
-    broker: OwnBroker, keys: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection, "KEEP_ALIVE_SECONDS", 4)
+def test_a_client_that_is_silent_has_left_after_one_and_a_half_keep_alives(broker: OwnBroker, keys: Path) -> None:
     device = DeviceKeys.open(keys / "client-0", 0)
     with coordinator(broker, keys) as reader:
         reader.subscribe("u0")
-        silent = Connection(at(device, broker), "client-0", ["d0", "a"], will=("u0", b"gone"))
+        silent = Connection(at(device, broker), "client-0", ["d0", "a"], will=("u0", b"gone"), keep_alive=4)
         while not silent.is_open:
             silent.step(0.1)
         last = time.monotonic()  # from now on it has no power: not even TCP answers for it, but there is no will yet

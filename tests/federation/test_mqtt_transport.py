@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from support_mqtt import FakeBroker, FakeLink
 from tinyproto.errors import WireError
 from tinyproto.federation.channel import UNREADABLE, Incoming, Outgoing, SocketCounts
-from tinyproto.federation.mqtt.messages import Allowance, Happened, Seal, Topics, to_json, with_counts
+from tinyproto.federation.mqtt.messages import (
+    SESSION_SECONDS,
+    Allowance,
+    Happened,
+    Seal,
+    Topics,
+    to_json,
+    with_counts,
+)
 from tinyproto.federation.mqtt.transport import LONGEST_JSON, MOST_RESENT, SHARED_SECONDS, WHO_SECONDS, MqttTransport
 from tinyproto.wire.frame import EVERYONE, Header, Kind, pack, peek
 
@@ -384,6 +392,47 @@ def test_a_session_that_outlived_our_own_broker_may_have_lost_messages() -> None
         desk.happen(resumed=True)
         asked = desk.broker.published[-1][1]
         assert asked.startswith(to_json(who=fresh))
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_nothing_is_collected_for_a_broker_that_is_away_and_then_all_is_sent_once(sealed: bool) -> None:
+    desk = Desk(sealed)
+    desk.here(0, 1)
+    desk.happen(lost="broken")
+    for _ in range(720):
+        desk.ask(0, 1)
+        desk.now += 60
+        desk.replies()
+    assert desk.broker.published == []
+    desk.ask(0, 1)
+    desk.happen(resumed=True)
+    for _ in range(3):
+        desk.here(0, 1)
+    own = {client: [payload for payload in desk.sent(f"d{client}") if peek_or_none(payload)] for client in (0, 1)}
+    assert {client: len(frames) for client, frames in own.items()} == {0: 1, 1: 1}
+    desk.hear(0, answer(0), DIGEST)
+    assert [identity for identity, _ in desk.replies()] == ["0 1 TRAIN"]
+
+
+def peek_or_none(payload: bytes) -> Header | None:
+    return None if payload[:1] == b"{" else peek(payload)
+
+
+def test_a_broker_that_comes_and_goes_fills_no_journal() -> None:
+    desk = Desk()
+    for _ in range(1000):
+        desk.happen(lost="broken")
+        desk.happen(resumed=True)
+        desk.happen(warned="quota exceeded")
+    assert len(desk.told) == Allowance().most
+
+
+def test_devices_that_are_away_are_told_the_end_by_another_broker() -> None:
+    for sealed in (False, True):
+        desk = Desk(sealed)
+        desk.transport.finish()
+        expected = [(f"d{client}", SESSION_SECONDS) for client in range(3)] if sealed else [("a", SESSION_SECONDS)]
+        assert [(topic, expiry) for topic, _, expiry in desk.broker.published] == expected
 
 
 def test_nobody_is_forgotten_while_the_broker_is_away() -> None:

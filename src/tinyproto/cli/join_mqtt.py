@@ -141,16 +141,19 @@ class MqttSession:
 
     def _is_over(self) -> bool:
         """Return True once the last reply is confirmed, or once only a last evaluation is missing for too long."""
-        if self.events.rounds is not None:
-            give_up = time.monotonic() + LAST_ANSWER_SECONDS
-            while not (self.listener.is_idle and self.link.is_confirmed) and time.monotonic() < give_up:
-                self.listener.step(0.1)
-            return True
-        last, since = self.events.last_round, self._lost_since
-        away = since is not None and time.monotonic() - since >= CLOSING_SECONDS
-        if last is not None and self.listener.is_idle and (away or self.listener.is_over):
-            self.events.rounds, self.missed_the_end = last, True
-        return self.missed_the_end
+        listener, since = self.listener, self._lost_since
+        if self.events.rounds is None and listener.is_idle:
+            away = since is not None and time.monotonic() - since >= CLOSING_SECONDS
+            if listener.is_over and listener.agreed is not None:  # also if it took no part in the last rounds
+                self.events.rounds = listener.agreed.rounds
+            elif self.events.last_round is not None and away:
+                self.events.rounds, self.missed_the_end = self.events.last_round, True
+        if self.events.rounds is None:
+            return False
+        give_up = time.monotonic() + (0.0 if self.missed_the_end else LAST_ANSWER_SECONDS)
+        while not (self.stop.wanted or (listener.is_idle and self.link.is_confirmed)) and time.monotonic() < give_up:
+            listener.step(0.1)
+        return True
 
     def _may_sleep(self) -> bool:
         """Return True for `--once` if a round has been answered, or nothing has come for a while.

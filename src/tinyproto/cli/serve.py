@@ -59,6 +59,7 @@ class Host(Protocol):
     """The transport on the coordinator's machine: `flower.host.FlowerHost` or `mqtt.host.MqttHost`."""
 
     options: str
+    farewell_seconds: float
 
     def start(self, folder: Path, largest_frame: int, tell: Callable[..., None]) -> MqttPlace | None:
         """Start everything that clients connect to; return the MQTT broker, if there is one."""
@@ -168,15 +169,20 @@ def _transport(options: ServeOptions, before: ServeFile | None) -> TransportName
 
 
 def _other_broker(options: ServeOptions, before: ServeFile | None) -> MqttPlace | None:
-    """Return the broker that --broker names, or that a federation to resume used; None for one of our own."""
+    """Return the broker that --broker names, or that a federation to resume used; None for one of our own.
+
+    A federation that moves to another broker keeps its topics and authority, unless others are named.
+    """
+    known = before.mqtt if before is not None and before.mqtt is not None and before.mqtt.foreign else None
     if options.broker is None:
-        known = before.mqtt if before is not None and before.mqtt is not None and before.mqtt.foreign else None
         if known is not None and options.listen is not None:
             raise ConfigError("this federation uses a broker that runs already; leave out --listen")
         return known
     host, port = split_address(options.broker, "--broker")
-    prefix = PREFIX if options.topic is None else options.topic
-    return MqttPlace(host=host, port=port, foreign=True, authority=options.broker_ca, prefix=prefix)
+    told = known or MqttPlace(host=host, port=port, prefix=PREFIX)
+    prefix = told.prefix if options.topic is None else options.topic
+    authority = told.authority if options.broker_ca is None else options.broker_ca
+    return MqttPlace(host=host, port=port, foreign=True, authority=authority, prefix=prefix)
 
 
 def _host(transport: TransportName, keys: ServerKeys, address: tuple[str, int], other: MqttPlace | None) -> Host:
@@ -267,6 +273,7 @@ def _watch(folder: Path, host: Host, progress: FederationProgress, stop: StopOnI
             for event in events.new():
                 progress.tell(event)
             if progress.over:
+                run.wait(host.farewell_seconds)
                 return
             if stop.wanted:
                 raise Interrupted(resume)

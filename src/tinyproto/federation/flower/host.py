@@ -19,6 +19,9 @@ class FlowerHost:
     options = ""
     """Options that `tinyproto join` needs besides the address."""
 
+    farewell_seconds = 0.0
+    """Flower's server app need not end by itself: its clients notice that nobody listens."""
+
     def __init__(self, keys: ServerKeys, address: tuple[str, int]) -> None:
         self.keys = keys
         self._stack = ExitStack()

@@ -124,9 +124,9 @@ class OwnBroker:
         self._process = self._start()
         try:
             self._wait_until_up()
-        except FederationError:
+        except FederationError as error:
             sessions = self.folder / "mosquitto.db"
-            if not sessions.exists():
+            if not sessions.exists() or "ddress" in str(error):  # an address in use or unknown damages no file
                 raise
             sessions.replace(sessions.with_suffix(".damaged"))  # as after a power cut; both ends send again what it had
             self._process = self._start()

@@ -11,6 +11,7 @@ import select
 import socket
 import ssl
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,10 +27,18 @@ from tinyproto.federation.unreachable import why_unreachable
 KEEP_ALIVE_SECONDS = 20 * 60
 """A ping this often if nothing else is sent: 48 bytes with TLS, both ways together."""
 
+COORDINATOR_KEEP_ALIVE_SECONDS = 60
+"""The same for a coordinator at another broker, where routers between the two may forget idle connections."""
+
 LEAVING_SECONDS = 5
 """The broker waits this long for a broken connection to come back before it tells of the client's leaving."""
 
 CONNECT_SECONDS = 10.0
+"""Longest time until the network, and then the broker itself, answers an attempt to connect."""
+
+UNANSWERED_SECONDS = 60
+"""A connection is lost if nothing that was sent is received for this long, where the system can notice that."""
+
 LISTEN_SECONDS = 3.0
 """Longest time to listen for the reason why the broker closed a connection."""
 
@@ -58,9 +67,8 @@ _ALERTS = {
 """The broker's objections to our certificate, by the name of the TLS alert."""
 
 _REFUSED = {134, 135, 138, 144}  # user name or password, not authorised, banned, topic name
-
-
 _TOO_LARGE = 149
+_MOST_UNCONFIRMED = 65535  # unless the broker wants fewer
 
 
 class Connection:
@@ -68,15 +76,19 @@ class Connection:
 
     def __init__(
         self, broker: Broker, identity: str, topics: Sequence[str], *, will: tuple[str, bytes] | None = None,
-        begin_anew: bool = False,
+        begin_anew: bool = False, keep_alive: int | None = None,
     ) -> None:  # fmt: skip
         self.broker = broker
         self.topics = list(topics)
         self.is_open = False
         self._happened: list[Happened] = []
+        self._to_send: deque[tuple[str, bytes, float]] = deque()  # topic, payload, when it expires
         self._unconfirmed: set[int] = set()
+        self._most_unconfirmed = _MOST_UNCONFIRMED
         self._refused: str | None = None
-        self._pause, self._next_try = FIRST_PAUSE, 0.0
+        self._is_closing = False
+        self._keep_alive = KEEP_ALIVE_SECONDS if keep_alive is None else keep_alive
+        self._pause, self._next_try, self._tried_at = FIRST_PAUSE, 0.0, 0.0
         self._connected_at, self._short = math.nan, 0  # connections in a row that ended soon
         self._before = {"up": 0, "down": 0}  # bytes of earlier connections
         self._socket: CountingSocket | None = None
@@ -95,12 +107,12 @@ class Connection:
         if self._largest is not None:
             properties.MaximumPacketSize = self._largest
         self._client.connect_async(
-            self.broker.host, self.broker.port, KEEP_ALIVE_SECONDS, properties=properties,
+            self.broker.host, self.broker.port, self._keep_alive, properties=properties,
             clean_start=paho.MQTT_CLEAN_START_FIRST_ONLY if self._begin_anew else False,
         )  # fmt: skip
 
     def limit(self, largest: int) -> None:
-        """Let the broker keep back packets with more bytes than this; call it before the first `step`."""
+        """Receive no packet with more bytes than this; the broker keeps it back. Call it before the first `step`."""
         self._largest = largest
         self._prepare()
 
@@ -108,7 +120,7 @@ class Connection:
         broker = self.broker
         client = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id=identity, protocol=paho.MQTTv5)
         client.connect_timeout = CONNECT_SECONDS
-        client.max_inflight_messages_set(0)
+        client.max_inflight_messages_set(0)  # `_send` keeps to the broker's limit, also after a lost connection
         client.tls_set_context(tls_context(broker))
         if broker.username is not None:
             client.username_pw_set(broker.username, broker.password)
@@ -124,17 +136,26 @@ class Connection:
         return client
 
     def publish(self, topic: str, payload: bytes, expiry: float | None = None) -> None:
-        """Send a message now, or once the connection is open; the broker forgets it after `expiry` seconds."""
-        properties = None
-        if expiry is not None:
-            properties = Properties(PacketTypes.PUBLISH)
-            properties.MessageExpiryInterval = max(int(expiry), 1)
-        self._unconfirmed.add(self._client.publish(topic, payload, qos=1, properties=properties).mid)
+        """Send a message now, or once the connection is open; it is forgotten after `expiry` seconds."""
+        self._to_send.append((topic, payload, math.inf if expiry is None else time.monotonic() + expiry))
+        self._send()
+
+    def _send(self) -> None:
+        """Send what waits, as far as the broker accepts messages that it has not confirmed yet."""
+        while self.is_open and self._to_send and len(self._unconfirmed) < self._most_unconfirmed:
+            topic, payload, expires_at = self._to_send.popleft()
+            left, properties = expires_at - time.monotonic(), None
+            if left <= 0:
+                continue
+            if left < math.inf:
+                properties = Properties(PacketTypes.PUBLISH)
+                properties.MessageExpiryInterval = max(int(left), 1)
+            self._unconfirmed.add(self._client.publish(topic, payload, qos=1, properties=properties).mid)
 
     @property
     def is_confirmed(self) -> bool:
         """Return True if the broker has everything that was published."""
-        return not self._unconfirmed
+        return not self._unconfirmed and not self._to_send
 
     def step(self, seconds: float, others: Sequence[HasFileno] = ()) -> list[Happened]:
         """Wait until something happens here, or at one of `others`, but at most so long; return what happened.
@@ -143,6 +164,8 @@ class Connection:
         """
         if self._client.socket() is None:
             seconds = self._try_again(seconds)
+        if self._client.socket() is not None and not self.is_open:
+            seconds = min(seconds, self._time_left())
         self._wait(seconds, others)
         for _ in range(MOST_READ):
             if self._client.socket() is None or not self._is_readable():
@@ -150,12 +173,21 @@ class Connection:
             self._read()
         if self._client.socket() is not None:
             self._client.loop_misc()
+            self._send()
             if self._client.want_write():
                 self._client.loop_write()
         if self._refused is not None:
             raise FederationError(self._refused)
         happened, self._happened = self._happened, []
         return happened
+
+    def _time_left(self) -> float:
+        """Return how long the broker may take to answer an attempt to connect; give it up when the time is over."""
+        left = self._tried_at + CONNECT_SECONDS - time.monotonic()
+        if left <= 0:
+            self._prepare()
+            self._lose("it does not answer as an MQTT broker")
+        return max(left, 0.0)
 
     def _read(self) -> None:
         try:
@@ -188,6 +220,7 @@ class Connection:
         if now < self._next_try:
             return min(seconds, self._next_try - now)
         self._count()
+        self._tried_at = now
         try:
             self._client.reconnect()
         except (OSError, ValueError) as error:
@@ -198,6 +231,9 @@ class Connection:
             self._socket = opened if isinstance(opened, CountingSocket) else None
             if self._socket is not None:
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._socket.most = math.inf if self._largest is None else self._largest
+                if hasattr(socket, "TCP_USER_TIMEOUT"):
+                    self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * UNANSWERED_SECONDS)
         return 0.0 if self._happened else seconds
 
     def _why_unreachable(self, error: Exception) -> str:
@@ -213,16 +249,19 @@ class Connection:
                 raise
             return str(objection)
 
-    def _on_connect(self, _: object, __: object, flags: Any, reason: Any, ___: object) -> None:
+    def _on_connect(self, _: object, __: object, flags: Any, reason: Any, properties: object) -> None:
         if reason.is_failure:
             words = f"the broker {self.broker.words} refuses the connection: {str(reason).lower()}"
             if self.broker.option == OTHER:
                 words += "; check TINYPROTO_MQTT_USERNAME and TINYPROTO_MQTT_PASSWORD"
             if reason.value in _REFUSED:
                 self._refused = words
+            if self._socket is not None:
+                self._socket.failure = words
             self._lose(words)
             return
         self._connected_at = time.monotonic()
+        self._most_unconfirmed = getattr(properties, "ReceiveMaximum", _MOST_UNCONFIRMED)
         self._has_session = bool(flags.session_present)
         if self._has_session and self._is_subscribed:
             self._open()
@@ -241,6 +280,8 @@ class Connection:
         self._unconfirmed.discard(number)
         if reason.value in _REFUSED:  # Mosquitto lets everybody subscribe, so this is how it denies something
             self._deny("send messages for this client")
+        elif reason.is_failure:
+            self._happened.append(Happened(warned=f"the broker did not take a message: {str(reason).lower()}"))
 
     def _deny(self, what: str) -> None:
         keys = "use the keys of this client, and on the coordinator's machine check that they are still in its folder"
@@ -255,7 +296,7 @@ class Connection:
 
     def _on_disconnect(self, _: object, __: object, ___: object, reason: Any, ____: object) -> None:
         failure = self._socket.failure if self._socket is not None else None
-        if failure is None and not self._has_been_open:
+        if failure is None and not self._has_been_open and not self._is_closing:
             failure = self._last_words()
         alert = next((words for name, words in _ALERTS.items() if failure and name in failure), None)
         if alert is not None:
@@ -314,6 +355,7 @@ class Connection:
 
     def close(self, *, keep_session: bool) -> None:
         """Confirm what was published, and end the connection; a kept session still collects messages."""
+        self._is_closing = True
         give_up = time.monotonic() + FAREWELL_SECONDS
         while self.is_open and not self.is_confirmed and time.monotonic() < give_up:
             self.step(0.1)

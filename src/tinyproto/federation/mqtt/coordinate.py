@@ -12,8 +12,8 @@ from tinyproto.federation.channel import Pace
 from tinyproto.federation.coordinator import Coordinator
 from tinyproto.federation.journal import Journal, telling_failure
 from tinyproto.federation.keys import ServerKeys
-from tinyproto.federation.mqtt.broker import OVERHEAD
-from tinyproto.federation.mqtt.connection import Connection
+from tinyproto.federation.mqtt.broker import LARGEST_TERMS, OVERHEAD
+from tinyproto.federation.mqtt.connection import COORDINATOR_KEEP_ALIVE_SECONDS, Connection
 from tinyproto.federation.mqtt.messages import Seal, Topics
 from tinyproto.federation.mqtt.tls import Broker, other_broker
 from tinyproto.federation.mqtt.transport import LONGEST_JSON, MqttTransport
@@ -45,14 +45,17 @@ def coordinate(folder: Path) -> None:
         broker = other_broker(at.host, at.port, at.authority, keys.authority, proof.certificate, proof.key)
         seals = {client: Seal(secret, client) for client, secret in keys.mac_keys().items()}
     link = Connection(
-        broker, f"{at.prefix}coordinator", [topics.up(client) for client in sorted(keys.clients)], begin_anew=True
-    )
+        broker, f"{at.prefix}coordinator", [topics.up(client) for client in sorted(keys.clients)], begin_anew=True,
+        keep_alive=COORDINATOR_KEEP_ALIVE_SECONDS if at.foreign else None,
+    )  # fmt: skip
     transport = MqttTransport(
         link, served.federation, b"", served.public_keys(), topics, seals, Journal(folder / "progress.jsonl").tell
     )
     coordinator = Coordinator(folder, transport, Pace(sleep=transport.wait, look=LOOK_SECONDS))
     transport.digest = coordinator.setup.expectation.digest
-    link.limit(max(coordinator.setup.expectation.largest_frame, LONGEST_JSON) + OVERHEAD)
+    # Our own broker passes packets up to its limit on, so that a frame that is too large is refused by name.
+    others = LONGEST_JSON if at.foreign else LARGEST_TERMS
+    link.limit(max(coordinator.setup.expectation.largest_frame, others) + OVERHEAD)
     try:
         coordinator.run()
         transport.finish()

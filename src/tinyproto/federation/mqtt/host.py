@@ -20,6 +20,9 @@ class MqttHost:
     options = "--transport mqtt "
     """Options that `tinyproto join` needs besides the address."""
 
+    farewell_seconds = 10.0
+    """Longest time for the coordinator, after the last round, to tell clients that the federation is over."""
+
     def __init__(self, keys: ServerKeys, address: tuple[str, int], other: MqttPlace | None) -> None:
         self.keys = keys
         self._other = other

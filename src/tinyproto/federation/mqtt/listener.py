@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from tinyproto.errors import WireError
+from tinyproto.errors import FederationError, WireError
 from tinyproto.federation.journal import Journal, writing
 from tinyproto.federation.mqtt.messages import (
     Allowance,
@@ -121,12 +121,13 @@ class Memory:
             self.nonce, self.token = str(found["nonce"]), found["federation"]
         except (OSError, ValueError, KeyError, TypeError):
             self.nonce, self.token = secrets.token_hex(8), None
-            self._write()
+            self._write(self.nonce, None)
 
     def accept(self, token: str) -> None:
         """Remember a federation, and draw another number: no earlier message of a coordinator is valid from now on."""
-        self.nonce, self.token = secrets.token_hex(8), token
-        self._write()
+        nonce = secrets.token_hex(8)
+        self._write(nonce, token)
+        self.nonce, self.token = nonce, token
 
     def agreement(self) -> Agreement | None:
         """Return the accepted terms; None without any."""
@@ -137,9 +138,9 @@ class Memory:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def _write(self) -> None:
+    def _write(self, nonce: str, token: str | None) -> None:
         with writing(self._folder):
-            write_atomic(self._file, json.dumps({"nonce": self.nonce, "federation": self.token}), 0o600)
+            write_atomic(self._file, json.dumps({"nonce": nonce, "federation": token}), 0o600)
 
 
 @dataclass
@@ -168,6 +169,7 @@ class Listener:
     _refusals: Allowance = field(default_factory=Allowance)  # lines in the journal
     _notices: Allowance = field(default_factory=Allowance)
     _has_been_open: bool = False
+    _asks_again: bool = False  # unless something arrives with the session: an earlier process may have died with it
     _settled_at: float = math.inf  # messages that waited arrive before the connection counts as open
 
     def __post_init__(self) -> None:
@@ -192,9 +194,13 @@ class Listener:
                 self.journal.tell("failed", reason=answer.pop("reason"))
                 self.let_go()
             self._publish_answer(job, answer)
-        if self._busy is None and not self.is_idle and self.clock() >= self._settled_at:
-            self._busy = self._jobs.pop(0)
-            self._pass_on(self._busy)
+        if self.clock() >= self._settled_at:
+            if self._asks_again and self._busy is None and not self._jobs:
+                self._say_here(fresh=True)
+            self._asks_again = False
+            if self._busy is None and not self.is_idle:
+                self._busy = self._jobs.pop(0)
+                self._pass_on(self._busy)
         if not self.resident and self.is_idle and self.clock() - self._idle_since >= LINGER_SECONDS:
             self.let_go()
 
@@ -222,10 +228,13 @@ class Listener:
     def _hear(self, happened: Happened) -> None:
         if happened.lost is not None:
             self.lost = happened.lost
+        elif happened.warned is not None:
+            if self._refusals.take(self.clock()):
+                self.journal.tell("refused", code="broker", reason=happened.warned)
         elif happened.resumed is not None:
             self.lost = None
-            self._say_here(fresh=not happened.resumed or not self._has_been_open)
-            self._has_been_open = True
+            self._say_here(fresh=not happened.resumed)
+            self._asks_again, self._has_been_open = happened.resumed and not self._has_been_open, True
             self._settled_at = self.clock() + (SETTLE_SECONDS if happened.resumed else 0.0)
         elif happened.topic is not None:
             try:
@@ -310,10 +319,16 @@ class Listener:
                 self.is_over = True
         elif "federation" in values:
             token = str(values["federation"])
-            if self.memory.token != token or self.agreed is None:
+            is_another = self.memory.token != token or self.agreed is None
+            try:
+                self.memory.accept(token)
+            except FederationError as error:
+                self.journal.tell("refused", code="no-space", reason=str(error))
+                self._refuse(job, "no-space")
+                return
+            if is_another:
                 self.is_over, self._replies = False, {}
                 self._jobs = [other for other in self._jobs if other.asked is None]  # frames of another federation
-            self.memory.accept(token)
             self.agreed = self.memory.agreement()
             counts = {f"socket-{way}": count for way, count in (self.link.counts() or {}).items()}
             self._say(to_json(**values, nonce=self.memory.nonce, **counts), token.encode())

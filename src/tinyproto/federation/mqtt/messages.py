@@ -43,12 +43,13 @@ _UNKNOWN = 0xFFFFFFFF
 
 
 class Happened(NamedTuple):
-    """An event at a connection: a message, that it is open (`resumed`: with its session), or lost."""
+    """An event at a connection: a message, that it is open (`resumed`: with its session), lost, or a warning."""
 
     topic: str | None = None
     payload: bytes = b""
     resumed: bool | None = None
     lost: str | None = None
+    warned: str | None = None
 
 
 class HasFileno(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import ssl
@@ -67,10 +68,16 @@ class CountingSocket(ssl.SSLSocket):
     """A TLS socket that remembers why it failed, and what it counted when it is closed."""
 
     failure: str | None = None
+    most: float = math.inf
+    """Bytes of the largest packet that is received."""
+
     _last: dict[str, int] | None = None
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
-        """Receive bytes."""
+        """Receive bytes; `buflen` is what is left of a packet, by its announced length."""
+        if buflen > self.most:
+            self.failure = f"a packet of {buflen} bytes was announced, but packets have at most {self.most}"
+            raise OSError(self.failure)
         try:
             return super().recv(buflen, flags)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -95,7 +102,7 @@ class CountingSocket(ssl.SSLSocket):
                 struct.unpack_from("=Q", info, place)[0] for place in (_BYTES_SENT, _BYTES_RESENT, _BYTES_RECEIVED)
             )
             self._last = {"up": sent - resent, "down": received}
-        except (OSError, struct.error):
+        except (AttributeError, OSError, struct.error):  # only Linux counts
             pass
         return self._last or {"up": 0, "down": 0}
 

@@ -106,6 +106,7 @@ class MqttTransport:
     _unheard: set[int] = field(default_factory=set)  # clients that have not answered who is there
     _unheard_until: float = 0.0
     _allowances: dict[int, Allowance] = field(default_factory=dict)  # for lines in the journal, by client
+    _warnings: Allowance = field(default_factory=Allowance)
     _arrived: list[tuple[str, Incoming]] = field(default_factory=list)
     _is_lost: bool = False
 
@@ -122,7 +123,8 @@ class MqttTransport:
     def send(self, messages: Sequence[Outgoing], lifetime: float) -> list[str | None]:
         """Publish messages, once where all clients get the same; None stands for a client that has left."""
         identities: list[str | None] = []
-        until = self.clock() + lifetime
+        now = self.clock()
+        until = now + lifetime
         to_all = self._same_for_all(messages)
         for client, values in messages:
             if client not in self._present:
@@ -130,11 +132,15 @@ class MqttTransport:
                 continue
             identity = _identity(client, values)
             identities.append(identity)
-            is_shared = to_all is not None and "frame" in values
-            refusal = b"" if is_shared else self._publish(client, values, lifetime)
-            if "code" not in values:  # a notice has no reply
-                kept = self.clock() + SHARED_SECONDS if is_shared else until
-                self._open.setdefault(client, {})[identity] = Unanswered(values, until, kept, refusal)
+            is_notice, is_shared = "code" in values, to_all is not None and "frame" in values
+            if self._is_lost and not is_notice:  # it is sent when the client says that it is there, and once only
+                message = Unanswered(values, until, at_broker_until=now)
+            elif is_shared:
+                message = Unanswered(values, until, at_broker_until=now + SHARED_SECONDS)
+            else:
+                message = Unanswered(values, until, until, self._publish(client, values, lifetime))
+            if not is_notice:  # it has no reply
+                self._open.setdefault(client, {})[identity] = message
         if to_all is not None:
             self.link.publish(self.topics.everyone, to_all, SHARED_SECONDS)
         return identities
@@ -162,14 +168,14 @@ class MqttTransport:
                 return
 
     def finish(self) -> None:
-        """Tell all clients that the federation is over."""
-        self._to_everyone(to_json(over=self.token))
+        """Tell all clients that the federation is over; another broker tells it those that are away, too."""
+        self._to_everyone(to_json(over=self.token), SESSION_SECONDS)
 
     def _same_for_all(self, messages: Sequence[Outgoing]) -> bytes | None:
         """Return one frame for every client if all get the same one and no other client would get it."""
         frames = [values["frame"] for _, values in messages if "frame" in values]
         asked = {client for client, values in messages if "frame" in values}
-        if self.seals or len(frames) < 2 or asked != self._present.keys():
+        if self.seals or self._is_lost or len(frames) < 2 or asked != self._present.keys():
             return None
         if any(presence.asleep for presence in self._present.values()):  # a shared message would be gone when it wakes
             return None
@@ -194,32 +200,38 @@ class MqttTransport:
         self.link.publish(self.topics.down(client), payload, lifetime if asleep else None)
         return refusal_of(payload)
 
-    def _to_everyone(self, content: bytes) -> None:
+    def _to_everyone(self, content: bytes, seconds: float) -> None:
         if not self.seals:
-            self.link.publish(self.topics.everyone, content, WHO_SECONDS)
+            self.link.publish(self.topics.everyone, content, seconds)
         for client in self.seals:
-            self.link.publish(self.topics.down(client), self._closed(client, content, b""), WHO_SECONDS)
+            self.link.publish(self.topics.down(client), self._closed(client, content, b""), seconds)
 
     def _hear(self, happened: Happened) -> None:
         if happened.lost is not None:
             if not self._is_lost:
-                self.tell("warned", reason=f"waiting for the broker: {happened.lost}")
+                self._warn(f"waiting for the broker: {happened.lost}")
             self._is_lost = True
+        elif happened.warned is not None:
+            self._warn(happened.warned)
         elif happened.resumed is not None:
             if self._is_lost:
-                self.tell("warned", reason="the broker is back")
+                self._warn("the broker is back")
             self._is_lost = False
             self._unheard_until = self.clock() + WHO_SECONDS
             self._unheard = {client for client, presence in self._present.items() if not presence.asleep}
             # Also with a session: a broker that was killed tells of nobody who left meanwhile. If it is ours, it has
             # lost the messages since it last saved them, too.
-            self._to_everyone(to_json(who=0 if happened.resumed and self.seals else 1))
+            self._to_everyone(to_json(who=0 if happened.resumed and self.seals else 1), WHO_SECONDS)
         elif (client := self._senders.get(happened.topic or "")) is not None:
             try:
                 self._take(client, happened.payload)
             except WireError as error:
                 if self._allowances.setdefault(client, Allowance()).take(self.clock()):
                     self.tell("refused", client=client, reason=str(error))
+
+    def _warn(self, reason: str) -> None:
+        if self._warnings.take(self.clock()):
+            self.tell("warned", reason=reason)
 
     def _take(self, client: int, payload: bytes) -> None:
         """Take in one message of a client; raise WireError if it is none of ours."""
