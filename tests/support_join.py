@@ -13,7 +13,8 @@ from tinyproto.cli.interrupt import StopOnInterrupt
 from tinyproto.cli.join import ClientSession
 from tinyproto.cli.terminal import Output
 from tinyproto.federation.flower.connection import Relay
-from tinyproto.federation.keys import ClientKeys, make_keys
+from tinyproto.federation.key_making import make_keys
+from tinyproto.federation.keys import ClientKeys
 
 
 class NoRelay:

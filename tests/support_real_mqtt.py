@@ -18,7 +18,8 @@ import support_mosquitto  # noqa: F401  # isort: skip
 from paho.mqtt import client as paho
 
 from support_federation import Federation, Running, eventually
-from tinyproto.federation.keys import ServerKeys, make_keys
+from tinyproto.federation.key_making import make_keys
+from tinyproto.federation.keys import ServerKeys
 from tinyproto.federation.mqtt.broker import OwnBroker
 from tinyproto.federation.processes import free_port
 

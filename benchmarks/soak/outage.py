@@ -67,7 +67,7 @@ def _federation(folder: Path, number: int, share: float, seconds: float, line: L
     `share` is the part of the round, which is taken to last as long as the one before.
     """
     from benchmarks.transports.processes import Deployment, time_of
-    from tinyproto.federation.keys import make_keys
+    from tinyproto.federation.key_making import make_keys
     from tinyproto.federation.processes import free_port
 
     make_keys(folder / "keys", CLIENTS, [])

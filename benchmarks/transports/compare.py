@@ -30,7 +30,7 @@ from benchmarks.transports.processes import (
 from benchmarks.transports.proxy import CountingProxy
 from tinyproto.config import load_config
 from tinyproto.engine.measure import WAYS
-from tinyproto.federation.keys import make_keys
+from tinyproto.federation.key_making import make_keys
 from tinyproto.federation.mqtt import connection
 from tinyproto.federation.mqtt.listener import LINGER_SECONDS
 from tinyproto.federation.mqtt.tls import Broker

@@ -24,7 +24,7 @@ from benchmarks.transports.processes import Deployment
 from tinyproto.algorithms.base import ClientInfo
 from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.engine.checks import hello
-from tinyproto.federation.keys import make_keys
+from tinyproto.federation.key_making import make_keys
 from tinyproto.federation.processes import free_port
 from tinyproto.wire.codec import encode
 from tinyproto.wire.frame import HEADER_BYTES, Header, Kind

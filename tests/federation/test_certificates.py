@@ -21,10 +21,10 @@ from cryptography.hazmat.primitives import serialization
 from support_cli import called, command, in_process
 from support_keys import shake_hands
 from tinyproto.errors import FederationError
-from tinyproto.federation import certificates
-from tinyproto.federation import keys as keys_module
+from tinyproto.federation import certificates, key_making
 from tinyproto.federation.flower.connection import AwayError, reach
-from tinyproto.federation.keys import ClientKeys, ServerKeys, make_keys
+from tinyproto.federation.key_making import make_keys
+from tinyproto.federation.keys import ClientKeys, ServerKeys
 from tinyproto.storage.atomic import write_atomic
 
 pytestmark = pytest.mark.flower
@@ -117,7 +117,7 @@ def test_a_client_whose_making_was_cut_off_is_made_again(tmp_path: Path, monkeyp
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr(keys_module, "_pem", full)
+        patched.setattr(key_making, "_pem", full)
         with pytest.raises(FederationError, match="No space"):
             make_keys(tmp_path, 2, [])
     assert make_keys(tmp_path, 2, []).clients == (1,)
@@ -214,7 +214,7 @@ def test_a_renewal_that_was_cut_off_between_key_and_certificate_is_made_good(
         write_atomic(file, text, mode)
 
     with monkeypatch.context() as patched:
-        patched.setattr(keys_module, "write_atomic", cut_off)
+        patched.setattr(key_making, "write_atomic", cut_off)
         with pytest.raises(KeyboardInterrupt):
             make_keys(tmp_path, 1, ["a"])
     keys = ServerKeys.open(tmp_path)

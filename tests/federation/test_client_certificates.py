@@ -19,11 +19,11 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import NameOID
 
 from tinyproto.errors import FederationError
-from tinyproto.federation import certificates
-from tinyproto.federation import keys as keys_module
+from tinyproto.federation import certificates, key_making
 from tinyproto.federation.certificates import TlsFiles
 from tinyproto.federation.device_keys import DeviceKeys
-from tinyproto.federation.keys import COORDINATOR, ServerKeys, certificate_name, make_keys, public_pem
+from tinyproto.federation.key_making import make_keys
+from tinyproto.federation.keys import COORDINATOR, ServerKeys, certificate_name, public_pem
 from tinyproto.storage.atomic import write_atomic
 
 pytestmark = [pytest.mark.flower, pytest.mark.mqtt]
@@ -260,7 +260,7 @@ def test_an_interrupted_call_is_completed_by_the_next(
         write_atomic(file, text, mode)
 
     with monkeypatch.context() as patched:
-        patched.setattr(keys_module, "write_atomic", cut_off)
+        patched.setattr(key_making, "write_atomic", cut_off)
         with pytest.raises(KeyboardInterrupt):
             make_keys(tmp_path, 2, [])
     make_keys(tmp_path, 2, [])

@@ -18,7 +18,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from tinyproto.cli.client_folder import JoinOptions, check_keys_folder
 from tinyproto.errors import FederationError
 from tinyproto.federation.device_keys import DeviceKeys
-from tinyproto.federation.keys import ServerKeys, make_keys
+from tinyproto.federation.key_making import make_keys
+from tinyproto.federation.keys import ServerKeys
 
 pytestmark = [pytest.mark.flower, pytest.mark.mqtt]
 

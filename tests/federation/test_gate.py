@@ -22,7 +22,8 @@ from tinyproto.errors import FederationError
 from tinyproto.federation.flower import gate as gate_module
 from tinyproto.federation.flower.gate import OVERHEAD, PATHS, Gate, OpenGate
 from tinyproto.federation.flower.handshakes import network_of
-from tinyproto.federation.keys import ServerKeys, make_keys
+from tinyproto.federation.key_making import make_keys
+from tinyproto.federation.keys import ServerKeys
 from tinyproto.federation.processes import listening
 
 pytestmark = pytest.mark.flower

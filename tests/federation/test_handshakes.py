@@ -21,7 +21,8 @@ pytest.importorskip("flwr")
 from tinyproto.federation.flower import handshakes
 from tinyproto.federation.flower.gate import Gate, OpenGate
 from tinyproto.federation.flower.handshakes import Crowd, Pending, network_of
-from tinyproto.federation.keys import ServerKeys, make_keys
+from tinyproto.federation.key_making import make_keys
+from tinyproto.federation.keys import ServerKeys
 from tinyproto.federation.processes import listening
 
 pytestmark = pytest.mark.flower

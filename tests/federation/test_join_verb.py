@@ -29,7 +29,7 @@ from tinyproto.federation import processes
 from tinyproto.federation.flower.connection import BLIP_SECONDS, AwayError, Relay, TurnedAwayError, Watch
 from tinyproto.federation.flower.processes import SuperNode, program
 from tinyproto.federation.journal import Journal
-from tinyproto.federation.keys import make_keys
+from tinyproto.federation.key_making import make_keys
 from tinyproto.federation.member import JoinFile
 from tinyproto.federation.refusals import ADVICE, NEEDS_A_RESTART, REMEDIES, WORDS
 from tinyproto.tracking.lock import locked

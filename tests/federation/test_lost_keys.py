@@ -14,8 +14,9 @@ pytest.importorskip("flwr")
 from support_cli import in_process
 from support_keys import shake_hands
 from tinyproto.errors import FederationError
-from tinyproto.federation import keys as keys_module
-from tinyproto.federation.keys import ClientKeys, ServerKeys, make_keys
+from tinyproto.federation import key_making
+from tinyproto.federation.key_making import make_keys
+from tinyproto.federation.keys import ClientKeys, ServerKeys
 
 pytestmark = pytest.mark.flower
 
@@ -133,7 +134,7 @@ def test_an_authority_that_was_cut_off_before_its_certificate_is_made_good(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(keys_module, "authority_certificate", cut_off)
+        patched.setattr(key_making, "authority_certificate", cut_off)
         with pytest.raises(KeyboardInterrupt):
             make_keys(init.keys, 2, [])
     assert init()["new_certificate"] is True

@@ -14,7 +14,7 @@ from support_cli import jsonl
 from support_federation import NETWORKS, assert_equal_to_the_simulation, eventually
 from support_real_mqtt import RealMqtt, Start, Stranger
 from tinyproto.cli.options import PREFIX
-from tinyproto.federation.keys import make_keys
+from tinyproto.federation.key_making import make_keys
 from tinyproto.federation.mqtt.broker import mosquitto
 from tinyproto.federation.mqtt.messages import Topics, to_json
 from tinyproto.federation.processes import free_port

@@ -17,7 +17,8 @@ from support_real_mqtt import LARGEST_FRAME, Stranger, own_broker, resident_byte
 from tinyproto.errors import FederationError
 from tinyproto.federation import certificates
 from tinyproto.federation.device_keys import DeviceKeys
-from tinyproto.federation.keys import ServerKeys, make_keys
+from tinyproto.federation.key_making import make_keys
+from tinyproto.federation.keys import ServerKeys
 from tinyproto.federation.mqtt.broker import LARGEST_TERMS, MOST_WAITING, OVERHEAD, OwnBroker, mosquitto
 from tinyproto.federation.mqtt.connection import LEAVING_SECONDS, Connection
 from tinyproto.federation.mqtt.tls import Broker

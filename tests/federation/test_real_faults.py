@@ -27,7 +27,8 @@ from tinyproto.errors import FederationError
 from tinyproto.federation.flower.connection import BLIP_SECONDS, AwayError, TurnedAwayError
 from tinyproto.federation.flower.processes import SuperNode, why_it_ended
 from tinyproto.federation.journal import Journal
-from tinyproto.federation.keys import ClientKeys, make_keys
+from tinyproto.federation.key_making import make_keys
+from tinyproto.federation.keys import ClientKeys
 
 pytestmark = pytest.mark.flower
 slow = pytest.mark.flower_slow

@@ -16,7 +16,8 @@ from flwr.proto.node_pb2 import NodeInfo
 from support_federation import free_port
 from tinyproto.errors import FederationError
 from tinyproto.federation.flower.processes import SuperLink
-from tinyproto.federation.keys import ServerKeys, make_keys
+from tinyproto.federation.key_making import make_keys
+from tinyproto.federation.keys import ServerKeys
 
 pytestmark = pytest.mark.flower
 CLIENTS = 6

@@ -26,7 +26,8 @@ from tinyproto.errors import FederationError
 from tinyproto.federation import processes as federation_processes
 from tinyproto.federation.flower import host as flower_host
 from tinyproto.federation.flower import processes
-from tinyproto.federation.keys import ServerKeys, make_keys
+from tinyproto.federation.key_making import make_keys
+from tinyproto.federation.keys import ServerKeys
 from tinyproto.tracking.lock import alone_in
 
 pytestmark = pytest.mark.flower

@@ -23,7 +23,8 @@ from tinyproto.config.load import stated
 from tinyproto.errors import ConfigError, FederationError, Interrupted
 from tinyproto.federation import require_transport
 from tinyproto.federation.journal import Follower, Journal, writing
-from tinyproto.federation.keys import ServerKeys, make_keys
+from tinyproto.federation.key_making import make_keys
+from tinyproto.federation.keys import ServerKeys
 from tinyproto.federation.processes import Leashed, split_address
 from tinyproto.federation.terms import MqttPlace, ServeFile, agree, members, new_token, offered_terms
 from tinyproto.report.words import counted
