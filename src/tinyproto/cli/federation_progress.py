@@ -88,13 +88,13 @@ class FederationProgress(Bars):
         reached = self._reached = f"{rule} {percent(known[rule])}" if rule is not None else ""
         closing = bool(event.get("closing"))
         name = "closing" if closing else f"round {event['round']} of {self._rounds}"
-        without = f", without {', '.join(event['refused'])}" if event.get("refused") else ""
+        without = f", without client {', '.join(event['refused'])}" if event.get("refused") else ""
         if self._bar is not None and not closing:
             self.bars.update(self._bar, completed=event["round"])
         self._state(self._doing)
         who = "" if closing else f"{counted(len(event['participants']), 'client')}{without}, "
         if distrusted := event.get("distrusted"):
-            who += f"uploads set aside, in part or entirely: {', '.join(distrusted)}, "
+            who += f"uploads set aside, in part or entirely, of client {', '.join(distrusted)}, "
         self.output.say(f"{name}: {who}{event['seconds']:.1f} s{f', {reached}' if reached else ''}")
 
     def _derived(self, event: dict[str, Any]) -> None:
