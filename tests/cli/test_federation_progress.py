@@ -61,7 +61,7 @@ def test_each_event_that_matters_is_one_line(capsys: pytest.CaptureFixture[str])
         "round 3: 1 good answer of 2; it is asked again",
         "dropped 744 connections that did not complete TLS, the last from 192.0.2.7",
         "client 1 left: it is offline",
-        "round 3 of 5: 1 client, without 1, 61.2 s, head 50.0 %",
+        "round 3 of 5: 1 client, without client 1, 61.2 s, head 50.0 %",
         "derived μ = 0.01 (round 3)",
         "closing: 2.0 s, global 75.0 %",
     ]
