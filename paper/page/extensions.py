@@ -31,8 +31,8 @@ AUTO_WORDS = (
     "With global_scale: auto the server derives μ from the clients' counts; each row below it has a constant μ, and "
     "nothing else differs. Accuracy in %, after the same number of rounds: the best with the preset reference, the "
     "mean of the last 10 evaluations with sound. ± is the sample deviation (n − 1) over seeds. The derived scale is as "
-    "good if it is no further below the best constant than the seeds of one cell differ; without a second seed the "
-    "claim is undecided."
+    "good if it is no further below the best constant tried than the seeds of one cell differ; without a second seed "
+    "the claim is undecided."
 )
 FIRST_TITLE = "The first 100 classes of Tiny-ImageNet"
 FIRST_WORDS = (
