@@ -8,6 +8,7 @@ from typing import Any
 
 from paper.matching import PaperCell
 from paper.page.auto_scale import AUTO_HEADER, Search, any_derived, searches
+from paper.page.frames import explained
 from paper.page.outcomes import Compared, Records, cells_of, method_name
 from paper.page.tables import NOT_RUN, NOTHING, plain_outcome, signed, spread_cell
 from paper.page.verdicts import Claim
@@ -22,8 +23,8 @@ WIRE_TITLE, AUTO_TITLE = "Types on the wire", "A scale that needs no search"
 WIRE_WORDS = (
     "CIFAR-100, preset reference. Accuracy in % is the best of the first rounds, over the same seeds as FedTGP. "
     "Δ: points over FedTGP in float32 by global prototypes, after as many rounds. Bytes are whole frames as measured, "
-    "all clients, up and down. “training”: bytes of a training round. “fewer”: FedProto's bytes in float32 divided by "
-    "these. “with evaluation” adds the frames that bring all classes to clients that download only those they hold. "
+    "all clients, up and down. “training”: bytes of a training round. “fewer”: FedProto's bytes in float32, in frames of "
+    "the same version, divided by these. “with evaluation” adds the frames that bring all classes to clients that download only those they hold. "
     "Rows in float32 with all classes are those of Table 1. Which classes a client downloads changes no training, so "
     "the two rows of s=50 in float32 repeat one training."
 )
@@ -78,7 +79,7 @@ class FirstRow(Compared):
             *(spread_cell(self.variant.accuracies[rule]) for rule in RULES),
             NOTHING if row.formula_parameters is None else number(row.formula_parameters),
             size(row.payload_bytes),
-            size(row.wire_bytes),
+            self.variant.wire_words,
         ]
 
     def plain(self) -> dict[str, Any]:
@@ -131,7 +132,7 @@ class Extensions:
         """Yield each study; of the first classes, the table is shown even if none was run."""
         if any_typed(self.wire):
             rows = [row.words() for row in self.wire]
-            yield Study(WIRE_TITLE, WIRE_WORDS, WIRE_HEADER, rows, self.figures)
+            yield Study(WIRE_TITLE, WIRE_WORDS + _versions(self.wire), WIRE_HEADER, rows, self.figures)
         else:
             yield Study(WIRE_TITLE, NOT_RUN_YET.format("bytes"), WIRE_HEADER, [])
         if any_derived(self.searches):
@@ -139,7 +140,8 @@ class Extensions:
         else:
             yield Study(AUTO_TITLE, NOT_RUN_YET.format("auto"), AUTO_HEADER, [])
         was_run = any(row.variant is not None for row in self.first)
-        words = FIRST_WORDS if was_run else f"{FIRST_WORDS} {NOT_RUN_YET.format('tiny-imagenet-100')}"
+        missing = "" if was_run else f" {NOT_RUN_YET.format('tiny-imagenet-100')}"
+        words = FIRST_WORDS + _versions(self.first) + missing
         yield Study(FIRST_TITLE, words, FIRST_HEADER, [row.words() for row in self.first])
 
     def plain(self) -> dict[str, Any]:
@@ -151,6 +153,10 @@ class Extensions:
             "tiny_imagenet_100": [row.plain() for row in self.first],
             "figures": [figure.slug for figure in self.figures],
         }
+
+
+def _versions(rows: Sequence[Compared]) -> str:
+    return explained(row.variant.frame_version for row in rows if row.variant is not None)
 
 
 def extensions(records: Records) -> Extensions:

@@ -10,6 +10,7 @@ from typing import Any
 
 from paper.experiments import SAME_AS_PUBLISHED, SEEDS, experiments
 from paper.matching import PaperCell, paper_cells, record_key
+from paper.page.frames import marked, oldest_version, wire_bytes
 from paper.printed import DATASET_NAMES, SETTINGS, Address
 from tinyproto.algorithms import ALGORITHMS
 from tinyproto.config.presets import PRESETS
@@ -89,6 +90,20 @@ class Outcome:
         """
         heads = [[point.accuracy["head"] or 0.0 for point in one.points if point.rounds] for one in self.found]
         return any(after < (1 - LOST) * before - 1e-9 for curve in heads for before, after in pairwise(curve))
+
+    @property
+    def frame_version(self) -> int:
+        """Return the version of frames that its bytes on the wire are told in: the oldest of its runs."""
+        return oldest_version(self.found)
+
+    def wire_bytes(self, version: int | None = None) -> float:
+        """Return bytes on the wire of a training round, up and down, in frames of a version, by default its own."""
+        return wire_bytes(self.found, self.frame_version if version is None else version)
+
+    @property
+    def wire_words(self) -> str:
+        """Return these bytes, marked if their frames are of an older version."""
+        return marked(self.wire_bytes(), self.frame_version)
 
     def seeds_shared(self, other: Outcome) -> list[int]:
         """Return the seeds that both have."""

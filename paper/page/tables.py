@@ -89,7 +89,7 @@ class TableRow:
             nearer, str(len(self.outcome.seeds)),
             f"{rounds} of {self.outcome.cell.rounds}" if self.outcome.shortened else f"all {rounds}",
             *(share_cell(self.outcome.accuracies[rule]) for rule in ("head", "local")),
-            printed[1], formula, size(row.payload_bytes), size(row.wire_bytes),
+            printed[1], formula, size(row.payload_bytes), self.outcome.wire_words,
         ]  # fmt: skip
 
     def plain(self) -> dict[str, Any]:
@@ -209,7 +209,8 @@ def plain_outcome(outcome: Outcome) -> dict[str, Any]:
         "params_per_round": row.parameters,
         "params_per_round_formula": row.formula_parameters,
         "payload_bytes_per_round": row.payload_bytes,
-        "wire_bytes_per_round": row.wire_bytes,
+        "wire_bytes_per_round": outcome.wire_bytes(),
+        "frame_version": outcome.frame_version,
     }
 
 
