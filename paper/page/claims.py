@@ -8,7 +8,7 @@ from functools import partial
 
 from paper.experiments import BASELINES, CPS_DIM, CPS_DIMS, DATASETS, OURS, experiments
 from paper.page.convergence import convergence
-from paper.page.dead_units import dead_units_claim
+from paper.page.dead_units import dead_units_claim, recorded_prototypes
 from paper.page.outcomes import Outcome, Records, method_name, paper_cell, place_name
 from paper.page.summary import POINTS
 from paper.page.tables import NEAR, signed, two_digits
@@ -48,7 +48,7 @@ def claims(records: Records) -> list[Claim]:
         replace(local, printed=False),
         dead_units_claim(records),
         judged("CPS beats a smaller layer that sends as many bytes, both not scaled", _smaller_layers(), _gains(0)),
-        convergence(),
+        convergence(recorded_prototypes(records)),
     ]
 
 

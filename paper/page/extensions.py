@@ -23,10 +23,10 @@ WIRE_TITLE, AUTO_TITLE = "Types on the wire", "A scale that needs no search"
 WIRE_WORDS = (
     "CIFAR-100, preset reference. Accuracy in % is the best of the first rounds, over the same seeds as FedTGP. "
     "Δ: points over FedTGP in float32 by global prototypes, after as many rounds. Bytes are whole frames as measured, "
-    "all clients, up and down. “training”: bytes of a training round. “fewer”: FedProto's bytes in float32, in frames of "
-    "the same version, divided by these. “with evaluation” adds the frames that bring all classes to clients that download only those they hold. "
-    "Rows in float32 with all classes are those of Table 1. Which classes a client downloads changes no training, so "
-    "the two rows of s=50 in float32 repeat one training."
+    "all clients, up and down. “training”: bytes of a training round. “fewer”: FedProto's bytes in float32, in frames "
+    "of the same version, divided by these. “with evaluation” adds the frames that bring all classes to clients that "
+    "download only those they hold. Rows in float32 with all classes are those of Table 1. Which classes a client "
+    "downloads changes no training, so the two rows of s=50 in float32 repeat one training."
 )
 AUTO_WORDS = (
     "With global_scale: auto the server derives μ from the clients' counts; each row below it has a constant μ, and "

@@ -165,13 +165,18 @@ class Records:
         return [Outcome(cell, [one]) for one in runs]
 
     def again(self) -> list[tuple[str, tuple[Cell, Cell]]]:
-        """Return the key and two runs of each cell that was run twice with the same seed, the shorter first."""
+        """Return the key and two runs of each cell that was run twice with the same seed, the shorter first.
+
+        If some of its runs are of one length, only these are pairs.
+        """
         found: dict[tuple[str, int], list[Cell]] = {}
         for key, runs in self._cells.items():
             for one in runs:
                 found.setdefault((key, one.result["seed"]), []).append(one)
         ordered = {same: sorted(runs, key=lambda one: int(one.result["rounds"])) for same, runs in found.items()}
-        return [(key, pair) for (key, _), runs in ordered.items() for pair in combinations(runs, 2)]
+        pairs = {same: list(combinations(runs, 2)) for same, runs in ordered.items()}
+        equal = {same: [pair for pair in found if _as_long(*pair)] for same, found in pairs.items()}
+        return [(key, pair) for (key, seed), found in pairs.items() for pair in equal[key, seed] or found]
 
     def _by_rounds(self, cell: PaperCell) -> dict[int, Outcome]:
         """Return a cell's runs with planned seeds by number of rounds; one run per seed counts."""
@@ -294,6 +299,10 @@ def _known_keys() -> frozenset[str]:
 @cache
 def _resolved(preset: str | None) -> dict[Address, PaperCell]:
     return {cell.address: cell for config in experiments() for cell in paper_cells(config, preset)}
+
+
+def _as_long(one: Cell, other: Cell) -> bool:
+    return bool(one.result["rounds"] == other.result["rounds"])
 
 
 def _fit(rounds: int, wanted: int) -> tuple[bool, int]:
