@@ -1,4 +1,4 @@
-"""Studies that extend the paper, from the same records: types on the wire, a derived scale, and 100 classes."""
+"""Studies that extend the paper, from the same records: wire types, a derived scale, 100 classes, other settings."""
 
 from __future__ import annotations
 
@@ -6,11 +6,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paper.matching import PaperCell
 from paper.page.auto_scale import AUTO_HEADER, Search, any_derived, searches
 from paper.page.frames import explained
+from paper.page.other_settings import (
+    PARTITIONS_HEADER,
+    PARTITIONS_TARGET,
+    PARTITIONS_TITLE,
+    PARTITIONS_WORDS,
+    SCRIPT_HEADER,
+    SCRIPT_STEM,
+    SCRIPT_TITLE,
+    SCRIPT_WORDS,
+    OverLocal,
+    PartitionRow,
+    ScriptRow,
+    any_own,
+    partition_rows,
+    script_rows,
+)
 from paper.page.outcomes import Compared, Records, cells_of, method_name
-from paper.page.tables import NOT_RUN, NOTHING, plain_outcome, signed, spread_cell
+from paper.page.tables import NOT_RUN, NOTHING, signed, spread_cell
 from paper.page.verdicts import Claim
 from paper.page.wire_types import WIRE_HEADER, WireRow, any_typed, wire_claims, wire_figures, wire_rows
 from paper.printed import Address
@@ -52,18 +67,8 @@ FIRST_HEADER = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class FirstRow(Compared):
-    """One method on the first classes, compared with Local, which is read by its head."""
-
-    cell: PaperCell
-
-    @property
-    def gain(self) -> float | None:
-        """Return the gain over Local, each by its own rule; None for Local itself, and if one of them was not run."""
-        if self.variant is None or self.reference is None or self.cell.label == self.reference.cell.label:
-            return None
-        method, local = self.accuracies()[self.variant.rule], self.compared()[self.reference.rule]
-        return None if method is None or local is None else round(method.mean - local.mean, 9)
+class FirstRow(OverLocal):
+    """One method on the first classes."""
 
     def words(self) -> list[str]:
         """Return the cells of the row, under `FIRST_HEADER`."""
@@ -81,16 +86,6 @@ class FirstRow(Compared):
             size(row.payload_bytes),
             self.variant.wire_words,
         ]
-
-    def plain(self) -> dict[str, Any]:
-        """Return plain values for JSON; accuracies are fractions."""
-        return {
-            "name": method_name(self.cell.entry),
-            "experiment": self.cell.stem,
-            "label": self.cell.label,
-            "ours": None if self.variant is None else plain_outcome(self.variant),
-            "over_local": self.gain,
-        }
 
 
 def first_rows(records: Records) -> list[FirstRow]:
@@ -125,6 +120,8 @@ class Extensions:
     wire: Sequence[WireRow]
     searches: Sequence[Search]
     first: Sequence[FirstRow]
+    scripts: Sequence[ScriptRow]
+    partitions: Sequence[PartitionRow]
     claims: Sequence[Claim]
     figures: Sequence[Figure]
 
@@ -143,6 +140,15 @@ class Extensions:
         missing = "" if was_run else f" {NOT_RUN_YET.format('tiny-imagenet-100')}"
         words = FIRST_WORDS + _versions(self.first) + missing
         yield Study(FIRST_TITLE, words, FIRST_HEADER, [row.words() for row in self.first])
+        if any_own(self.scripts):
+            yield Study(SCRIPT_TITLE, SCRIPT_WORDS, SCRIPT_HEADER, [row.words() for row in self.scripts])
+        else:
+            yield Study(SCRIPT_TITLE, NOT_RUN_YET.format(f"published --configs {SCRIPT_STEM}"), SCRIPT_HEADER, [])
+        if any_own(self.partitions):
+            rows = [row.words() for row in self.partitions]
+            yield Study(PARTITIONS_TITLE, PARTITIONS_WORDS, PARTITIONS_HEADER, rows)
+        else:
+            yield Study(PARTITIONS_TITLE, NOT_RUN_YET.format(PARTITIONS_TARGET), PARTITIONS_HEADER, [])
 
     def plain(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -151,6 +157,8 @@ class Extensions:
             "bytes": [row.plain() for row in self.wire],
             "auto": [search.plain() for search in self.searches],
             "tiny_imagenet_100": [row.plain() for row in self.first],
+            "clients50": [row.plain() for row in self.scripts],
+            "partitions": [row.plain() for row in self.partitions],
             "figures": [figure.slug for figure in self.figures],
         }
 
@@ -163,4 +171,7 @@ def extensions(records: Records) -> Extensions:
     """Return all studies; cells that were not run are included, empty."""
     rows, found = wire_rows(records), searches(records)
     claims = [*wire_claims(rows), *(search.claim() for search in found)]
-    return Extensions(rows, found, first_rows(records), claims, wire_figures(records, rows))
+    return Extensions(
+        rows, found, first_rows(records), script_rows(records), partition_rows(records), claims,
+        wire_figures(records, rows),
+    )  # fmt: skip
