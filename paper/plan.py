@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paper.experiments import BASELINES, DATASETS, NEURON_METHODS, READING_ROUNDS, SEEDS, PaperConfig, experiments
+from paper.experiments import DATASETS, NEURON_METHODS, READING_ROUNDS, SEEDS, PaperConfig, experiments
 from paper.matching import PaperCell
 from tinyproto.algorithms import ALGORITHMS
 from tinyproto.config import parse_config
@@ -136,6 +137,7 @@ class Job:
     target: str
     selection: Selection
     results: str | None = None  # a folder of records of its own; None: the usual one
+    runs: str | None = None  # a folder of cells in progress of its own
 
     @property
     def command(self) -> str:
@@ -144,9 +146,9 @@ class Job:
         options = {
             "dataset": chosen.datasets, "configs": chosen.configs, "algorithms": chosen.algorithms,
             "seeds": chosen.seeds, "rounds": [chosen.rounds] if chosen.rounds else [],
-            "results": [self.results] if self.results else [],
+            "results": [self.results] if self.results else [], "runs": [self.runs] if self.runs else [],
         }  # fmt: skip
-        told = [f"--{name} {','.join(map(str, values))}" for name, values in options.items() if values]
+        told = [f"--{name} {shlex.quote(','.join(map(str, values)))}" for name, values in options.items() if values]
         return " ".join(["python -m paper", self.target, *told])
 
     def cells(self) -> list[PaperCell]:
@@ -161,7 +163,6 @@ def _first_seed(words: str, target: str, **chosen: Any) -> Job:
 _TWICE = Selection(
     datasets=["cifar100"], algorithms=["fedproto", "tinyproto_ft"], seeds=[SEEDS[0]], rounds=READING_ROUNDS
 )
-_WITHOUT_PROTOTYPES = ["local", *(name for name in BASELINES if name not in ("fedproto", "fedtgp"))]
 
 JOBS: Sequence[Job] = (
     _first_seed(
@@ -169,12 +170,11 @@ JOBS: Sequence[Job] = (
         configs=["published_cifar10"], algorithms=["fedproto", "tinyproto_ft"],
     ),
     _first_seed(
-        "as in the released code, one cell of each other method", "published",
-        configs=["published_cifar100", "published_others_cifar100"],
-        algorithms=["fedtgp", "tinyproto_fp", *_WITHOUT_PROTOTYPES],
+        "as in the released code, one cell of each other method that it changes", "published",
+        configs=["published_cifar100", "published_others_cifar100"], algorithms=["fedtgp", "tinyproto_fp", "fedkd"],
     ),
-    Job("the same commit and seed, first run", "table1", _TWICE),
-    Job("the same commit and seed, second run", "table1", _TWICE, "paper/records/again"),
+    Job("the same commit and seed, first run", "table1", _TWICE, "paper/records/first"),
+    Job("the same commit and seed, second run", "table1", _TWICE, "paper/records/again", "runs/again"),
     _first_seed("50 clients as in the scripts' commented loop", "published", configs=["published_clients50"]),
     _first_seed("Table 3, the rest: 50 clients", "table3", configs=["table3_clients50"]),
     _first_seed("Table 3, the rest: α=0.5", "table3", configs=["table3_alpha05"]),
@@ -188,6 +188,13 @@ JOBS: Sequence[Job] = (
     _first_seed("CIFAR-100's ablation, the rest", "appendix", datasets=["cifar100"]),
     _first_seed("the figure on neurons", "figure-neurons"),
     _first_seed("the figure on compression", "figure-compression"),
+    _first_seed(
+        "what may explain numbers that are off", "readings", configs=["readings_ablation", "readings_clients50"]
+    ),
+    _first_seed(
+        "the published masks with the μ that was better", "readings",
+        configs=["readings_methods"], algorithms=["tinyproto_ft(blocks-scale=0.04)"],
+    ),
     _first_seed("other partitions", "partitions"),
     _first_seed("as in the released code, the rest", "published"),
     Job("as in the released code, the other seeds", "published", Selection(seeds=SEEDS[1:], configs=[

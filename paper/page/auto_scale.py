@@ -14,6 +14,7 @@ from paper.page.outcomes import TABLES, Compared, Outcome, Records, cells_of, me
 from paper.page.tables import NOT_RUN, NOTHING, signed, spread_cell, two_digits
 from paper.page.verdicts import Claim, Fact
 from paper.printed import Address
+from tinyproto.config.presets import PRESETS
 from tinyproto.core.cps import derived_sum_scale
 from tinyproto.data.sources import SOURCES
 from tinyproto.report.words import counted
@@ -82,7 +83,11 @@ class Search:
     @property
     def name(self) -> str:
         """Return what the derived scale and the constants have in common."""
-        return f"{method_name(self.cell.entry)}, {place_name(self.cell)}, preset {self.cell.config['preset']}"
+        preset, entry = self.cell.config["preset"], self.cell.entry
+        aggregation = entry.get("aggregation")
+        usual = PRESETS[preset].hyper_of(entry["name"])["aggregation"]
+        other = "" if aggregation in (None, usual) else f", aggregation {aggregation}"
+        return f"{method_name(entry)}, {place_name(self.cell)}, preset {preset}{other}"
 
     @property
     def hardest(self) -> Constant | None:
@@ -102,7 +107,7 @@ class Search:
         if best is not None and best.noise is None:
             needs.append("a second seed, to separate a difference from noise")
         facts = [] if best is None else [_fact(best, self.cell.rounds)]
-        return Claim(f"With global_scale: auto as good as with the best constant: {self.name}", facts, needs)
+        return Claim(f"With global_scale: auto as good as with the best constant tried: {self.name}", facts, needs)
 
     def rows(self) -> Iterator[list[str]]:
         """Yield rows under `AUTO_HEADER`: the derived scale at each number of rounds compared, then the constants."""

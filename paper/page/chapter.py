@@ -11,6 +11,7 @@ from typing import Any
 from paper.page.claims import claims
 from paper.page.extensions import TITLE, Extensions, extensions
 from paper.page.figures import PaperFigure, paper_figures
+from paper.page.frames import explained
 from paper.page.outcomes import Records, planned
 from paper.page.readings import (
     READING_HEADER,
@@ -43,8 +44,7 @@ TABLE_WORDS = (
     "±. “nearer than Local”: our number is nearer to the printed one than that of Local in the same setting. “head” "
     "and “local”: the same runs by their head and by the nearest local prototype. “Comm.” is the paper's column in "
     "millions of parameters a round, “formula” its Table 2; payload and wire are measured bytes a round, up and down, "
-    "all clients. Wire bytes were measured with frames of version 1, 26 bytes more each way. The best round "
-    "is chosen on the test samples, as in the paper."
+    "all clients. The best round is chosen on the test samples, as in the paper."
 )
 READING_WORDS = (
     "Each row changes one or two things that the paper and the published code leave open. In parentheses: the change "
@@ -80,6 +80,12 @@ class Findings:
         counts = Counter(claim.verdict for claim in made)
         words = [f"{count} {VERBS[verdict][count > 1]}" for verdict, count in counts.items()]
         return [*self.summary.told(), f"Of the paper's {len(made)} claims below, {', '.join(words)}."]
+
+    @property
+    def table_words(self) -> str:
+        """Return what the columns of the tables mean."""
+        outcomes = [row.outcome for table in self.tables for row in table.rows if row.outcome is not None]
+        return TABLE_WORDS + explained(outcome.frame_version for outcome in outcomes)
 
     def plain(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -128,7 +134,7 @@ def as_html(found: Findings) -> Iterator[str]:
     yield html.element("h3", "Claims")
     yield _claims("claim", found.claims)
     yield html.element("h3", "Tables")
-    yield html.paragraph(TABLE_WORDS, "quiet")
+    yield html.paragraph(found.table_words, "quiet")
     for table in found.tables:
         yield from _table(table)
     yield html.element("h3", "Figures")

@@ -1,14 +1,14 @@
-"""The assumption of the paper's convergence proof, tried on random prototypes with the operators of the package.
+"""The assumption of the paper's convergence proof, tried with the operators of the package.
 
-The paper assumes that the support of S(c) is a fixed set and that S expands no distance. It writes the last step of its
-lemma as an equality, ‖S(c) − S(c')‖ = ‖c − c'‖, where c and c' are means of local prototypes. The proof is of CPS
-alone. Facts on scaling and int4 decide nothing. TinyProto-FT is not tried: the proof starts from a mean, and its
-global prototypes are trained.
+The paper assumes that the support of S(c) is a fixed set, tried here with FedProto's recorded prototypes, and that S
+expands no distance, tried with random ones. It writes the last step of its lemma as an equality,
+‖S(c) − S(c')‖ = ‖c − c'‖, where c and c' are means of local prototypes. The proof is of CPS alone. Facts on scaling and
+int4 decide nothing. TinyProto-FT is not tried: the proof starts from a mean, and its global prototypes are trained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,12 +46,22 @@ class Tried:
     additive: bool  # a sum of local prototypes gives the sum of the results
 
 
-def convergence(cps_dim: int = CPS_DIM, sparse: Sparsify = sparsify, *, zeros: bool = True) -> Claim:
-    """Judge the assumption's two parts and the lemma's last step; `zeros` lets prototypes have entries of zero."""
+@dataclass(frozen=True)
+class Recorded:
+    """FedProto's local prototypes of one dataset, as they were recorded."""
+
+    place: str
+    values: Tensor  # (n, d)
+    classes: Tensor  # (n,)
+    num_classes: int
+
+
+def convergence(recorded: Sequence[Recorded], cps_dim: int = CPS_DIM, sparse: Sparsify = sparsify) -> Claim:
+    """Judge the assumption's two parts and the lemma's last step; the first part needs recorded prototypes."""
     random = torch.Generator().manual_seed(0)
     masks = build_masks("balanced", CLASSES, DIM, cps_dim, 0)
     first = torch.randn(CLIENTS, CLASSES, DIM, generator=random)
-    first = first.relu() if zeros else first.abs() + 1
+    first = first.relu()
     second = first + APART * torch.randn(first.shape, generator=random)
     shares = torch.rand(CLIENTS, CLASSES, generator=random)
     shares /= shares.sum(0)  # q_i of each class
@@ -64,19 +74,10 @@ def convergence(cps_dim: int = CPS_DIM, sparse: Sparsify = sparsify, *, zeros: b
         return simple_mean(sum_over_holders([sent(one) for one in values])).values
 
     cps = _tried(mean, first, second, equal)
-    outside = bool(cps.values[~masks].any())
-    kept = torch.stack([sent(one).values != 0 for one in first])  # (M, K, d)
-    whole = float((kept == masks).all(2).float().mean())
     largest, typical = float(cps.ratios.max()), float(cps.ratios.mean())
     grows, shrinks = largest > 1 + ROUNDING, typical < 1 - ROUNDING
     decisive = [
-        Fact(
-            not outside and whole == 1,
-            whole,
-            f"(a) the support of S(c) is a fixed set: {'an entry outside is sent' if outside else 'nothing outside'}, "
-            f"and all of it for {percent(whole)} of random prototypes "
-            f"{'with half their entries zero' if zeros else 'without a zero'}",
-        ),
+        *_support(recorded, cps_dim, sparse),
         Fact(
             not grows,
             1 - largest,
@@ -92,7 +93,28 @@ def convergence(cps_dim: int = CPS_DIM, sparse: Sparsify = sparsify, *, zeros: b
     return Claim(
         "CPS meets the assumption of the convergence proof, and its last step is an equality",
         [*decisive, *_beyond(first, second, shares, masks, sent)],
+        [] if recorded else ["the prototypes of a FedProto cell, for the support"],
     )
+
+
+def _support(recorded: Sequence[Recorded], cps_dim: int, sparse: Sparsify) -> Iterator[Fact]:
+    """Judge the first part, if there are prototypes: one with a zero inside its mask has not the assumed support."""
+    outside, shares, told = False, [], []
+    for one in recorded:
+        count, width = one.values.shape
+        masks = build_masks("balanced", one.num_classes, width, min(cps_dim, width), 0)[one.classes]  # (n, d)
+        kept = sparse(_all_present(one.values), masks).values != 0
+        outside |= bool((kept & ~masks).any())
+        shares.append(float((kept == masks).all(1).float().mean()))
+        zero = percent(float((one.values == 0).float().mean()))
+        told.append(f"{percent(shares[-1])} of {count} ({one.place}; {zero} of their entries are zero)")
+    if recorded:
+        yield Fact(
+            not outside and min(shares) == 1,
+            min(shares),
+            f"(a) the support of S(c) is a fixed set: {'an entry outside is sent' if outside else 'nothing outside'}; "
+            f"and all of it for these of FedProto's recorded prototypes: {', '.join(told)}",
+        )
 
 
 def _beyond(

@@ -6,13 +6,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from paper.experiments import DATASETS
+from paper.page.convergence import Recorded
 from paper.page.outcomes import Records
 from paper.page.verdicts import Claim, Fact
 from paper.printed import DATASET_NAMES, Address
 from paper.records_reader import DRAWN
 from tinyproto.report.runs import PrototypeValues
+from tinyproto.report.studies import Cell
 from tinyproto.report.words import counted, percent
 
 LEAST, MOST = 0.4, 0.6
@@ -22,19 +25,41 @@ LEAST, MOST = 0.4, 0.6
 def dead_units_claim(records: Records) -> Claim:
     """Judge by the local prototypes of FedProto, which only run folders and a few records keep."""
     facts = []
+    for dataset, cell, values in _of_fedproto(records):
+        drawn = DRAWN[dataset].classes if dataset in DRAWN else ()
+        classes = [class_ for class_ in drawn if class_ < values.local.shape[1]]
+        facts.append(_fact(_place(dataset, cell), values, cell.run.config["models"], classes))
+    needs = (
+        [] if facts else ["the run folder of a FedProto cell with its prototypes.safetensors, which most records omit"]
+    )
+    return Claim("About half of the units are dead for a class", facts, needs)
+
+
+def recorded_prototypes(records: Records) -> list[Recorded]:
+    """Return the local prototypes of FedProto that records keep."""
+    return [
+        Recorded(
+            _place(dataset, cell),
+            torch.from_numpy(values.local[values.local_present]),
+            torch.from_numpy(values.local_present.nonzero()[1]),
+            values.local.shape[1],
+        )
+        for dataset, cell, values in _of_fedproto(records)
+    ]
+
+
+def _of_fedproto(records: Records) -> Iterator[tuple[str, Cell, PrototypeValues]]:
+    """Yield dataset, run and prototypes of FedProto's runs that keep some."""
     for dataset in DATASETS:
         outcome = records.find(Address(f"table1_{dataset}", "fedproto"))
         for cell in outcome.found if outcome is not None else []:
             values = cell.run.prototypes(cell.result["label"], cell.result["seed"])
             if values is not None and values.local_present.any():
-                place = f"{DATASET_NAMES[dataset]}, seed {cell.result['seed']}"
-                drawn = DRAWN[dataset].classes if dataset in DRAWN else ()
-                classes = [class_ for class_ in drawn if class_ < values.local.shape[1]]
-                facts.append(_fact(place, values, cell.run.config["models"], classes))
-    needs = (
-        [] if facts else ["the run folder of a FedProto cell with its prototypes.safetensors, which most records omit"]
-    )
-    return Claim("About half of the units are dead for a class", facts, needs)
+                yield dataset, cell, values
+
+
+def _place(dataset: str, cell: Cell) -> str:
+    return f"{DATASET_NAMES[dataset]}, seed {cell.result['seed']}"
 
 
 def _fact(place: str, values: PrototypeValues, networks: Sequence[Any], classes: Sequence[int]) -> Fact:

@@ -1,4 +1,4 @@
-"""Studies that extend the paper, from the same records: types on the wire, a derived scale, and 100 classes."""
+"""Studies that extend the paper, from the same records: wire types, a derived scale, 100 classes, other settings."""
 
 from __future__ import annotations
 
@@ -6,10 +6,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paper.matching import PaperCell
 from paper.page.auto_scale import AUTO_HEADER, Search, any_derived, searches
+from paper.page.frames import explained
+from paper.page.other_settings import (
+    PARTITIONS_HEADER,
+    PARTITIONS_TARGET,
+    PARTITIONS_TITLE,
+    PARTITIONS_WORDS,
+    SCRIPT_HEADER,
+    SCRIPT_STEM,
+    SCRIPT_TITLE,
+    SCRIPT_WORDS,
+    OverLocal,
+    PartitionRow,
+    ScriptRow,
+    any_own,
+    partition_rows,
+    script_rows,
+)
 from paper.page.outcomes import Compared, Records, cells_of, method_name
-from paper.page.tables import NOT_RUN, NOTHING, plain_outcome, signed, spread_cell
+from paper.page.tables import NOT_RUN, NOTHING, signed, spread_cell
 from paper.page.verdicts import Claim
 from paper.page.wire_types import WIRE_HEADER, WireRow, any_typed, wire_claims, wire_figures, wire_rows
 from paper.printed import Address
@@ -22,17 +38,17 @@ WIRE_TITLE, AUTO_TITLE = "Types on the wire", "A scale that needs no search"
 WIRE_WORDS = (
     "CIFAR-100, preset reference. Accuracy in % is the best of the first rounds, over the same seeds as FedTGP. "
     "Δ: points over FedTGP in float32 by global prototypes, after as many rounds. Bytes are whole frames as measured, "
-    "all clients, up and down. “training”: bytes of a training round. “fewer”: FedProto's bytes in float32 divided by "
-    "these. “with evaluation” adds the frames that bring all classes to clients that download only those they hold. "
-    "Rows in float32 with all classes are those of Table 1. Which classes a client downloads changes no training, so "
-    "the two rows of s=50 in float32 repeat one training."
+    "all clients, up and down. “training”: bytes of a training round. “fewer”: FedProto's bytes in float32, in frames "
+    "of the same version, divided by these. “with evaluation” adds the frames that bring all classes to clients that "
+    "download only those they hold. Rows in float32 with all classes are those of Table 1. Which classes a client "
+    "downloads changes no training, so the two rows of s=50 in float32 repeat one training."
 )
 AUTO_WORDS = (
     "With global_scale: auto the server derives μ from the clients' counts; each row below it has a constant μ, and "
     "nothing else differs. Accuracy in %, after the same number of rounds: the best with the preset reference, the "
     "mean of the last 10 evaluations with sound. ± is the sample deviation (n − 1) over seeds. The derived scale is as "
-    "good if it is no further below the best constant than the seeds of one cell differ; without a second seed the "
-    "claim is undecided."
+    "good if it is no further below the best constant tried than the seeds of one cell differ; without a second seed "
+    "the claim is undecided."
 )
 FIRST_TITLE = "The first 100 classes of Tiny-ImageNet"
 FIRST_WORDS = (
@@ -51,18 +67,8 @@ FIRST_HEADER = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class FirstRow(Compared):
-    """One method on the first classes, compared with Local, which is read by its head."""
-
-    cell: PaperCell
-
-    @property
-    def gain(self) -> float | None:
-        """Return the gain over Local, each by its own rule; None for Local itself, and if one of them was not run."""
-        if self.variant is None or self.reference is None or self.cell.label == self.reference.cell.label:
-            return None
-        method, local = self.accuracies()[self.variant.rule], self.compared()[self.reference.rule]
-        return None if method is None or local is None else round(method.mean - local.mean, 9)
+class FirstRow(OverLocal):
+    """One method on the first classes."""
 
     def words(self) -> list[str]:
         """Return the cells of the row, under `FIRST_HEADER`."""
@@ -78,18 +84,8 @@ class FirstRow(Compared):
             *(spread_cell(self.variant.accuracies[rule]) for rule in RULES),
             NOTHING if row.formula_parameters is None else number(row.formula_parameters),
             size(row.payload_bytes),
-            size(row.wire_bytes),
+            self.variant.wire_words,
         ]
-
-    def plain(self) -> dict[str, Any]:
-        """Return plain values for JSON; accuracies are fractions."""
-        return {
-            "name": method_name(self.cell.entry),
-            "experiment": self.cell.stem,
-            "label": self.cell.label,
-            "ours": None if self.variant is None else plain_outcome(self.variant),
-            "over_local": self.gain,
-        }
 
 
 def first_rows(records: Records) -> list[FirstRow]:
@@ -124,6 +120,8 @@ class Extensions:
     wire: Sequence[WireRow]
     searches: Sequence[Search]
     first: Sequence[FirstRow]
+    scripts: Sequence[ScriptRow]
+    partitions: Sequence[PartitionRow]
     claims: Sequence[Claim]
     figures: Sequence[Figure]
 
@@ -131,7 +129,7 @@ class Extensions:
         """Yield each study; of the first classes, the table is shown even if none was run."""
         if any_typed(self.wire):
             rows = [row.words() for row in self.wire]
-            yield Study(WIRE_TITLE, WIRE_WORDS, WIRE_HEADER, rows, self.figures)
+            yield Study(WIRE_TITLE, WIRE_WORDS + _versions(self.wire), WIRE_HEADER, rows, self.figures)
         else:
             yield Study(WIRE_TITLE, NOT_RUN_YET.format("bytes"), WIRE_HEADER, [])
         if any_derived(self.searches):
@@ -139,8 +137,18 @@ class Extensions:
         else:
             yield Study(AUTO_TITLE, NOT_RUN_YET.format("auto"), AUTO_HEADER, [])
         was_run = any(row.variant is not None for row in self.first)
-        words = FIRST_WORDS if was_run else f"{FIRST_WORDS} {NOT_RUN_YET.format('tiny-imagenet-100')}"
+        missing = "" if was_run else f" {NOT_RUN_YET.format('tiny-imagenet-100')}"
+        words = FIRST_WORDS + _versions(self.first) + missing
         yield Study(FIRST_TITLE, words, FIRST_HEADER, [row.words() for row in self.first])
+        if any_own(self.scripts):
+            yield Study(SCRIPT_TITLE, SCRIPT_WORDS, SCRIPT_HEADER, [row.words() for row in self.scripts])
+        else:
+            yield Study(SCRIPT_TITLE, NOT_RUN_YET.format(f"published --configs {SCRIPT_STEM}"), SCRIPT_HEADER, [])
+        if any_own(self.partitions):
+            rows = [row.words() for row in self.partitions]
+            yield Study(PARTITIONS_TITLE, PARTITIONS_WORDS, PARTITIONS_HEADER, rows)
+        else:
+            yield Study(PARTITIONS_TITLE, NOT_RUN_YET.format(PARTITIONS_TARGET), PARTITIONS_HEADER, [])
 
     def plain(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -149,12 +157,21 @@ class Extensions:
             "bytes": [row.plain() for row in self.wire],
             "auto": [search.plain() for search in self.searches],
             "tiny_imagenet_100": [row.plain() for row in self.first],
+            "clients50": [row.plain() for row in self.scripts],
+            "partitions": [row.plain() for row in self.partitions],
             "figures": [figure.slug for figure in self.figures],
         }
+
+
+def _versions(rows: Sequence[Compared]) -> str:
+    return explained(row.variant.frame_version for row in rows if row.variant is not None)
 
 
 def extensions(records: Records) -> Extensions:
     """Return all studies; cells that were not run are included, empty."""
     rows, found = wire_rows(records), searches(records)
     claims = [*wire_claims(rows), *(search.claim() for search in found)]
-    return Extensions(rows, found, first_rows(records), claims, wire_figures(records, rows))
+    return Extensions(
+        rows, found, first_rows(records), script_rows(records), partition_rows(records), claims,
+        wire_figures(records, rows),
+    )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from paper.page.chapter import READING_WORDS, RULE_WORDS, TABLE_WORDS, Findings, findings
+from paper.page.chapter import READING_WORDS, RULE_WORDS, Findings, findings
 from paper.page.extensions import TITLE
 from paper.page.readings import READING_HEADER, RULE_HEADER, reading_rows
 from paper.page.repeats import AGAIN_HEADER, AGAIN_TITLE, AGAIN_WORDS, told
@@ -46,7 +46,7 @@ def _blocks(found: Findings) -> Iterator[str]:
     yield "## The paper's claims"
     yield _claims("claim", found.claims)
     yield "## The paper's tables"
-    yield TABLE_WORDS
+    yield found.table_words
     empty = [table.title for table in found.tables if not table.own_done]
     if empty:
         yield f"Left out, because nothing of their own was run: {'; '.join(empty)}."

@@ -8,8 +8,9 @@ from functools import cache, cached_property
 from itertools import combinations, pairwise
 from typing import Any
 
-from paper.experiments import SEEDS, experiments
+from paper.experiments import SAME_AS_PUBLISHED, SEEDS, experiments
 from paper.matching import PaperCell, paper_cells, record_key
+from paper.page.frames import marked, oldest_version, wire_bytes
 from paper.printed import DATASET_NAMES, SETTINGS, Address
 from tinyproto.algorithms import ALGORITHMS
 from tinyproto.config.presets import PRESETS
@@ -21,6 +22,9 @@ from tinyproto.tracking.summary import over_rounds
 
 REFERENCE = "reference"
 """The preset of the paper's tables."""
+
+PUBLISHED = "published"
+"""The preset of the released code."""
 
 LOST = 0.25
 """The share of its accuracy that a head loses at once in a run that collapsed."""
@@ -87,6 +91,20 @@ class Outcome:
         heads = [[point.accuracy["head"] or 0.0 for point in one.points if point.rounds] for one in self.found]
         return any(after < (1 - LOST) * before - 1e-9 for curve in heads for before, after in pairwise(curve))
 
+    @property
+    def frame_version(self) -> int:
+        """Return the version of frames that its bytes on the wire are told in: the oldest of its runs."""
+        return oldest_version(self.found)
+
+    def wire_bytes(self, version: int | None = None) -> float:
+        """Return bytes on the wire of a training round, up and down, in frames of a version, by default its own."""
+        return wire_bytes(self.found, self.frame_version if version is None else version)
+
+    @property
+    def wire_words(self) -> str:
+        """Return these bytes, marked if their frames are of an older version."""
+        return marked(self.wire_bytes(), self.frame_version)
+
     def seeds_shared(self, other: Outcome) -> list[int]:
         """Return the seeds that both have."""
         return [seed for seed in self.seeds if seed in other.seeds]
@@ -121,9 +139,14 @@ class Records:
                 self._cells.setdefault(_key(run, result), []).append(Cell(run, result))
 
     def find(self, address: Address, preset: str = REFERENCE) -> Outcome | None:
-        """Return the results of a cell of the paper; None if it was not run."""
+        """Return the results of a cell of the paper; None if it was not run.
+
+        Of a method that `published` does not change, the records of `reference` count there as well.
+        """
         cell = paper_cell(address, preset)
         found = self._by_rounds(cell)
+        if not found and preset == PUBLISHED and cell.entry["name"] in SAME_AS_PUBLISHED:
+            return self.find(address)
         return found[max(found, key=lambda count: _fit(count, cell.rounds))] if found else None
 
     def find_all(self, address: Address) -> list[Outcome]:
@@ -142,13 +165,18 @@ class Records:
         return [Outcome(cell, [one]) for one in runs]
 
     def again(self) -> list[tuple[str, tuple[Cell, Cell]]]:
-        """Return the key and two runs of each cell that was run twice with the same seed, the shorter first."""
+        """Return the key and two runs of each cell that was run twice with the same seed, the shorter first.
+
+        If some of its runs are of one length, only these are pairs.
+        """
         found: dict[tuple[str, int], list[Cell]] = {}
         for key, runs in self._cells.items():
             for one in runs:
                 found.setdefault((key, one.result["seed"]), []).append(one)
         ordered = {same: sorted(runs, key=lambda one: int(one.result["rounds"])) for same, runs in found.items()}
-        return [(key, pair) for (key, _), runs in ordered.items() for pair in combinations(runs, 2)]
+        pairs = {same: list(combinations(runs, 2)) for same, runs in ordered.items()}
+        equal = {same: [pair for pair in found if _as_long(*pair)] for same, found in pairs.items()}
+        return [(key, pair) for (key, seed), found in pairs.items() for pair in equal[key, seed] or found]
 
     def _by_rounds(self, cell: PaperCell) -> dict[int, Outcome]:
         """Return a cell's runs with planned seeds by number of rounds; one run per seed counts."""
@@ -271,6 +299,10 @@ def _known_keys() -> frozenset[str]:
 @cache
 def _resolved(preset: str | None) -> dict[Address, PaperCell]:
     return {cell.address: cell for config in experiments() for cell in paper_cells(config, preset)}
+
+
+def _as_long(one: Cell, other: Cell) -> bool:
+    return bool(one.result["rounds"] == other.result["rounds"])
 
 
 def _fit(rounds: int, wanted: int) -> tuple[bool, int]:

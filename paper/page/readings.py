@@ -29,6 +29,7 @@ QUESTIONS = {
     "aggregation": "sum or mean",
     "global_scale": "μ",
     "masks": "masks",
+    "cps_dim": "s",
     "train.shuffle": "batches shuffled",
     "prototypes.counted_samples": "samples that n_ij counts",
     "prototypes.samples": "samples of local prototypes",
@@ -163,7 +164,7 @@ def _references(name: str, variants: Sequence[Reading]) -> Iterator[list[str]]:
         yield [name, NOT_RUN, NOTHING, *[NOTHING] * len(RULES)]
 
 
-def _reading_name(original: PaperCell, cell: PaperCell) -> str:
+def reading_name(original: PaperCell, cell: PaperCell) -> str:
     """Return the keys in which a variant differs from its table's cell, with their values."""
     changed = differences([_decided(original), _decided(cell)])
     same = (original.address, cell.address) in {(one.address, other.address) for one, other in same_scale()}
@@ -178,7 +179,7 @@ def _reading(records: Records, cell: PaperCell, variant: Outcome | None) -> Read
     return Reading(
         variant=variant,
         reference=records.find(original.address),
-        name=_reading_name(original, cell),
+        name=reading_name(original, cell),
         original=original,
         cell=cell,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -10,7 +11,7 @@ from typing import Any
 from paper.experiments import experiments
 from paper.matching import PaperCell, paper_cells
 from paper.page.auto_scale import same_scale
-from paper.page.outcomes import Outcome, Records, method_name, place_name
+from paper.page.outcomes import TABLES, Outcome, Records, cells_of, method_name, place_name
 from paper.page.tables import signed, spread_cell
 from tinyproto.engine.measure import RULES
 from tinyproto.report.studies import Cell
@@ -20,7 +21,8 @@ AGAIN_HEADER = ("cell", "rounds", "seed", "commits", "head", "global", "local")
 AGAIN_WORDS = (
     "Cells with two runs of the same seed, each by its best round of as many rounds. In parentheses: the second minus "
     "the first, in points. With the preset reference, TinyProto-FP's derived μ is the published one, so its two cells "
-    "are such a pair."
+    "are such a pair. So are two cells that differ in the classes that a client downloads, since it trains with those "
+    "it holds."
 )
 
 
@@ -72,13 +74,13 @@ class Again:
 
 
 def repeats(records: Records) -> list[Again]:
-    """Return all pairs among the cells of the paper, and those of a constant μ and the rule that derives it."""
+    """Return all pairs among the cells of the paper, and those of two cells with the same training."""
     known: dict[str, PaperCell] = {}
     for config in experiments():
         for cell in paper_cells(config):
             known.setdefault(cell.key, cell)
     found = [_again(known[key], pair) for key, pair in records.again() if key in known]
-    for one, cell in same_scale():
+    for one, cell in [*same_scale(), *same_training()]:
         constant, derived = records.find(one.address), records.find(cell.address)
         if constant is not None and derived is not None:
             pairs = product(constant.found, derived.found)
@@ -92,8 +94,25 @@ def told(found: Sequence[Again]) -> str:
     if not same:
         return "No pair was run at one commit, so what the code changed is not separated from noise."
     apart = max(abs(change) for again in same for change in again.differences().values())
-    count = f"{len(same)} pairs were" if len(same) > 1 else "One pair was"
-    return f"{count} run at one commit; their best rounds differ by at most {100 * apart:.2f} points."
+    cells = len({(again.name, again.runs[0].seeds[0]) for again in same})
+    count = f"{cells} cells were" if cells > 1 else "One cell was"
+    return f"{count} run again at one commit; their best rounds differ by at most {100 * apart:.2f} points."
+
+
+def same_training() -> list[tuple[PaperCell, PaperCell]]:
+    """Return the cells of the tables, each with a cell that downloads other classes and differs in nothing else."""
+    tables = {
+        _trained(cell): cell for config in experiments() if config.target in TABLES for cell in cells_of(config.stem)
+    }
+    study = [cell for config in experiments() if config.target == "bytes" for cell in cells_of(config.stem)]
+    return [(tables[_trained(cell)], cell) for cell in study if _trained(cell) in tables]
+
+
+def _trained(cell: PaperCell) -> str:
+    """Return the cell's key without what it downloads."""
+    key = json.loads(cell.key)
+    del key["wire"]["download"]
+    return json.dumps(key, sort_keys=True)
 
 
 def _again(cell: PaperCell, pair: tuple[Cell, Cell]) -> Again:

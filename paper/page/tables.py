@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paper.page.outcomes import REFERENCE, Outcome, Records, means, method_name, paper_cell
+from paper.page.outcomes import PUBLISHED, REFERENCE, Outcome, Records, means, method_name, paper_cell
 from paper.printed import Address, Printed, PrintedTable, printed_tables
 from tinyproto.report.compare import RULE_NAMES, STATISTIC_NAMES, Spread, share_cell
 from tinyproto.report.words import counted, number, size
@@ -89,7 +89,7 @@ class TableRow:
             nearer, str(len(self.outcome.seeds)),
             f"{rounds} of {self.outcome.cell.rounds}" if self.outcome.shortened else f"all {rounds}",
             *(share_cell(self.outcome.accuracies[rule]) for rule in ("head", "local")),
-            printed[1], formula, size(row.payload_bytes), size(row.wire_bytes),
+            printed[1], formula, size(row.payload_bytes), self.outcome.wire_words,
         ]  # fmt: skip
 
     def plain(self) -> dict[str, Any]:
@@ -128,8 +128,9 @@ class Table:
 
     @property
     def own_done(self) -> int:
-        """Return how many of these belong to its own config, not to Table 1."""
-        return sum(row.outcome is not None and row.address.stem == self.printed.stem for row in self.rows)
+        """Return how many of these belong to its own config and preset, not to Table 1 or to `reference`."""
+        own = [row for row in self.rows if row.address.stem == self.printed.stem]
+        return sum(row.outcome is not None and not self._is_borrowed(row) for row in own)
 
     @property
     def caption(self) -> str:
@@ -142,8 +143,10 @@ class Table:
 
     @property
     def asides(self) -> list[str]:
-        """Return a sentence for each run with a seed that was not planned."""
-        return [
+        """Return a sentence for each run with a seed that was not planned, and one on records of another preset."""
+        names = ", ".join(row.name.partition(" (")[0] for row in self.rows if self._is_borrowed(row))
+        told = [f"{names}: records of the preset {REFERENCE}, which trains these methods alike."] if names else []
+        return told + [
             f"{row.name}, seed {one.seeds[0]}, is not planned and not averaged in: "
             f"{spread_cell(one.accuracy)}{_early(one)}"
             f"{', a run that collapsed: its head lost over a quarter in one round' if one.collapsed else ''}."
@@ -156,11 +159,15 @@ class Table:
         rows = [row.plain() for row in self.rows]
         return {"title": self.title, "target": self.printed.target, "preset": self.preset, "rows": rows}
 
+    def _is_borrowed(self, row: TableRow) -> bool:
+        """Return True if a row has records of another preset, which trains its method alike."""
+        return row.outcome is not None and row.outcome.cell.config["preset"] != self.preset
+
 
 def paper_tables(records: Records) -> list[Table]:
     """Return all tables with the preset reference, and with two other presets those with a cell that was run."""
     found = [_table(records, printed, REFERENCE) for printed in printed_tables()]
-    others = [_table(records, printed, preset) for preset in ("published", "sound") for printed in printed_tables()]
+    others = [_table(records, printed, preset) for preset in (PUBLISHED, "sound") for printed in printed_tables()]
     return [*found, *(table for table in others if table.own_done)]
 
 
@@ -202,7 +209,8 @@ def plain_outcome(outcome: Outcome) -> dict[str, Any]:
         "params_per_round": row.parameters,
         "params_per_round_formula": row.formula_parameters,
         "payload_bytes_per_round": row.payload_bytes,
-        "wire_bytes_per_round": row.wire_bytes,
+        "wire_bytes_per_round": outcome.wire_bytes(),
+        "frame_version": outcome.frame_version,
     }
 
 

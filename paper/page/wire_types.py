@@ -81,19 +81,26 @@ class WireRow(Compared):
     @property
     def training_bytes(self) -> float | None:
         """Return bytes on the wire a round, up and down."""
-        return None if self.variant is None else self.variant.row.wire_bytes
+        return None if self.variant is None else self.variant.wire_bytes()
 
     @property
     def all_bytes(self) -> float | None:
         """Return the same with the frames sent only to evaluate."""
-        return None if self.variant is None else self.variant.row.wire_bytes + self.variant.row.evaluation_bytes
+        return None if self.variant is None else self.variant.wire_bytes() + self.variant.row.evaluation_bytes
+
+    @property
+    def dearest_bytes(self) -> float | None:
+        """Return FedProto's bytes in float32, in frames of the version that the variant's are of."""
+        if self.variant is None or self.dearest is None:
+            return None
+        return self.dearest.wire_bytes(self.variant.frame_version)
 
     @property
     def saving(self) -> float | None:
         """Return FedProto's bytes in float32 divided by its own."""
-        if self.dearest is None or not self.training_bytes:
+        if self.dearest_bytes is None or not self.training_bytes:
             return None
-        return self.dearest.row.wire_bytes / self.training_bytes
+        return self.dearest_bytes / self.training_bytes
 
     def words(self) -> list[str]:
         """Return the cells of the row, under `WIRE_HEADER`."""
@@ -104,7 +111,7 @@ class WireRow(Compared):
         return [
             self.name, download, str(self.read_rounds),
             *(spread_cell(accuracy[rule]) for rule in ("head", "global", "local")),
-            signed(self.difference("global")), size(self.training_bytes or 0),
+            signed(self.difference("global")), self.variant.wire_words,
             NOTHING if self.saving is None else times(self.saving), size(self.all_bytes or 0),
         ]  # fmt: skip
 
@@ -123,6 +130,7 @@ class WireRow(Compared):
             "fedtgp": means(self.compared()),
             "difference": self.difference("global"),
             "training_bytes_per_round": self.training_bytes,
+            "frame_version": None if self.variant is None else self.variant.frame_version,
             "all_bytes_per_round": self.all_bytes,
             "times_fewer_than_fedproto": self.saving,
         }
@@ -172,12 +180,12 @@ def _claim(rows: Sequence[WireRow], kind: str, least: float) -> Claim:
 def _facts(row: WireRow, least: float) -> Iterator[Fact]:
     """Yield one fact if bytes and accuracies are known."""
     accuracy, rival, change = row.accuracies()["global"], row.compared()["global"], row.difference("global")
-    if row.dearest is None or row.saving is None or accuracy is None or rival is None or change is None:
+    if row.saving is None or accuracy is None or rival is None or change is None:
         return
     early = row.rounds is not None and row.rounds < row.cell.rounds
     words = (
         f"{times(row.saving)} fewer on the wire ({size(row.training_bytes or 0)} against "
-        f"{size(row.dearest.row.wire_bytes)} a round; {size(row.all_bytes or 0)} with frames sent only to "
+        f"{size(row.dearest_bytes or 0)} a round; {size(row.all_bytes or 0)} with frames sent only to "
         f"evaluate), {two_digits(accuracy.mean)} against FedTGP's {two_digits(rival.mean)} "
         f"after {counted(row.rounds or 0, 'round')} "
         f"({signed(change)}, {counted(accuracy.count, 'seed')})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from support_rounds import build
 from tinyproto.algorithms.base import Client, ClientInfo, Round, Update, expected_frames
 from tinyproto.algorithms.exchange import exchanged, host
 from tinyproto.algorithms.fedkd import SPEC, FedKDHyper
-from tinyproto.algorithms.updates import BASE, HELD, UNKNOWN, VERSION, without_prefix
+from tinyproto.algorithms.updates import BASE, HELD, UNKNOWN, VERSION, UpdateClient, without_prefix
 from tinyproto.core.prototypes import Message
 from tinyproto.core.task import State
 from tinyproto.data.dataset import FederatedData
@@ -142,6 +143,31 @@ def test_a_client_without_the_version_before_sends_nothing_and_receives_all_the_
     later = after(state, Update(info(0), silent), sent(started(2), state, 1.0))
     ALGORITHM.client.receive(lost, ALGORITHM.server.broadcast(later, info(0)))
     assert same_tensors(shared(lost), held(later))
+
+
+def test_a_client_whose_sum_has_another_last_bit_does_not_drift_but_receives_all_the_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = started(0)
+    state = after(STATE, sent(client, STATE, 9.0))
+    assert isinstance(ALGORITHM.client, UpdateClient)
+    coder = ALGORITHM.client.coder
+
+    def rounded(tensors: Mapping[str, Tensor]) -> State:
+        decoded = coder.decode(tensors)
+        return {**decoded, WEIGHT: decoded[WEIGHT] * (1 + 1e-6)}
+
+    with monkeypatch.context() as other_processor:
+        other_processor.setattr(ALGORITHM.client, "coder", replace(coder, decode=rounded))
+        ALGORITHM.client.receive(client, ALGORITHM.server.broadcast(state, info(0)))
+    silent = ALGORITHM.client.update(client, NO_FIT, FIRST)
+    assert silent == Message()
+    later = after(state, Update(info(0), silent), sent(started(1), state, 1.0))
+    whole = ALGORITHM.server.broadcast(later, info(0))
+    assert BASE not in whole.metrics
+    ALGORITHM.client.receive(client, whole)
+    assert int(client.state[VERSION]) == int(later[VERSION])
+    assert same_tensors(shared(client), held(later))
 
 
 def test_an_upload_from_another_version_takes_no_part() -> None:

@@ -13,7 +13,7 @@ from support_paper import PaperRecord
 from tinyproto.report.runs import find_runs, read_runs
 
 FT = "TinyProto-FT (50), CIFAR-100, preset reference"
-FP_SOUND = "TinyProto-FP (50), CIFAR-10, preset sound"
+FP_SOUND = "TinyProto-FP (50), CIFAR-10, preset sound, aggregation sum"
 AUTO = PaperRecord("readings_methods", "tinyproto_ft(auto)", 76, rounds=60)
 TABLE1 = PaperRecord("table1_cifar100", "tinyproto_ft", 90, early={60: 78})
 PRINTED = PaperRecord("readings_methods", "tinyproto_ft(printed)", 64, rounds=60)
@@ -36,7 +36,7 @@ def test_each_derived_scale_stands_beside_the_constants_that_nothing_else_tells_
         FT: ["μ = 0.0015", "μ = 0.00921", "μ = 0.01 as in Table 1", "μ = 0.02", "μ = 0.04", "μ = 0.1"],
         "TinyProto-FT (50), CIFAR-100, 50 clients, preset reference": ["μ = 0.01 as in Table 3", "μ = 0.02"],
         FP_SOUND: ["μ = 7.5e-05", "μ = 0.00015", "μ = 0.0003"],
-        "TinyProto-FP (50), CIFAR-100, preset sound": ["μ = 0.00075", "μ = 0.0015", "μ = 0.003"],
+        "TinyProto-FP (50), CIFAR-100, preset sound, aggregation sum": ["μ = 0.00075", "μ = 0.0015", "μ = 0.003"],
     }  # fmt: skip
     assert not any_derived(searches(Records([])))
 
@@ -56,6 +56,7 @@ def test_it_is_held_against_the_best_constant_after_as_many_rounds(tmp_path: Pat
     assert [row["global"] for row in rows] == ["38.00", "32.00", "25.00", "39.00", *["25.00"] * 3]
     assert [row["auto minus this, global"] for row in rows][:4] == ["–", "+6.00", "+13.00", "−1.00"]
     claim = search.claim()
+    assert claim.words == f"With global_scale: auto as good as with the best constant tried: {FT}"
     assert claim.tally == "undecided"  # of one seed the difference alone
     assert claim.evidence == (
         "38.00 against 39.00 with μ = 0.01 as in Table 1 after 60 rounds (−1.00, 1 seed). Needs a second seed, to "

@@ -77,7 +77,7 @@ def test_a_row_as_json_has_everything(rows: dict[str, FirstRow]) -> None:
 
 def test_page_and_report_have_it_among_the_extensions_and_no_printed_value_beside_it(results: Path) -> None:
     made = from_records(results).partition("## Extensions")[2]
-    part = made.partition(f"### {TITLE}")[2]
+    part = made.partition(f"### {TITLE}")[2].partition("### ")[0]
     assert "| TinyProto-FT (50) | 45.00 | +10.00 | 1 | 40.00 | 45.00 | 42.00 | 91 700 | 360 B | 420 B |" in part
     assert "| FML | not run |" in part
     assert "Not run yet" not in part
@@ -91,6 +91,6 @@ def test_page_and_report_have_it_among_the_extensions_and_no_printed_value_besid
 
 def test_where_nothing_was_run_the_empty_table_says_how_to_run_it(tmp_path: Path) -> None:
     PaperRecord("table1_tiny_imagenet", "fedproto", 20).write(tmp_path)
-    part = from_records(tmp_path).partition(f"### {TITLE}")[2]
+    part = from_records(tmp_path).partition(f"### {TITLE}")[2].partition("### ")[0]
     assert "Not run yet: `python -m paper tiny-imagenet-100` runs it." in part
     assert part.count("| not run |") == 9

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from paper.page.auto_scale import searches
+from paper.page.convergence import convergence
+from paper.page.dead_units import recorded_prototypes
 from paper.page.markdown import BEGIN, PAGE, RECORDS
 from paper.page.outcomes import Outcome, Records
 from paper.page.readings import readings, rule_rows
@@ -135,6 +139,25 @@ def test_the_lead_over_local_shrinks_with_the_preset_sound(records: Records, pro
     assert ours is not None
     assert f"Local then reaches {100 * best:.1f} % by its better rule" in prose
     assert f"is {100 * (ours.mean - best):.1f} points, instead of {reference:.1f} with `reference` (seed 0)" in prose
+
+
+def test_some_recorded_prototypes_do_not_have_the_support_that_the_proof_assumes(records: Records, prose: str) -> None:
+    (fact,) = [fact for fact in convergence(recorded_prototypes(records)).facts if fact.words.startswith("(a)")]
+    ten, hundred = (100 - float(share) for share in re.findall(r"([\d.]+) % of \d+ \(", fact.words))
+    assert f"recorded prototypes, {ten:.0f} % on CIFAR-10 and {hundred:.0f} % on CIFAR-100 have one" in prose
+
+
+def test_a_derived_scale_is_as_good_in_all_that_decides_half_of_it_with_another_aggregation(
+    records: Records, prose: str
+) -> None:
+    found = searches(records)
+    decided = [search for search in found if search.claim().final]
+    assert [search.claim().verdict for search in decided] == ["holds"] * 4
+    assert sum("preset sound, aggregation sum" in search.name for search in decided) == 2
+    (small,) = [search for search in decided if search.name.startswith("TinyProto-FT (50), CIFAR-10,")]
+    assert small.hardest is not None
+    assert small.hardest.cell is max(small.constants, key=lambda one: float(one.cell.entry["global_scale"])).cell
+    assert "as good as the best constant tried** in all four comparisons that decide" in prose
 
 
 def test_the_fewest_bytes_are_told_with_the_accuracy_they_allow(records: Records, prose: str) -> None:

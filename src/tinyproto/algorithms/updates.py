@@ -5,7 +5,8 @@ server adds the mean change to it, as it was compressed, so that it holds what i
 
 A client receives an update only if the server knows that it holds the version before: its upload, which names that
 version, was part of the last mean. Any other client (new, dropped, late, refused, not chosen) receives the network
-whole. A client that cannot apply an update sends no network, and so receives it whole the next time.
+whole. A client that cannot apply an update sends no network, and so receives it whole the next time. So does a client
+whose sum has other bits than the server's, which the version's checksum shows.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ class UpdateClient(AuxiliaryClient):
         if base is None:
             held, tensors = version, dict(message.tensors)
         elif held == int(base) != version:
-            held, tensors = version, added(tensors, self.coder.decode(message.tensors))
+            tensors = added(tensors, self.coder.decode(message.tensors))
+            held = version_of(tensors)  # another kind of processor may multiply factors with different last bits
         self._hold(client, tensors, held if held == version else UNKNOWN)
         if held == version:
             overwrite(client.modules["auxiliary"], tensors)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import tinyproto
+from tinyproto.wire.frame import VERSION
 
 PACKAGES = ("torch", "numpy", "pydantic", "scikit-learn", "safetensors")
 
@@ -71,6 +72,7 @@ def environment(device: str, workers: int, parallel_cells: int = 1) -> dict[str,
     return {
         "tinyproto": tinyproto.__version__,
         "commit": source_commit(),
+        "frame_version": VERSION,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cpu": cpu_name(),
