@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tinyproto.stacked.capture import only_compile
+from tinyproto.stacked import capture
+from tinyproto.stacked.capture import compile_first, only_compile
 
 
 class TooOld:
@@ -32,6 +37,54 @@ def test_an_older_triton_compiles_each_kernel_when_it_first_runs(
     with compiling_together() as possible:
         assert not possible
         assert not only_compile.get()
+    monkeypatch.delitem(sys.modules, "tinyproto.stacked.kernels")
+
+
+mode: ContextVar[bool] = ContextVar("mode", default=False)
+
+
+@contextmanager
+def failing_at_its_end() -> Iterator[bool]:
+    mode.set(True)
+    yield True
+    raise RuntimeError("a kernel could not be loaded")
+
+
+@pytest.mark.parametrize(
+    "kernels", [None, SimpleNamespace(compiling_together=failing_at_its_end)], ids=["import", "end"]
+)
+def test_an_error_while_kernels_are_compiled_together_is_left_to_their_first_use(
+    monkeypatch: pytest.MonkeyPatch, kernels: SimpleNamespace | None
+) -> None:
+    monkeypatch.setattr(capture, "why_no_kernels", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setitem(sys.modules, "tinyproto.stacked.kernels", kernels)  # None: its import fails
+    called: list[bool] = []
+    compile_first([lambda: called.append(mode.get())], torch.device("cuda"))
+    assert called == ([] if kernels is None else [True])
+    assert not mode.get()
+
+
+def test_no_more_kernels_are_compiled_at_once_than_this_process_has_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mode:
+        def __init__(self, executor: ThreadPoolExecutor, *, ignore_errors: bool) -> None:
+            assert executor._max_workers == 3
+
+        def __enter__(self) -> None:
+            pass
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.delitem(sys.modules, "tinyproto.stacked.kernels", raising=False)
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(AsyncCompileMode=Mode))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1, 5, 6}, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.random, "fork_rng", lambda devices: nullcontext())
+    from tinyproto.stacked.kernels import compiling_together
+
+    with compiling_together() as possible:
+        assert possible
     monkeypatch.delitem(sys.modules, "tinyproto.stacked.kernels")
 
 

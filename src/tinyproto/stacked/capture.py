@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -85,8 +85,10 @@ class Branch:
         """Let the current stream wait for the branch; no-op if nothing runs on it."""
         if not self._read:
             return
-        torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
-        self._read.clear()
+        try:
+            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+        finally:
+            self._read.clear()
 
 
 _branch: ContextVar[Branch | None] = ContextVar("branch", default=None)
@@ -131,14 +133,23 @@ only_compile: ContextVar[bool] = ContextVar("only_compile", default=False)
 
 
 def compile_first(functions: Sequence[Callable[[], None]], device: torch.device) -> None:
-    """Compile all kernels of these functions side by side, where that is possible; what they compute is meaningless."""
+    """Compile all kernels of these functions side by side, where that is possible; what they compute is meaningless.
+
+    This only saves time, so an error is left to the first use of the function, where another trainer takes over. What
+    Triton sets for this time is set in a context of its own: an error cannot leave it set.
+    """
     if device.type != "cuda" or not functions or why_no_kernels(device) is not None:
         return
+    with suppress(Exception):
+        copy_context().run(_compile_together, functions, device)
+
+
+def _compile_together(functions: Sequence[Callable[[], None]], device: torch.device) -> None:
     from tinyproto.stacked.kernels import compiling_together
 
     with torch.cuda.device(device), compiling_together() as possible:  # each GPU has its own kernels
         for function in functions if possible else ():
-            with suppress(Exception):  # it comes again when the function is used
+            with suppress(Exception):
                 function()
 
 
