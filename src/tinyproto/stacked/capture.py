@@ -8,11 +8,16 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from contextvars import ContextVar, copy_context
 from importlib.util import find_spec
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 
 WARM_UP = 2
 """Calls that run directly before a computation is captured; they compile kernels and fill caches."""
+
+
+STREAMS = 32
+"""Streams of one priority on a device; torch hands them out in turn, and after the last the first again."""
 
 
 class GraphStream(NamedTuple):
@@ -27,10 +32,14 @@ class GraphStream(NamedTuple):
 
     @classmethod
     def on(cls, device: torch.device) -> GraphStream:
-        """Create a stream on this device."""
+        """Create a stream on this device.
+
+        It has a high priority. Those of branches have not, so torch never gives the same stream to both.
+        """
         if device.type != "cuda":
             return cls()
-        return cls(torch.cuda.Stream(device), torch.cuda.graph_pool_handle())  # type: ignore[no-untyped-call]
+        stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        return cls(stream, torch.cuda.graph_pool_handle())
 
 
 def capture(function: Callable[[], None], on: GraphStream) -> Callable[[], None]:
@@ -69,9 +78,19 @@ class Branch:
     beside the rest of the step. Tensors that it reads are kept until then, or the current stream might reuse them.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.stream = stream
         self._read: list[torch.Tensor] = []
+        _branches.add(self)
+
+    @classmethod
+    def on(cls, device: torch.device) -> Branch | None:
+        """Create a branch; None if other branches have all streams: two on one stream would share scratch memory."""
+        for _ in range(STREAMS):
+            stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            if not any(other.stream == stream for other in _branches):
+                return cls(stream)
+        return None
 
     @contextmanager
     def fork(self, *read: torch.Tensor) -> Iterator[None]:
@@ -91,6 +110,7 @@ class Branch:
             self._read.clear()
 
 
+_branches: WeakSet[Branch] = WeakSet()
 _branch: ContextVar[Branch | None] = ContextVar("branch", default=None)
 
 
