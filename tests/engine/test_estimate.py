@@ -152,7 +152,7 @@ def test_ways_never_take_more_than_the_way_before_with_as_many_samples_for_featu
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], *, triton: bool) -> torch.device:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(capture, "find_spec", lambda name: object() if triton else None)
+    monkeypatch.setattr(capture, "why_no_triton", lambda: None if triton else "Triton is not installed")
     return torch.device("cuda")
 
 

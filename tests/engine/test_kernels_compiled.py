@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -38,6 +39,26 @@ def test_an_older_triton_compiles_each_kernel_when_it_first_runs(
         assert not possible
         assert not only_compile.get()
     monkeypatch.delitem(sys.modules, "tinyproto.stacked.kernels")
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("", None),
+        ("raise ImportError('GLIBC_2.34 not found')", "cannot be imported (ImportError: GLIBC_2.34 not found)"),
+        (None, "is not installed"),
+    ],
+)
+def test_a_triton_that_cannot_be_imported_is_as_good_as_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str | None, words: str | None
+) -> None:
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    if source is not None:
+        (tmp_path / "triton.py").write_text(source)
+    found = capture.why_no_triton()
+    sys.modules.pop("triton", None)
+    assert found == (words and f"Triton {words}")
 
 
 mode: ContextVar[bool] = ContextVar("mode", default=False)

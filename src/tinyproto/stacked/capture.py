@@ -6,11 +6,14 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar, copy_context
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
+
+from tinyproto.errors import one_line
 
 WARM_UP = 2
 """Calls that run directly before a computation is captured; they compile kernels and fill caches."""
@@ -142,10 +145,20 @@ def why_no_kernels(device: torch.device) -> str | None:
     """Return why our Triton kernels cannot be used on a GPU; None if they can, or if there is no GPU."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return None
+    found = torch.cuda.get_device_capability(device)
+    old = None if found >= OLDEST else f"Triton needs compute capability 8.0, and this GPU has {found[0]}.{found[1]}"
+    return why_no_triton() or old
+
+
+def why_no_triton() -> str | None:
+    """Return why Triton cannot be imported; None if it can."""
     if find_spec("triton") is None:
         return "Triton is not installed"
-    found = torch.cuda.get_device_capability(device)
-    return None if found >= OLDEST else f"Triton needs compute capability 8.0, and this GPU has {found[0]}.{found[1]}"
+    try:
+        import_module("triton")
+    except Exception as error:  # built for another system, for instance
+        return f"Triton cannot be imported ({one_line(error)})"
+    return None
 
 
 only_compile: ContextVar[bool] = ContextVar("only_compile", default=False)
