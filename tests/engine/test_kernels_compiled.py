@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from tinyproto.stacked import capture
-from tinyproto.stacked.capture import compile_first, only_compile
+from tinyproto.stacked.capture import compile_first
+from tinyproto.stacked.fallback import only_compile
 
 
 class TooOld:

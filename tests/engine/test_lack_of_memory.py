@@ -150,6 +150,29 @@ def test_captured_steps_that_lack_memory_are_taken_eagerly_from_where_the_fit_be
     assert trainer.notes[0].endswith("run without graphs: OutOfMemoryError: tried to allocate")
 
 
+@pytest.mark.usefixtures("exact")
+def test_a_capture_that_fails_in_a_later_round_is_no_error_either() -> None:
+    side, trainer, failing = side_of("local", "small_cnn_b"), GraphedTrainer(), False
+
+    def refusing(task: Task) -> Task:
+        def loss(modules: torch.nn.ModuleDict, batch: Batch, context: Mapping[str, Tensor]) -> Step:
+            if failing and modules is not task.modules:
+                raise CannotStack("a step could not be captured: RuntimeError: operation not permitted")
+            return task.loss(modules, batch, context)
+
+        return replace(task, loss=loss, key=("refusing", task.key))
+
+    mine, other = (clients_of(side, "small_cnn_b", (24, 16)) for _ in range(2))
+    for clients, executing in ((other, EagerTrainer()), (mine, trainer)):
+        for client in clients:
+            plan = batch_plan(len(client.train), 8, 1, last="join", shuffle=None)
+            executing.fit([refusing(side.task(client, plan, seed=0))])
+            failing = executing is trainer
+    assert_alike(mine, other)
+    (note,) = trainer.notes
+    assert note.endswith("run without graphs: a step could not be captured: RuntimeError: operation not permitted")
+
+
 def unchanged_and_raised(trainer: Trainer, make: Callable[[Task], Task]) -> None:
     side = side_of("local", "small_cnn_a")
     clients = clients_of(side, "small_cnn_a", (16, 16))

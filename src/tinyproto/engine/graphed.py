@@ -54,7 +54,8 @@ class GraphedTrainer(EagerTrainer):
                 result = captured.fit(task)
         except Exception as error:  # an unfinished fit has changed nothing yet, so the eager trainer can take over
             lacking = is_out_of_memory(error)
-            if (lacking and self.shared) or (not lacking and (captured is None or captured.completed)):
+            refused = isinstance(error, CannotStack)
+            if (lacking and self.shared) or not (lacking or refused or (captured and not captured.completed)):
                 error.add_note(f"while training {task.name}")
                 raise
             self.captured[key] = captured = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar, copy_context
@@ -14,6 +15,8 @@ from weakref import WeakSet
 import torch
 
 from tinyproto.errors import one_line
+from tinyproto.memory import lacked_memory
+from tinyproto.stacked.fallback import CannotStack
 
 WARM_UP = 2
 """Calls that run directly before a computation is captured; they compile kernels and fill caches."""
@@ -50,9 +53,10 @@ def capture(function: Callable[[], None], on: GraphStream) -> Callable[[], None]
 
     On a CPU this is `function` itself. On a GPU the first calls run it directly, the next call captures it as a graph,
     and later calls replay that graph: ten microseconds on the host, whatever the number of kernels. `on.stream` has to
-    be the current stream of each call.
+    be the current stream of each call. A capture that fails raises OutOfMemoryError or CannotStack.
     """
-    if on.stream is None:
+    stream, pool = on
+    if stream is None:
         return function
     calls = 0
     graph: torch.cuda.CUDAGraph | None = None
@@ -66,12 +70,40 @@ def capture(function: Callable[[], None], on: GraphStream) -> Callable[[], None]
             calls += 1
         else:
             captured = torch.cuda.CUDAGraph()
-            with _no_garbage_collection(), torch.cuda.graph(captured, pool=on.pool, stream=on.stream):
-                function()
+            try:
+                with _no_garbage_collection(), torch.cuda.graph(captured, pool=pool, stream=stream):
+                    function()
+            except Exception as error:
+                _end_in_torch(stream, pool)
+                raise _verdict(error) from error
             captured.replay()
             graph = captured
 
     return run
+
+
+def _verdict(error: Exception) -> Exception:
+    """Return OutOfMemoryError or CannotStack for the error of a capture, with the words of the first of its chain.
+
+    What fails inside invalidates the capture, whose end then fails with other words.
+    """
+    first: BaseException = error
+    while not isinstance(first, CannotStack) and first.__context__ is not None:
+        first = first.__context__
+    if isinstance(first, CannotStack):
+        return CannotStack(str(first))
+    kind = torch.OutOfMemoryError if lacked_memory(error) else CannotStack
+    return kind(f"a step could not be captured: {one_line(first)}")
+
+
+def _end_in_torch(stream: torch.cuda.Stream, pool: Any) -> None:
+    """End a capture for torch, too, if its end failed: torch would neither free memory nor draw numbers any more."""
+    with suppress(Exception), warnings.catch_warnings():  # an error: it has ended, or this torch has no such function
+        torch._C._cuda_endAllocateToPool(stream.device_index, pool)
+        torch._C._cuda_releasePool(stream.device_index, pool)
+        warnings.simplefilter("ignore")  # the graph is empty
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):  # its end tells the random generator
+            pass
 
 
 class Branch:
@@ -159,10 +191,6 @@ def why_no_triton() -> str | None:
     except Exception as error:  # built for another system, for instance
         return f"Triton cannot be imported ({one_line(error)})"
     return None
-
-
-only_compile: ContextVar[bool] = ContextVar("only_compile", default=False)
-"""True while kernels are compiled and not run: nothing that one of them writes is there."""
 
 
 def compile_first(functions: Sequence[Callable[[], None]], device: torch.device) -> None:

@@ -7,14 +7,16 @@ PyTorch on the device and at the sizes in use before it is trusted.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
 
 from tinyproto.core.task import Task
 from tinyproto.errors import one_line
-from tinyproto.stacked.capture import only_compile
 
+only_compile: ContextVar[bool] = ContextVar("only_compile", default=False)
+"""True while kernels are compiled and not run: nothing that one of them writes is there."""
 TOLERANCE = 0.01
 """Share of the largest value: TF32 rounds to a tenth of it, a wrong index is off by all of it."""
 OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)

@@ -18,7 +18,7 @@ from torch import Tensor
 from tinyproto.core.streams import global_randomness
 from tinyproto.core.task import FEATURE_BATCH, FeatureModel, FitResult, Task, TensorData, Trainer
 from tinyproto.errors import one_line
-from tinyproto.memory import is_out_of_memory, lacked_memory, release_unused
+from tinyproto.memory import is_out_of_memory, release_unused
 from tinyproto.models.split import SplitModel
 from tinyproto.stacked.capture import compile_first
 from tinyproto.stacked.fallback import CannotStack, fallback_note
@@ -196,7 +196,7 @@ class StackedTrainer:
         """Run the jobs side by side; return the results, and the exceptions of stacks to be run in another way.
 
         Stacks that lack memory are added to `short`. Work of a stack that fails in its first use, or is refused, runs
-        in another way. Any other failure is raised, also one that left a graph half captured for lack of memory.
+        in another way. Any other failure is raised.
         """
         good: dict[Hashable, list[Any]] = {}
         failed: dict[Hashable, Exception] = {}
@@ -207,7 +207,7 @@ class StackedTrainer:
                 continue
             assert isinstance(outcome, Exception)
             with self._noting_lack(key, short):
-                if lacked_memory(outcome) or (key in self.completed and not isinstance(outcome, CannotStack)):
+                if is_out_of_memory(outcome) or (key in self.completed and not isinstance(outcome, CannotStack)):
                     raise outcome
                 stacks[key] = None
                 failed[key] = outcome

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import triton
 
-from tinyproto.stacked.capture import only_compile
+from tinyproto.stacked.fallback import only_compile
 
 
 def _cores() -> int:
