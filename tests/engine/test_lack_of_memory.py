@@ -18,7 +18,7 @@ from tinyproto.engine.eager import EagerTrainer
 from tinyproto.engine.graphed import GraphedTrainer
 from tinyproto.memory import is_out_of_memory, lacked_memory
 from tinyproto.stacked import features, step_loop
-from tinyproto.stacked.fallback import CannotStack
+from tinyproto.stacked.fallback import UNUSABLE, CannotStack
 from tinyproto.stacked.step_loop import Stack, gather
 from tinyproto.stacked.trainer import StackedTrainer
 
@@ -226,11 +226,12 @@ def test_the_reference_s_features_take_smaller_batches_down_to_one_sample(monkey
     model, data = built("small_cnn_a", 0).float(), shares()
     expected = EagerTrainer().features([model] * 3, data)
     trainer, real = EagerTrainer(), TensorData.batch
+    error: Exception = torch.OutOfMemoryError("tried to allocate")
 
     def scarce(self: TensorData, indices: Tensor | slice) -> Batch:
         found = real(self, indices)
         if len(found.labels) > most:
-            raise torch.OutOfMemoryError("tried to allocate")
+            raise error
         return found
 
     monkeypatch.setattr(TensorData, "batch", scarce)
@@ -239,8 +240,11 @@ def test_the_reference_s_features_take_smaller_batches_down_to_one_sample(monkey
         assert torch.allclose(mine, other, atol=1e-5)
     assert trainer.feature_batch == 16
     assert trainer.notes[-1] == "features are computed 16 samples at a time: OutOfMemoryError: tried to allocate"
+    most, error = 8, RuntimeError("CUDNN_STATUS_ALLOC_FAILED")
+    trainer.features([model] * 3, data)
+    assert trainer.feature_batch == 8
     most = 0
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(RuntimeError, match="ALLOC_FAILED"):
         trainer.features([model], data[:1])
 
 
@@ -259,6 +263,25 @@ def test_a_refused_kernel_in_a_later_round_is_no_error_either(monkeypatch: pytes
         trainer.fit([side.task(client, plan, seed=0) for client in chosen])
     (note,) = trainer.notes
     assert note.endswith("one by one: the odd kernel disagrees with PyTorch on this device")
+
+
+@pytest.mark.parametrize("make", [stacked_trainer, GraphedTrainer])
+def test_no_other_trainer_takes_over_on_a_gpu_that_a_fault_has_made_unusable(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], StackedTrainer | GraphedTrainer]
+) -> None:
+    def faulty(task: Task) -> Task:
+        def loss(modules: torch.nn.ModuleDict, batch: Batch, context: Mapping[str, Tensor]) -> Step:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+        return replace(task, loss=loss, key=("faulty", task.key))
+
+    trainer = make()
+    trainer.device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: exec("raise RuntimeError('CUDA error')"))
+    with pytest.raises(RuntimeError, match="illegal memory access") as caught:
+        trained(side_of("local", "small_cnn_a"), trainer, "small_cnn_a", (16, 16), faulty)
+    assert UNUSABLE in caught.value.__notes__
+    assert trainer.notes == []
 
 
 def test_an_error_that_follows_a_lack_of_memory_is_known_as_one() -> None:

@@ -19,8 +19,6 @@ only_compile: ContextVar[bool] = ContextVar("only_compile", default=False)
 """True while kernels are compiled and not run: nothing that one of them writes is there."""
 TOLERANCE = 0.01
 """Share of the largest value: TF32 rounds to a tenth of it, a wrong index is off by all of it."""
-OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
-"""Never a verdict on a kernel."""
 
 Layer = Callable[[Tensor, Tensor], Tensor]
 _CHECKED: set[Hashable] = set()
@@ -55,6 +53,24 @@ def agree(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
         float((one - two).detach().abs().max()) <= TOLERANCE * float(two.detach().abs().max())
         for one, two in zip(found, expected, strict=True)
     )
+
+
+UNUSABLE = "this process cannot use the GPU any more; train.trainer=eager runs without our kernels"
+
+
+def still_usable(device: torch.device, error: Exception) -> bool:
+    """Return True unless an error has made a GPU unusable for this process, as a fault of a kernel does.
+
+    No other trainer can take over then, so the error gets a note that says what helps.
+    """
+    try:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    except Exception:
+        if UNUSABLE not in getattr(error, "__notes__", ()):
+            error.add_note(UNUSABLE)
+        return False
+    return True
 
 
 def fallback_note(task: Task, how: str, reason: Exception) -> str:

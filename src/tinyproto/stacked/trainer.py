@@ -21,7 +21,7 @@ from tinyproto.errors import one_line
 from tinyproto.memory import is_out_of_memory, release_unused
 from tinyproto.models.split import SplitModel
 from tinyproto.stacked.capture import compile_first
-from tinyproto.stacked.fallback import CannotStack, fallback_note
+from tinyproto.stacked.fallback import CannotStack, fallback_note, still_usable
 from tinyproto.stacked.features import FeatureStack
 from tinyproto.stacked.schedule import Job, run_side_by_side
 from tinyproto.stacked.step_loop import Stack
@@ -207,7 +207,8 @@ class StackedTrainer:
                 continue
             assert isinstance(outcome, Exception)
             with self._noting_lack(key, short):
-                if is_out_of_memory(outcome) or (key in self.completed and not isinstance(outcome, CannotStack)):
+                expected = isinstance(outcome, CannotStack) or not (key in self.completed or is_out_of_memory(outcome))
+                if not expected or not still_usable(self.device, outcome):
                     raise outcome
                 stacks[key] = None
                 failed[key] = outcome
