@@ -30,6 +30,7 @@ from tinyproto.stacked.layers import (
     Squeeze,
     apply,
     check_excitation,
+    check_normalisation,
     plain_excite,
     plain_normalise,
 )
@@ -99,14 +100,16 @@ def test_normalisation(shape: tuple[int, ...], activation: Activation | None, ad
             values, other, weight, bias, by_batch=True, activation=activation, added=added, depth=depth
         )
 
+    values, weight, bias, added = (*inputs, None)[:4]
+    assert values is not None
+    assert weight is not None
+    assert bias is not None
+    check_normalisation(values, mine, weight, bias, by_batch=True, activation=activation, added=added, depth=depth)
     assert_same(kernel, plain, *inputs)
     assert torch.allclose(mine.mean, other.mean.float(), atol=1e-6)
     assert torch.allclose(mine.variance, other.variance.float(), atol=1e-5)
     if depth is None:
-        values, weight, bias, added = (*inputs, None)[:4]
-        assert values is not None
-        assert weight is not None
-        assert bias is not None
+        check_normalisation(values, mine, weight, bias, by_batch=False, activation=activation, added=added)
         with torch.no_grad():
             found = normalise_by_running(values, weight, bias, added, mine, activation)
             expected = plain_normalise(values, mine, weight, bias, by_batch=False, activation=activation, added=added)
