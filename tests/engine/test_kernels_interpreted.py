@@ -171,6 +171,18 @@ def test_a_step_of_the_server_s_fit(classes: int, dim: int, count: int) -> None:
     assert_moved_alike(samples, make_network(classes, dim), all_but_the_last(classes), count)
 
 
+@pytest.mark.filterwarnings("ignore:.*encountered in divide")
+def test_an_upload_that_equals_a_prototype_gives_no_nan() -> None:
+    network, samples = make_network(10, 40), Batch(*make_uploads(10, 40, 8))
+    with torch.no_grad():  # prototypes that are equal to the last bit: all are zero
+        network.output.weight.zero_()
+        network.output.bias.zero_()
+    samples.inputs[3] = 0.0
+    loss, moved = moved_by_an_epoch(samples, network, all_but_the_last(10), 8)
+    assert loss == loss
+    assert all(bool(each.isfinite().all()) for each in moved.values())
+
+
 class Programs:
     """Runs programs of the fit's kernel at once, a part of a step of each in random order, and notes what they touch.
 
