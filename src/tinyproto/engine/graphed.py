@@ -27,7 +27,7 @@ MOST_CAPTURED = 64
 """Batch sizes a kind of task keeps captured; beyond that it discards the oldest."""
 
 LOOK_EVERY = 10
-"""Epochs by the server's own kernel after which its loss is looked at: if its programs stall, each takes seconds."""
+"""Epochs between two looks at the loss of the server's own kernel: if its programs stall, an epoch takes seconds."""
 
 
 class GraphedTrainer(EagerTrainer):

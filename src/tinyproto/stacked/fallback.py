@@ -99,4 +99,9 @@ def still_usable(device: torch.device, error: Exception) -> bool:
 
 def fallback_note(task: Task, how: str, reason: Exception) -> str:
     """Return a line for the log: whose work runs in another way, and why."""
-    return f"{task.name} and similar tasks run {how}: {reason if isinstance(reason, CannotStack) else one_line(reason)}"
+    return f"{task.name} and similar tasks run {how}: {reason_of(reason)}"
+
+
+def reason_of(error: Exception) -> str:
+    """Return our own words, or the type and message of another library's error."""
+    return str(error) if isinstance(error, CannotStack) else one_line(error)

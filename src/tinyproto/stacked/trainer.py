@@ -21,7 +21,7 @@ from tinyproto.errors import one_line
 from tinyproto.memory import is_out_of_memory, release_unused
 from tinyproto.models.split import SplitModel
 from tinyproto.stacked.capture import compile_first
-from tinyproto.stacked.fallback import CannotStack, fallback_note, still_usable
+from tinyproto.stacked.fallback import CannotStack, fallback_note, reason_of, still_usable
 from tinyproto.stacked.features import FeatureStack
 from tinyproto.stacked.schedule import Job, run_side_by_side
 from tinyproto.stacked.step_loop import Stack
@@ -149,7 +149,9 @@ class StackedTrainer:
                     new += stack.new_steps(chosen)
                     jobs[key] = Job(stack.features(split, chosen), stack.graphs.stream, stack.alone)
         compile_first(new, self.device)
-        good, _ = self._run(jobs, self.feature_stacks, short)
+        good, failed = self._run(jobs, self.feature_stacks, short)
+        for reason in failed.values():
+            self.notes.append(f"features of similar networks are computed one by one: {reason_of(reason)}")
         results: dict[int, Tensor] = {}
         for key, members in groups.items():
             if key in short:
