@@ -88,8 +88,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", Capturing)
-    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", Allocator.end)
-    monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda device, pool: Allocator.pools.discard(pool))
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", Allocator.end, raising=False)
+    monkeypatch.setattr(
+        torch._C, "_cuda_releasePool", lambda device, pool: Allocator.pools.discard(pool), raising=False
+    )
     Allocator.pools, Generator.capturing = set(), False
 
 
