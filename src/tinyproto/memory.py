@@ -96,11 +96,15 @@ def gpu_room(device: torch.device, *, shared: bool) -> float | None:
     return max(0.0, USABLE * (min(free + cached - held, fraction * total - held) - CONTEXT))
 
 
+_OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED")
+"""The last is what cuBLAS says where there is no room for its context."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return True for device and host memory; some libraries below torch only say it in the message."""
     words = str(error)
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and ("out of memory" in words or "ALLOC_FAILED" in words)
+        isinstance(error, RuntimeError) and any(each in words for each in _OUT_OF_MEMORY)
     )
 
 

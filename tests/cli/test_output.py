@@ -126,7 +126,8 @@ def test_doctor_says_of_a_gpu_what_runs_there(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Card")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr("tinyproto.stacked.capture.find_spec", lambda name: object() if triton else None)
+    missing = None if triton else "Triton is not installed"
+    monkeypatch.setattr("tinyproto.stacked.capture.why_no_triton", lambda: missing)
     monkeypatch.setattr("tinyproto.cli.info.total_memory", lambda device: 150_109_880_320)
     assert in_process(monkeypatch, tmp_path, "doctor", "--json") == 0
     found = json.loads(capsys.readouterr().out)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,16 @@ from torch.utils._pytree import tree_leaves
 
 from support_stacked import SIZE, clients_of, side_of
 from tinyproto import memory
-from tinyproto.core.task import batch_plan
+from tinyproto.core.task import Task, batch_plan
 from tinyproto.engine.estimate import TEMPORARY, Kind, Known, Needs
 from tinyproto.engine.training import Choice, choose, fitted, make_trainer
 from tinyproto.memory import CONTEXT, USABLE, gpu_room
 from tinyproto.models import ModelShape, build_model
 from tinyproto.models.count import StepSize, step_size
-from tinyproto.stacked import capture
-from tinyproto.stacked.capture import why_no_kernels
+from tinyproto.stacked import capture, convolution
+from tinyproto.stacked.capture import Branch, current_branch, why_no_kernels
+from tinyproto.stacked.convolution import Geometry, plain_convolution
+from tinyproto.stacked.step_loop import Stack
 
 GIB = 2**30
 PAPER = ("resnet8", "mobilenet_v2", "shufflenet_v2", "efficientnet_b0")
@@ -68,8 +72,47 @@ def of_the_paper() -> Needs:
     return needs_of(*PAPER, clients=5, batch=32, resident=60_000 * (3 * 32 * 32 + 8) + 3 * weights)
 
 
+class Keeping:
+    """A branch without a stream. It keeps what it reads until it is joined, as on a GPU."""
+
+    def __init__(self) -> None:
+        self.kept: list[Tensor] = []
+
+    @contextmanager
+    def fork(self, *read: Tensor) -> Iterator[None]:
+        self.kept += read
+        yield
+
+    def join(self) -> None:
+        self.kept.clear()
+
+
+@pytest.fixture
+def branching_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all convolutions of a stack put the gradients of their filters on a branch, as on a GPU."""
+    real_init, real_plain = Stack.__init__, plain_convolution
+
+    def started(self: Stack, first: Task, clients: int) -> None:
+        real_init(self, first, clients)
+        self.branch = Keeping()  # type: ignore[assignment]
+
+    def keep(branch: Branch, values: Tensor, gradient: Tensor) -> None:
+        with branch.fork(gradient, values):
+            pass
+
+    def noted(values: Tensor, weight: Tensor, bias: Tensor | None, shape: Geometry) -> Tensor:
+        outcome, branch = real_plain(values, weight, bias, shape), current_branch()
+        if branch is not None:
+            outcome.register_hook(partial(keep, branch, values))  # type: ignore[no-untyped-call]
+        return outcome
+
+    monkeypatch.setattr(Stack, "__init__", started)
+    monkeypatch.setattr(convolution, "plain_convolution", noted)
+
+
 @pytest.mark.parametrize("network", PAPER)
 @pytest.mark.parametrize("way", ["stacked", "graphed", "eager"])
+@pytest.mark.usefixtures("branching_stacks")
 def test_a_step_takes_half_of_the_estimate_or_more_and_not_much_more_than_all(network: str, way: Known) -> None:
     side = side_of("local", network)
     clients = clients_of(side, network, (BATCH,) * CLIENTS)
@@ -152,7 +195,7 @@ def test_ways_never_take_more_than_the_way_before_with_as_many_samples_for_featu
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], *, triton: bool) -> torch.device:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(capture, "find_spec", lambda name: object() if triton else None)
+    monkeypatch.setattr(capture, "why_no_triton", lambda: None if triton else "Triton is not installed")
     return torch.device("cuda")
 
 

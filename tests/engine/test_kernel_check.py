@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,15 @@ from torch import Tensor, nn
 from tinyproto.stacked import fallback, layers
 from tinyproto.stacked.convolution import geometry, plain_convolution
 from tinyproto.stacked.fallback import CannotStack, check_kernel
-from tinyproto.stacked.layers import Squeeze, check_excitation, plain_excite
+from tinyproto.stacked.layers import (
+    Activation,
+    Depth,
+    RunningStatistics,
+    Squeeze,
+    check_excitation,
+    plain_excite,
+    plain_normalise,
+)
 
 VALUES, WEIGHT = torch.zeros(2, 3, 4, 5, 5), torch.zeros(2, 6, 3, 3, 3)
 PLAIN = partial(plain_convolution, bias=None, shape=geometry(nn.Conv2d(3, 6, 3, 1, 1)))
@@ -32,7 +42,7 @@ def test_a_kernel_that_agrees_is_asked_once() -> None:
 
     state = torch.get_rng_state()
     for _ in range(3):
-        check_kernel("own", "same", mine, PLAIN, VALUES, WEIGHT)
+        check_kernel("own", "same", mine, PLAIN, [VALUES], [WEIGHT])
     assert asked == 1
     assert torch.equal(torch.get_rng_state(), state)  # a run's own draws are not touched
 
@@ -60,7 +70,7 @@ class WrongGradient(torch.autograd.Function):
 )
 def test_a_kernel_that_does_not_agree_is_refused(mine: fallback.Layer) -> None:
     with pytest.raises(CannotStack, match="odd kernel"):
-        check_kernel("odd", "other", mine, PLAIN, VALUES, WEIGHT)
+        check_kernel("odd", "other", mine, PLAIN, [VALUES], [WEIGHT])
 
 
 def test_squeeze_and_excitation_is_checked_with_exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +91,116 @@ def test_squeeze_and_excitation_is_checked_with_exact_products(monkeypatch: pyte
     check_excitation(values, squeeze)  # these sizes were checked
     with pytest.raises(CannotStack, match="squeeze-and-excitation kernel"):
         check_excitation(values[..., :3], squeeze)
+
+
+def test_squeeze_and_excitation_of_a_client_that_diverged_is_checked_with_other_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, first_bias, second, second_bias = (
+        torch.full(shape, torch.nan) for shape in ((2, 3, 6), (2, 3), (2, 6, 3), (2, 6))
+    )
+    monkeypatch.setattr(layers, "_kernel_excite", plain_excite)
+    check_excitation(torch.zeros(2, 6, 4, 5, 5), Squeeze(first, first_bias, second, second_bias, "silu"))
+
+
+def test_without_gradients_outputs_of_some_samples_are_compared() -> None:
+    values, asked = torch.zeros(2, 3, 150, 5, 5), list[int]()
+
+    def plain(maps: Tensor, filters: Tensor) -> Tensor:
+        asked.append(maps.shape[2])
+        return PLAIN(maps, filters)
+
+    def wrong_from(sample: int) -> fallback.Layer:
+        return lambda maps, filters: PLAIN(maps, filters) * (torch.arange(150) < sample)[:, None, None]
+
+    with torch.no_grad():
+        check_kernel("own", "features", PLAIN, plain, [values], [WEIGHT])
+        with pytest.raises(CannotStack, match="odd kernel"):
+            check_kernel("odd", "features", wrong_from(140), plain, [values], [WEIGHT])
+    assert asked == [50, 50]
+    with pytest.raises(CannotStack, match="own kernel"):  # for training it is checked anew, with gradients
+        check_kernel("own", "features", wrong_from(149), plain, [values], [WEIGHT])
+
+
+class OnGpu(Tensor):
+    """Looks as if it were on a GPU."""
+
+    is_cuda = True
+
+
+def forgets_statistics(values: Tensor, running: RunningStatistics, *rest: Tensor, **options: Any) -> Tensor:
+    return plain_normalise(values, running._replace(variance=running.variance.clone()), *rest, **options)
+
+
+def drops_others(*inputs: Any, depth: Depth | None, **options: Any) -> Tensor:
+    return plain_normalise(*inputs, depth=depth and depth._replace(draws=depth.draws.flip(1)), **options)
+
+
+def adds_twice(*inputs: Any, added: Tensor | None, **options: Any) -> Tensor:
+    return plain_normalise(*inputs, added=None if added is None else 2 * added, **options)
+
+
+def skips_activation(*inputs: Any, activation: Activation | None, **options: Any) -> Tensor:
+    return plain_normalise(*inputs, activation=None, **options)
+
+
+def turns_gradients(values: Tensor, *rest: Any, **options: Any) -> Tensor:
+    turned: Tensor = WrongGradient.apply(values)  # type: ignore[no-untyped-call]
+    return plain_normalise(turned, *rest, **options)
+
+
+CASES: list[dict[str, Any]] = [
+    *({"activation": activation} for activation in (None, "relu", "relu6", "silu")),
+    *({"activation": activation, "added": True} for activation in (None, "relu", "relu6")),
+    {"added": True, "depth": True},
+]
+
+
+def normalise_once(case: dict[str, Any], shape: tuple[int, ...], *, by_batch: bool = True) -> None:
+    """Normalise maps of this shape; all weights are lost, as a check must not use them."""
+    values, lost = torch.zeros(shape).as_subclass(OnGpu), torch.full(shape[:2], torch.nan)
+    running = RunningStatistics(lost, lost, 0.1, 1e-5)
+    added = values if case.get("added") else None
+    depth = Depth(torch.zeros(shape[0], shape[2]), 0.1) if case.get("depth") else None
+    layers.normalise(
+        values, running, lost, lost, by_batch=by_batch, activation=case.get("activation"), added=added, depth=depth
+    )
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 4, 5, 5), (1, 1, 2, 1, 1), (3, 16, 32, 16, 16)])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_normalisation_that_rounds_differently_is_used_and_draws_nothing(
+    monkeypatch: pytest.MonkeyPatch, case: dict[str, Any], shape: tuple[int, ...]
+) -> None:
+    def rounding(values: Tensor, running: RunningStatistics, *rest: Tensor, **options: Any) -> Tensor:
+        noise = 1e-6 * (torch.arange(values.numel()) % 7 - 3)
+        return plain_normalise(values + noise.view(values.shape), running, *rest, **options)
+
+    monkeypatch.setattr(layers, "_kernel_normalise", rounding)
+    state = torch.get_rng_state()
+    normalise_once(case, shape)
+    with torch.no_grad():
+        normalise_once({**case, "depth": False}, shape, by_batch=False)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "case"),
+    [
+        (forgets_statistics, {"activation": "relu"}), (skips_activation, {"activation": "relu6"}),
+        (adds_twice, {"activation": "relu", "added": True}), (drops_others, {"added": True, "depth": True}),
+        (turns_gradients, {}),
+    ],
+)  # fmt: skip
+def test_a_normalisation_that_does_not_agree_is_refused(
+    monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., Tensor], case: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(layers, "_kernel_normalise", kernel)
+    with pytest.raises(CannotStack, match="normalisation kernel"):
+        normalise_once(case, (2, 6, 4, 5, 5))
+    if kernel in (skips_activation, adds_twice):
+        with torch.no_grad(), pytest.raises(CannotStack, match="normalisation kernel"):
+            normalise_once(case, (2, 6, 4, 5, 5), by_batch=False)
 
 
 @pytest.mark.parametrize(

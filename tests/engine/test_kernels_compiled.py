@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tinyproto.stacked.capture import only_compile
+from tinyproto.stacked import capture
+from tinyproto.stacked.capture import compile_first
+from tinyproto.stacked.fallback import only_compile
 
 
 class TooOld:
@@ -35,6 +42,74 @@ def test_an_older_triton_compiles_each_kernel_when_it_first_runs(
     monkeypatch.delitem(sys.modules, "tinyproto.stacked.kernels")
 
 
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("", None),
+        ("raise ImportError('GLIBC_2.34 not found')", "cannot be imported (ImportError: GLIBC_2.34 not found)"),
+        (None, "is not installed"),
+    ],
+)
+def test_a_triton_that_cannot_be_imported_is_as_good_as_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str | None, words: str | None
+) -> None:
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    if source is not None:
+        (tmp_path / "triton.py").write_text(source)
+    found = capture.why_no_triton()
+    sys.modules.pop("triton", None)
+    assert found == (words and f"Triton {words}")
+
+
+mode: ContextVar[bool] = ContextVar("mode", default=False)
+
+
+@contextmanager
+def failing_at_its_end() -> Iterator[bool]:
+    mode.set(True)
+    yield True
+    raise RuntimeError("a kernel could not be loaded")
+
+
+@pytest.mark.parametrize(
+    "kernels", [None, SimpleNamespace(compiling_together=failing_at_its_end)], ids=["import", "end"]
+)
+def test_an_error_while_kernels_are_compiled_together_is_left_to_their_first_use(
+    monkeypatch: pytest.MonkeyPatch, kernels: SimpleNamespace | None
+) -> None:
+    monkeypatch.setattr(capture, "why_no_kernels", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setitem(sys.modules, "tinyproto.stacked.kernels", kernels)  # None: its import fails
+    called: list[bool] = []
+    compile_first([lambda: called.append(mode.get())], torch.device("cuda"))
+    assert called == ([] if kernels is None else [True])
+    assert not mode.get()
+
+
+def test_no_more_kernels_are_compiled_at_once_than_this_process_has_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mode:
+        def __init__(self, executor: ThreadPoolExecutor, *, ignore_errors: bool) -> None:
+            assert executor._max_workers == 3
+
+        def __enter__(self) -> None:
+            pass
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.delitem(sys.modules, "tinyproto.stacked.kernels", raising=False)
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(AsyncCompileMode=Mode))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1, 5, 6}, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.random, "fork_rng", lambda devices: nullcontext())
+    from tinyproto.stacked.kernels import compiling_together
+
+    with compiling_together() as possible:
+        assert possible
+    monkeypatch.delitem(sys.modules, "tinyproto.stacked.kernels")
+
+
 class Device:
     """Triton's driver for a GPU that is not there."""
 
@@ -53,20 +128,24 @@ class Device:
         return 0
 
 
-@pytest.fixture(params=[80, 86, 89, 90])
+@pytest.fixture(params=[80, 86, 89, 90, 100, 120])
 def capability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     if find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1":
         pytest.skip("needs Triton, and not its interpreter")
+    import triton
     from triton.runtime.driver import driver
 
+    if request.param > 90 and tuple(map(int, triton.__version__.split(".")[:2])) < (3, 3):
+        pytest.skip("this Triton does not know it")
     monkeypatch.setattr(driver, "_active", Device(request.param))
     return int(request.param)
 
 
-def test_the_server_s_fit_sees_what_other_programs_wrote(capability: int) -> None:
+@pytest.mark.parametrize("dim", [500, 33])
+def test_the_server_s_fit_sees_what_other_programs_wrote(capability: int, dim: int) -> None:
     from tinyproto.stacked.kernels import contrast
 
-    classes, dim = 100, 500
+    classes = 100
     rows, square, bias = torch.empty(classes, dim), torch.empty(dim, dim), torch.empty(dim)
     compiled = contrast._epoch.run(
         torch.empty(32, dim), torch.empty(32, dtype=torch.int64), torch.empty(classes, classes), rows, square, bias,
@@ -75,7 +154,11 @@ def test_the_server_s_fit_sees_what_other_programs_wrote(capability: int) -> Non
         PROGRAMS=132, **contrast._tiles(classes, dim),
     )  # fmt: skip
     assert compiled.metadata.launch_cooperative_grid
-    assert compiled.metadata.shared <= (99 if capability in (86, 89) else 163) * 1024
+    assert compiled.metadata.shared <= (99 if capability in (86, 89, 120) else 163) * 1024
     code = re.sub(r"\s+", " ", compiled.asm["ptx"])
     assert len(re.findall(r"global\.gpu\.release\.add", code)) == 6
     assert len(re.findall(r"\.gpu\.acquire", code)) == 6  # Triton drops one whose result is unused
+    copies = re.findall(r"cp\.async\.(c[ag])\S* \[[^]]*\], \[[^]]*\], (\w+)", code)
+    assert len(copies) == len(re.findall(r"cp\.async\.c[ag]", code))
+    assert bool(copies) == (dim % 4 == 0)
+    assert set(copies) <= {("cg", "0x10")}  # .ca, for less than 16 bytes, would read a multiprocessor's stale cache

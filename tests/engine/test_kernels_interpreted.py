@@ -30,6 +30,7 @@ from tinyproto.stacked.layers import (
     Squeeze,
     apply,
     check_excitation,
+    check_normalisation,
     plain_excite,
     plain_normalise,
 )
@@ -99,14 +100,16 @@ def test_normalisation(shape: tuple[int, ...], activation: Activation | None, ad
             values, other, weight, bias, by_batch=True, activation=activation, added=added, depth=depth
         )
 
+    values, weight, bias, added = (*inputs, None)[:4]
+    assert values is not None
+    assert weight is not None
+    assert bias is not None
+    check_normalisation(values, mine, weight, bias, by_batch=True, activation=activation, added=added, depth=depth)
     assert_same(kernel, plain, *inputs)
     assert torch.allclose(mine.mean, other.mean.float(), atol=1e-6)
     assert torch.allclose(mine.variance, other.variance.float(), atol=1e-5)
     if depth is None:
-        values, weight, bias, added = (*inputs, None)[:4]
-        assert values is not None
-        assert weight is not None
-        assert bias is not None
+        check_normalisation(values, mine, weight, bias, by_batch=False, activation=activation, added=added)
         with torch.no_grad():
             found = normalise_by_running(values, weight, bias, added, mine, activation)
             expected = plain_normalise(values, mine, weight, bias, by_batch=False, activation=activation, added=added)
@@ -166,6 +169,18 @@ def assert_moved_alike(samples: Batch, network: nn.Module, penalty: Tensor, batc
 def test_a_step_of_the_server_s_fit(classes: int, dim: int, count: int) -> None:
     samples = Batch(*make_uploads(classes, dim, count))
     assert_moved_alike(samples, make_network(classes, dim), all_but_the_last(classes), count)
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in divide")
+def test_an_upload_that_equals_a_prototype_gives_no_nan() -> None:
+    network, samples = make_network(10, 40), Batch(*make_uploads(10, 40, 8))
+    with torch.no_grad():  # prototypes that are equal to the last bit: all are zero
+        network.output.weight.zero_()
+        network.output.bias.zero_()
+    samples.inputs[3] = 0.0
+    loss, moved = moved_by_an_epoch(samples, network, all_but_the_last(10), 8)
+    assert loss == loss
+    assert all(bool(each.isfinite().all()) for each in moved.values())
 
 
 class Programs:

@@ -18,7 +18,7 @@ from tinyproto.engine.eager import EagerTrainer
 from tinyproto.engine.graphed import GraphedTrainer
 from tinyproto.memory import is_out_of_memory, lacked_memory
 from tinyproto.stacked import features, step_loop
-from tinyproto.stacked.fallback import CannotStack
+from tinyproto.stacked.fallback import UNUSABLE, CannotStack
 from tinyproto.stacked.step_loop import Stack, gather
 from tinyproto.stacked.trainer import StackedTrainer
 
@@ -150,6 +150,29 @@ def test_captured_steps_that_lack_memory_are_taken_eagerly_from_where_the_fit_be
     assert trainer.notes[0].endswith("run without graphs: OutOfMemoryError: tried to allocate")
 
 
+@pytest.mark.usefixtures("exact")
+def test_a_capture_that_fails_in_a_later_round_is_no_error_either() -> None:
+    side, trainer, failing = side_of("local", "small_cnn_b"), GraphedTrainer(), False
+
+    def refusing(task: Task) -> Task:
+        def loss(modules: torch.nn.ModuleDict, batch: Batch, context: Mapping[str, Tensor]) -> Step:
+            if failing and modules is not task.modules:
+                raise CannotStack("a step could not be captured: RuntimeError: operation not permitted")
+            return task.loss(modules, batch, context)
+
+        return replace(task, loss=loss, key=("refusing", task.key))
+
+    mine, other = (clients_of(side, "small_cnn_b", (24, 16)) for _ in range(2))
+    for clients, executing in ((other, EagerTrainer()), (mine, trainer)):
+        for client in clients:
+            plan = batch_plan(len(client.train), 8, 1, last="join", shuffle=None)
+            executing.fit([refusing(side.task(client, plan, seed=0))])
+            failing = executing is trainer
+    assert_alike(mine, other)
+    (note,) = trainer.notes
+    assert note.endswith("run without graphs: a step could not be captured: RuntimeError: operation not permitted")
+
+
 def unchanged_and_raised(trainer: Trainer, make: Callable[[Task], Task]) -> None:
     side = side_of("local", "small_cnn_a")
     clients = clients_of(side, "small_cnn_a", (16, 16))
@@ -203,11 +226,12 @@ def test_the_reference_s_features_take_smaller_batches_down_to_one_sample(monkey
     model, data = built("small_cnn_a", 0).float(), shares()
     expected = EagerTrainer().features([model] * 3, data)
     trainer, real = EagerTrainer(), TensorData.batch
+    error: Exception = torch.OutOfMemoryError("tried to allocate")
 
     def scarce(self: TensorData, indices: Tensor | slice) -> Batch:
         found = real(self, indices)
         if len(found.labels) > most:
-            raise torch.OutOfMemoryError("tried to allocate")
+            raise error
         return found
 
     monkeypatch.setattr(TensorData, "batch", scarce)
@@ -216,8 +240,11 @@ def test_the_reference_s_features_take_smaller_batches_down_to_one_sample(monkey
         assert torch.allclose(mine, other, atol=1e-5)
     assert trainer.feature_batch == 16
     assert trainer.notes[-1] == "features are computed 16 samples at a time: OutOfMemoryError: tried to allocate"
+    most, error = 8, RuntimeError("CUDNN_STATUS_ALLOC_FAILED")
+    trainer.features([model] * 3, data)
+    assert trainer.feature_batch == 8
     most = 0
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(RuntimeError, match="ALLOC_FAILED"):
         trainer.features([model], data[:1])
 
 
@@ -236,6 +263,25 @@ def test_a_refused_kernel_in_a_later_round_is_no_error_either(monkeypatch: pytes
         trainer.fit([side.task(client, plan, seed=0) for client in chosen])
     (note,) = trainer.notes
     assert note.endswith("one by one: the odd kernel disagrees with PyTorch on this device")
+
+
+@pytest.mark.parametrize("make", [stacked_trainer, GraphedTrainer])
+def test_no_other_trainer_takes_over_on_a_gpu_that_a_fault_has_made_unusable(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], StackedTrainer | GraphedTrainer]
+) -> None:
+    def faulty(task: Task) -> Task:
+        def loss(modules: torch.nn.ModuleDict, batch: Batch, context: Mapping[str, Tensor]) -> Step:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+        return replace(task, loss=loss, key=("faulty", task.key))
+
+    trainer = make()
+    trainer.device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: exec("raise RuntimeError('CUDA error')"))
+    with pytest.raises(RuntimeError, match="illegal memory access") as caught:
+        trained(side_of("local", "small_cnn_a"), trainer, "small_cnn_a", (16, 16), faulty)
+    assert UNUSABLE in caught.value.__notes__
+    assert trainer.notes == []
 
 
 def test_an_error_that_follows_a_lack_of_memory_is_known_as_one() -> None:

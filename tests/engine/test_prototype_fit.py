@@ -74,13 +74,17 @@ class Careless(Plain):
 
 
 class Stalled(Plain):
-    """Works at first; later its programs wait for each other in vain, and the loss is NaN."""
+    """Works at first; from a call on its programs wait for each other in vain, and the loss is NaN."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self.first = first
 
     def epoch(
         self, weights: State, samples: Batch, batch: int, penalty: Tensor, logged: Tensor, rate: float
     ) -> None:  # fmt: skip
         super().epoch(weights, samples, batch, penalty, logged, rate)
-        if self.calls == 4:
+        if self.calls >= self.first:
             logged.fill_(torch.nan)
 
 
@@ -159,15 +163,18 @@ def test_kernels_that_disagree_are_not_used_and_a_note_says_so(monkeypatch: pyte
         assert torch.equal(one, two)
 
 
-def test_a_fit_whose_kernel_stalls_is_done_again_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = make_fit(7, 20, 40)
+@pytest.mark.parametrize(("first", "calls"), [(2, 2), (4, 12), (13, 14)], ids=["at once", "later", "last"])
+def test_a_fit_whose_kernel_stalls_is_soon_done_again_without_it(
+    monkeypatch: pytest.MonkeyPatch, first: int, calls: int
+) -> None:
+    task = make_fit(7, 20, 40, epochs=13)
     expected, found = again(task), again(task)
     GraphedTrainer().fit([expected])
-    kernels = Stalled()
+    kernels = Stalled(first)
     epochs_by(monkeypatch, kernels)
     trainer = GraphedTrainer()
     (result,) = trainer.fit([found])
-    assert kernels.calls == 4
+    assert kernels.calls == calls
     assert bool(result.parts.isfinite().all())
     (note,) = trainer.notes
     assert re.match(r"the server .*kernels: its loss is not finite", note)
@@ -202,6 +209,26 @@ def test_a_lack_of_memory_in_a_check_is_no_verdict_on_the_kernel(monkeypatch: py
     (found,) = trainer.fit([make_fit(7, 20, 40)])
     assert found.steps == 6
     assert trainer.notes == ["the server and similar tasks run without graphs: OutOfMemoryError: none left"]
+
+
+@pytest.mark.parametrize("words", ["CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED"])
+def test_nor_is_a_library_s_lack_of_memory(monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    epochs_by(monkeypatch, Failing(RuntimeError(f"CUDA error: {words}")))
+    trainer = GraphedTrainer()
+    trainer.fit([make_fit(7, 20, 40)])
+    (note,) = trainer.notes
+    assert re.match(r"the server .* run without graphs: RuntimeError", note)
+
+
+def test_a_fault_of_the_kernel_ends_the_fit_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinyproto.engine.prototype_fit.still_usable", lambda *_: False)
+    monkeypatch.setattr(graphed, "still_usable", lambda *_: False)
+    epochs_by(monkeypatch, Failing(RuntimeError("CUDA error: an illegal memory access was encountered")))
+    trainer = GraphedTrainer()
+    with pytest.raises(RuntimeError, match="illegal memory access") as caught:
+        trainer.fit([make_fit(7, 20, 40)])
+    assert any("kernel of the server's fit" in note for note in caught.value.__notes__)
+    assert trainer.notes == []
 
 
 @pytest.mark.parametrize("classes", [2, 3, 7])

@@ -261,6 +261,8 @@ def test_features_that_prove_not_to_stack_are_computed_alone() -> None:
         found = trainer.features(models, data)
         for mine, other in zip(found, EagerTrainer().features(models, data), strict=True):
             assert torch.equal(mine, other)
+    (note,) = trainer.notes
+    assert re.match(r"features .* one by one: a mean over axes", note)
 
 
 @pytest.mark.parametrize("algorithm", ["fedtgp", "tinyproto_ft", "fedgh", "protonorm", "fedsa", "fedorgp", *OPTIONS])

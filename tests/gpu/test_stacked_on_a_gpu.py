@@ -178,4 +178,4 @@ def test_a_kernel_that_disagrees_is_refused_before_it_is_used() -> None:
     shape = geometry(nn.Conv2d(2, 2, 3, 1, 1))
     plain = partial(plain_convolution, bias=None, shape=shape)
     with pytest.raises(CannotStack, match="odd kernel"):
-        check_kernel("odd", "once", lambda maps, filters: plain(maps, filters).flip(-1), plain, values, weight)
+        check_kernel("odd", "once", lambda maps, filters: plain(maps, filters).flip(-1), plain, [values], [weight])

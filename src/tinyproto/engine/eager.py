@@ -12,7 +12,7 @@ from tinyproto.core.prototypes import ClassSums, class_sums
 from tinyproto.core.streams import global_randomness
 from tinyproto.core.task import FEATURE_BATCH, Batch, FeatureModel, FitResult, Loss, ParamGroup, Step, Task, TensorData
 from tinyproto.errors import one_line
-from tinyproto.memory import release_unused
+from tinyproto.memory import is_out_of_memory, release_unused
 from tinyproto.models.split import SplitModel
 
 FEATURE_PIXELS = 2**17
@@ -84,8 +84,8 @@ class EagerTrainer:
         while True:
             try:
                 return self._in_batches(model, data)
-            except torch.OutOfMemoryError as error:
-                if self.shared or self.feature_batch == 1:
+            except Exception as error:
+                if self.shared or self.feature_batch == 1 or not is_out_of_memory(error):
                     raise
                 self.feature_batch //= 2
                 self.notes.append(f"features are computed {self.feature_batch} samples at a time: {one_line(error)}")

@@ -21,10 +21,13 @@ from tinyproto.engine.prototype_fit import PrototypeFit, prototype_fit
 from tinyproto.memory import is_out_of_memory, release_unused
 from tinyproto.models.split import SplitModel
 from tinyproto.stacked.capture import GraphStream, capture, in_order
-from tinyproto.stacked.fallback import CannotStack, fallback_note
+from tinyproto.stacked.fallback import CannotStack, fallback_note, still_usable
 
 MOST_CAPTURED = 64
 """Batch sizes a kind of task keeps captured; beyond that it discards the oldest."""
+
+LOOK_EVERY = 10
+"""Epochs between two looks at the loss of the server's own kernel: if its programs stall, an epoch takes seconds."""
 
 
 class GraphedTrainer(EagerTrainer):
@@ -54,7 +57,9 @@ class GraphedTrainer(EagerTrainer):
                 result = captured.fit(task)
         except Exception as error:  # an unfinished fit has changed nothing yet, so the eager trainer can take over
             lacking = is_out_of_memory(error)
-            if (lacking and self.shared) or (not lacking and (captured is None or captured.completed)):
+            first = captured is not None and not captured.completed
+            expected = not self.shared if lacking else first or isinstance(error, CannotStack)
+            if not expected or not still_usable(self.device, error):
                 error.add_note(f"while training {task.name}")
                 raise
             self.captured[key] = captured = None
@@ -114,6 +119,8 @@ class CapturedTask:
                 used = samples.batch(slice(sum(plan.sizes)))
                 kernels.run(self._weights(), used, plan.sizes[0], self.context["penalty"], self.parts)
             history[epoch] = self.parts
+            if kernels is not None and epoch % LOOK_EVERY == 0 and not bool(self.parts.isfinite().all()):
+                break
         means = history.cpu() / max(sum(plan.sizes), 1)
         if kernels is not None and not bool(means.isfinite().all()):  # the task's modules are still as they were
             self.kernels, self.kernel_error = None, CannotStack("its loss is not finite with them")

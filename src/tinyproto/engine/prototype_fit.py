@@ -14,8 +14,9 @@ from torch.func import functional_call
 from tinyproto.algorithms.fedtgp import TrainablePrototypes, contrastive_step, distance_penalty, margin_contrastive_loss
 from tinyproto.core.task import Batch, State, Task
 from tinyproto.errors import one_line
+from tinyproto.memory import is_out_of_memory
 from tinyproto.stacked.capture import why_no_kernels
-from tinyproto.stacked.fallback import OUT_OF_MEMORY, CannotStack, agree
+from tinyproto.stacked.fallback import CannotStack, agree, still_usable
 
 MOST_CLASSES = 256
 """A kernel's program holds the distances of an upload from all prototypes."""
@@ -55,11 +56,13 @@ class PrototypeFit:
         logged = torch.zeros(1, dtype=torch.float64, device=device)
         try:
             self.epoch(moved, samples, batch, penalty, logged, 1.0)  # rate 1: a weight moves by its gradient
-        except OUT_OF_MEMORY:
-            raise
+            agreed = agree([logged, *(weights[name] - moved[name] for name in weights)], expected)
         except Exception as error:  # most likely a missing compiler
+            if is_out_of_memory(error) or not still_usable(device, error):
+                error.add_note("while checking the kernel of the server's fit")
+                raise
             raise CannotStack(one_line(error)) from error
-        if not agree([logged, *(weights[name] - moved[name] for name in weights)], expected):
+        if not agreed:
             raise CannotStack("the kernel of its epoch disagrees with PyTorch on this device")
         self.checked.add(key)
 

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 
+from tinyproto.errors import one_line
+from tinyproto.memory import lacked_memory
+from tinyproto.stacked.fallback import CannotStack
+
 WARM_UP = 2
 """Calls that run directly before a computation is captured; they compile kernels and fill caches."""
+
+
+STREAMS = 32
+"""Streams of one priority on a device; torch hands them out in turn, and after the last the first again."""
 
 
 class GraphStream(NamedTuple):
@@ -27,10 +38,14 @@ class GraphStream(NamedTuple):
 
     @classmethod
     def on(cls, device: torch.device) -> GraphStream:
-        """Create a stream on this device."""
+        """Create a stream on this device.
+
+        It has a high priority. Those of branches have not, so torch never gives the same stream to both.
+        """
         if device.type != "cuda":
             return cls()
-        return cls(torch.cuda.Stream(device), torch.cuda.graph_pool_handle())  # type: ignore[no-untyped-call]
+        stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        return cls(stream, torch.cuda.graph_pool_handle())
 
 
 def capture(function: Callable[[], None], on: GraphStream) -> Callable[[], None]:
@@ -38,9 +53,10 @@ def capture(function: Callable[[], None], on: GraphStream) -> Callable[[], None]
 
     On a CPU this is `function` itself. On a GPU the first calls run it directly, the next call captures it as a graph,
     and later calls replay that graph: ten microseconds on the host, whatever the number of kernels. `on.stream` has to
-    be the current stream of each call.
+    be the current stream of each call. A capture that fails raises OutOfMemoryError or CannotStack.
     """
-    if on.stream is None:
+    stream, pool = on
+    if stream is None:
         return function
     calls = 0
     graph: torch.cuda.CUDAGraph | None = None
@@ -54,12 +70,40 @@ def capture(function: Callable[[], None], on: GraphStream) -> Callable[[], None]
             calls += 1
         else:
             captured = torch.cuda.CUDAGraph()
-            with _no_garbage_collection(), torch.cuda.graph(captured, pool=on.pool, stream=on.stream):
-                function()
+            try:
+                with _no_garbage_collection(), torch.cuda.graph(captured, pool=pool, stream=stream):
+                    function()
+            except Exception as error:
+                _end_in_torch(stream, pool)
+                raise _verdict(error) from error
             captured.replay()
             graph = captured
 
     return run
+
+
+def _verdict(error: Exception) -> Exception:
+    """Return OutOfMemoryError or CannotStack for the error of a capture, with the words of the first of its chain.
+
+    What fails inside invalidates the capture, whose end then fails with other words.
+    """
+    first: BaseException = error
+    while not isinstance(first, CannotStack) and first.__context__ is not None:
+        first = first.__context__
+    if isinstance(first, CannotStack):
+        return CannotStack(str(first))
+    kind = torch.OutOfMemoryError if lacked_memory(error) else CannotStack
+    return kind(f"a step could not be captured: {one_line(first)}")
+
+
+def _end_in_torch(stream: torch.cuda.Stream, pool: Any) -> None:
+    """End a capture for torch, too, if its end failed: torch would neither free memory nor draw numbers any more."""
+    with suppress(Exception), warnings.catch_warnings():  # an error: it has ended, or this torch has no such function
+        torch._C._cuda_endAllocateToPool(stream.device_index, pool)
+        torch._C._cuda_releasePool(stream.device_index, pool)
+        warnings.simplefilter("ignore")  # the graph is empty
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):  # its end tells the random generator
+            pass
 
 
 class Branch:
@@ -69,9 +113,19 @@ class Branch:
     beside the rest of the step. Tensors that it reads are kept until then, or the current stream might reuse them.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.stream = stream
         self._read: list[torch.Tensor] = []
+        _branches.add(self)
+
+    @classmethod
+    def on(cls, device: torch.device) -> Branch | None:
+        """Create a branch; None if other branches have all streams: two on one stream would share scratch memory."""
+        for _ in range(STREAMS):
+            stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            if not any(other.stream == stream for other in _branches):
+                return cls(stream)
+        return None
 
     @contextmanager
     def fork(self, *read: torch.Tensor) -> Iterator[None]:
@@ -85,10 +139,13 @@ class Branch:
         """Let the current stream wait for the branch; no-op if nothing runs on it."""
         if not self._read:
             return
-        torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
-        self._read.clear()
+        try:
+            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+        finally:
+            self._read.clear()
 
 
+_branches: WeakSet[Branch] = WeakSet()
 _branch: ContextVar[Branch | None] = ContextVar("branch", default=None)
 
 
@@ -120,25 +177,40 @@ def why_no_kernels(device: torch.device) -> str | None:
     """Return why our Triton kernels cannot be used on a GPU; None if they can, or if there is no GPU."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return None
+    found = torch.cuda.get_device_capability(device)
+    old = None if found >= OLDEST else f"Triton needs compute capability 8.0, and this GPU has {found[0]}.{found[1]}"
+    return why_no_triton() or old
+
+
+def why_no_triton() -> str | None:
+    """Return why Triton cannot be imported; None if it can."""
     if find_spec("triton") is None:
         return "Triton is not installed"
-    found = torch.cuda.get_device_capability(device)
-    return None if found >= OLDEST else f"Triton needs compute capability 8.0, and this GPU has {found[0]}.{found[1]}"
-
-
-only_compile: ContextVar[bool] = ContextVar("only_compile", default=False)
-"""True while kernels are compiled and not run: nothing that one of them writes is there."""
+    try:
+        import_module("triton")
+    except Exception as error:  # built for another system, for instance
+        return f"Triton cannot be imported ({one_line(error)})"
+    return None
 
 
 def compile_first(functions: Sequence[Callable[[], None]], device: torch.device) -> None:
-    """Compile all kernels of these functions side by side, where that is possible; what they compute is meaningless."""
+    """Compile all kernels of these functions side by side, where that is possible; what they compute is meaningless.
+
+    This only saves time, so an error is left to the first use of the function, where another trainer takes over. What
+    Triton sets for this time is set in a context of its own: an error cannot leave it set.
+    """
     if device.type != "cuda" or not functions or why_no_kernels(device) is not None:
         return
+    with suppress(Exception):
+        copy_context().run(_compile_together, functions, device)
+
+
+def _compile_together(functions: Sequence[Callable[[], None]], device: torch.device) -> None:
     from tinyproto.stacked.kernels import compiling_together
 
     with torch.cuda.device(device), compiling_together() as possible:  # each GPU has its own kernels
         for function in functions if possible else ():
-            with suppress(Exception):  # it comes again when the function is used
+            with suppress(Exception):
                 function()
 
 

@@ -71,7 +71,7 @@ def convolution(values: Tensor, weight: Tensor, bias: Tensor | None, shape: Geom
     values = values.contiguous()
     kernel, plain = partial(_kernel_convolution, shape=shape), partial(plain_convolution, bias=None, shape=shape)
     with branching(None):
-        check_kernel("depthwise" if shape.depthwise else "convolution", shape, kernel, plain, values, weight)
+        check_kernel("depthwise" if shape.depthwise else "convolution", shape, kernel, plain, [values], [weight])
     return _add_bias(kernel(values, weight), bias)
 
 

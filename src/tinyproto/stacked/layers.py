@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tinyproto.stacked.capture import branching
-from tinyproto.stacked.fallback import CannotStack, check_kernel
+from tinyproto.stacked.fallback import CannotStack, Layer, check_kernel
 
 Activation = Literal["relu", "relu6", "silu"]
 _ACTIVATIONS = {"relu": functional.relu, "relu6": functional.relu6, "silu": functional.silu}
@@ -72,12 +72,59 @@ def normalise(
         return plain_normalise(
             values, running, weight, bias, by_batch=by_batch, activation=activation, added=added, depth=depth
         )
+    values, added = values.contiguous(), None if added is None else added.contiguous()
+    check_normalisation(
+        values, running, weight, bias, by_batch=by_batch, activation=activation, added=added, depth=depth
+    )
+    return _kernel_normalise(
+        values, running, weight, bias, by_batch=by_batch, activation=activation, added=added, depth=depth
+    )
+
+
+def _kernel_normalise(
+    values: Tensor, running: RunningStatistics, weight: Tensor, bias: Tensor, *, by_batch: bool,
+    activation: Activation | None = None, added: Tensor | None = None, depth: Depth | None = None,
+) -> Tensor:  # fmt: skip
     from tinyproto.stacked.kernels.fused import TritonNormalisation, normalise_by_running
 
-    values, added = values.contiguous(), None if added is None else added.contiguous()
     if by_batch:
         return apply(TritonNormalisation, values, weight, bias, added, running, activation, depth)
     return normalise_by_running(values, weight, bias, added, running, activation)
+
+
+def check_normalisation(
+    values: Tensor, running: RunningStatistics, weight: Tensor, bias: Tensor, *, by_batch: bool,
+    activation: Activation | None = None, added: Tensor | None = None, depth: Depth | None = None,
+) -> None:  # fmt: skip
+    """Check the kernels once, statistics included.
+
+    Sums before an activation are far from 0 and 6, where rounding could change a gradient. The eps is so large that the
+    gradients of a row of two values are not rounding alone.
+    """
+
+    def by(function: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, ...]]:
+        def layer(*drawn: Tensor) -> tuple[Tensor, ...]:
+            *maps, slope, offset = drawn
+            about, *other = (each.sign() + 0.05 * each for each in maps)  # near 1 and -1
+            statistics = RunningStatistics(offset.detach() / 2, slope.detach().abs() + 1, running.momentum, eps=0.1)
+            outcome = function(
+                about, statistics, 8 + 7 * slope.sign() + 0.1 * slope, 0.05 * offset, by_batch=by_batch,
+                activation=activation, added=3 * other[0] if other else None, depth=depth and _half(depth),
+            )  # fmt: skip
+            return outcome, statistics.mean, statistics.variance
+
+        return layer
+
+    key = (by_batch, activation, depth is not None)
+    maps = [values] if added is None else [values, added]
+    with torch.set_grad_enabled(by_batch):
+        check_kernel("normalisation", key, by(_kernel_normalise), by(plain_normalise), maps, [weight, bias])
+
+
+def _half(depth: Depth) -> Depth:
+    """Return stochastic depth that drops half of the samples, always the same."""
+    generator = torch.Generator(depth.draws.device).manual_seed(2)
+    return Depth(torch.rand(depth.draws.shape, device=depth.draws.device, generator=generator), 0.5)
 
 
 def plain_normalise(
@@ -160,17 +207,21 @@ def _kernel_excite(values: Tensor, squeeze: Squeeze) -> Tensor:
 
 def check_excitation(values: Tensor, squeeze: Squeeze) -> None:
     """Check the kernels once, with exact products: those in TF32 change the sign of a ReLU's input now and then."""
+    *weights, activation = squeeze
 
-    def by(kernel: Callable[[Tensor, Squeeze], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-        return lambda maps, first: kernel(maps, squeeze._replace(first=first))
+    def by(function: Callable[[Tensor, Squeeze], Tensor]) -> Layer:
+        def layer(maps: Tensor, first: Tensor, first_bias: Tensor, second: Tensor, second_bias: Tensor) -> Tensor:
+            first, second = (each / each.shape[2] ** 0.5 for each in (first, second))  # gates are neither 0 nor 1
+            return function(maps, Squeeze(first, first_bias, second, second_bias, activation))
 
-    key = (squeeze.second.shape, squeeze.activation)
+        return layer
+
     convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
     before = convolutions.allow_tf32, products.allow_tf32
     convolutions.allow_tf32 = products.allow_tf32 = False
     try:
         with branching(None):
-            check_kernel("squeeze-and-excitation", key, by(_kernel_excite), by(plain_excite), values, squeeze.first)
+            check_kernel("squeeze-and-excitation", activation, by(_kernel_excite), by(plain_excite), [values], weights)
     finally:
         convolutions.allow_tf32, products.allow_tf32 = before
 

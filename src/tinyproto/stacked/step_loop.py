@@ -44,7 +44,7 @@ class Stack:
         self.alone = any(network.alone for network in self.networks.values())
         # Gradients of a layer that is used twice are added before the branch comes back.
         branched = self.graphs.stream is not None and not any(each.repeats for each in self.networks.values())
-        self.branch = Branch(self.device) if branched else None
+        self.branch = Branch.on(self.device) if branched else None
         self.states = {name: StackedState(module, clients) for name, module in first.modules.items()}
         self.context: State = {name: value.new_zeros(clients, *value.shape) for name, value in first.context.items()}
         self.dtype = next(parameter.dtype for parameter in first.modules.parameters())

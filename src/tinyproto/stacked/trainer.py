@@ -18,10 +18,10 @@ from torch import Tensor
 from tinyproto.core.streams import global_randomness
 from tinyproto.core.task import FEATURE_BATCH, FeatureModel, FitResult, Task, TensorData, Trainer
 from tinyproto.errors import one_line
-from tinyproto.memory import is_out_of_memory, lacked_memory, release_unused
+from tinyproto.memory import is_out_of_memory, release_unused
 from tinyproto.models.split import SplitModel
 from tinyproto.stacked.capture import compile_first
-from tinyproto.stacked.fallback import CannotStack, fallback_note
+from tinyproto.stacked.fallback import CannotStack, fallback_note, reason_of, still_usable
 from tinyproto.stacked.features import FeatureStack
 from tinyproto.stacked.schedule import Job, run_side_by_side
 from tinyproto.stacked.step_loop import Stack
@@ -149,7 +149,9 @@ class StackedTrainer:
                     new += stack.new_steps(chosen)
                     jobs[key] = Job(stack.features(split, chosen), stack.graphs.stream, stack.alone)
         compile_first(new, self.device)
-        good, _ = self._run(jobs, self.feature_stacks, short)
+        good, failed = self._run(jobs, self.feature_stacks, short)
+        for reason in failed.values():
+            self.notes.append(f"features of similar networks are computed one by one: {reason_of(reason)}")
         results: dict[int, Tensor] = {}
         for key, members in groups.items():
             if key in short:
@@ -196,7 +198,7 @@ class StackedTrainer:
         """Run the jobs side by side; return the results, and the exceptions of stacks to be run in another way.
 
         Stacks that lack memory are added to `short`. Work of a stack that fails in its first use, or is refused, runs
-        in another way. Any other failure is raised, also one that left a graph half captured for lack of memory.
+        in another way. Any other failure is raised.
         """
         good: dict[Hashable, list[Any]] = {}
         failed: dict[Hashable, Exception] = {}
@@ -207,7 +209,8 @@ class StackedTrainer:
                 continue
             assert isinstance(outcome, Exception)
             with self._noting_lack(key, short):
-                if lacked_memory(outcome) or (key in self.completed and not isinstance(outcome, CannotStack)):
+                expected = isinstance(outcome, CannotStack) or not (key in self.completed or is_out_of_memory(outcome))
+                if not expected or not still_usable(self.device, outcome):
                     raise outcome
                 stacks[key] = None
                 failed[key] = outcome

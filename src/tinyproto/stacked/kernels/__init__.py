@@ -18,7 +18,12 @@ from typing import Any
 import torch
 import triton
 
-from tinyproto.stacked.capture import only_compile
+from tinyproto.stacked.fallback import only_compile
+
+
+def _cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., object]:
@@ -39,7 +44,7 @@ def compiling_together() -> Iterator[bool]:
     token = only_compile.set(True)
     try:
         with (
-            ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as workers,
+            ThreadPoolExecutor(min(16, _cores())) as workers,
             torch.random.fork_rng(devices=[torch.cuda.current_device()]),
             torch.autograd.set_multithreading_enabled(False),  # another thread would not know that it only compiles
             mode(workers, ignore_errors=True),  # an error comes again, where it is handled, when the kernel first runs
