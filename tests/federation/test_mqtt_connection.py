@@ -130,16 +130,26 @@ def test_no_more_messages_are_unconfirmed_than_the_broker_wants(
     assert connection.is_confirmed
 
 
-def test_a_message_that_expires_before_there_is_a_connection_is_not_sent(
+def test_what_took_long_to_reach_the_broker_is_not_taken_from_its_time_to_answer(
     connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handed = sent(connection, monkeypatch)
-    connection.publish("u0", b"short", 0.0)
-    connection.publish("u0", b"long", 60.0)
+    """A name with two addresses, of which the first swallows packets, and a slow handshake."""
+    ends = []
+
+    def reconnect() -> None:
+        time.sleep(0.3)
+        ends.append(with_socket(connection, monkeypatch))
+
+    monkeypatch.setattr(connection._client, "reconnect", reconnect)
+    monkeypatch.setattr(connection_module, "CONNECT_SECONDS", 0.2)
+    assert connection.step(0.0) == []
     connected(connection, session=False)
+    time.sleep(0.15)
+    assert connection.step(0.0) == []
     subscribed(connection)
-    connection._send()
-    assert handed == [b"long"]
+    time.sleep(0.25)
+    assert [event.resumed for event in connection.step(0.0)] == [False]
+    assert len(ends) == 1
 
 
 def test_a_message_that_the_broker_does_not_take_is_told(connection: Connection) -> None:

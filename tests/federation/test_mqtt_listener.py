@@ -152,15 +152,15 @@ def test_a_listener_says_that_it_is_there_and_whether_it_may_have_lost_messages(
     assert {said["here"] for said in device.said()} == {"connection"}
 
 
-@pytest.mark.parametrize("waits", [True, False])
-def test_a_new_process_asks_again_unless_its_session_has_something_for_it(waits: bool, device: Device) -> None:
-    device.link.waiting = [Happened(resumed=True), *([Happened("d3", frame())] if waits else [])]
+@pytest.mark.parametrize("waiting", [frame(), to_json(terms=TOKEN), None])
+def test_a_new_process_asks_again_unless_its_session_has_a_frame_for_it(waiting: bytes | None, device: Device) -> None:
+    device.link.waiting = [Happened(resumed=True), *([] if waiting is None else [Happened("d3", waiting)])]
     device.steps(1)
     device.now += SETTLE_SECONDS
     device.steps()
-    fresh = [None] if waits else [None, 1]  # an earlier process may have died with what it had received
-    assert [said.get("fresh") for said in device.said()] == fresh
-    assert device.asked() == ([(1, Kind.TRAIN)] if waits else [])
+    fresh = [said.get("fresh") for said in device.said() if "here" in said]
+    assert fresh == ([None] if waiting == frame() else [None, 1])  # an earlier process may have died with it
+    assert device.asked() == ([(1, Kind.TRAIN)] if waiting == frame() else [])
 
 
 def test_a_question_who_is_there_is_answered_as_fresh(device: Device) -> None:
@@ -343,6 +343,9 @@ def test_the_end_of_another_federation_is_not_ours(device: Device) -> None:
     device.hear(to_json(over=TOKEN), topic="a")
     device.steps()
     assert device.listener.is_over
+    device.hear(to_json(terms=OTHER_TOKEN))
+    device.steps()
+    assert not device.listener.is_over
 
 
 def test_nonsense_all_the_time_fills_no_journal_and_hides_no_notice(device: Device) -> None:

@@ -94,6 +94,21 @@ def test_a_client_that_is_told_the_end_leaves_though_it_missed_the_last_rounds(
     assert not link.kept
 
 
+def test_the_end_of_a_federation_does_not_hide_the_terms_of_the_next_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = ClosableLink(FakeBroker(), ["d0", "a"], [Happened(resumed=True), Happened("d0", to_json(over=TOKEN))])
+    made = session(tmp_path, monkeypatch, link)
+    made.listener.agreed = Agreement(TOKEN, DIGEST, 9)
+    made.listener.step(0.0)
+    assert made.listener.is_over
+    assert not made._is_over()
+    link.waiting.append(Happened("d0", to_json(terms="of the next")))
+    made.listener.step(0.0)
+    assert not made._is_over()
+    assert not made.listener.is_over
+
+
 def test_a_broker_that_is_not_reached_is_an_error_and_no_sleep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link = ClosableLink(FakeBroker(), ["d0", "a"], is_open=False)
     made = session(tmp_path, monkeypatch, link)

@@ -6,6 +6,7 @@ import datetime
 import os
 import resource
 import shutil
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from tinyproto.federation.device_keys import DeviceKeys
 from tinyproto.federation.key_making import make_keys
 from tinyproto.federation.keys import ServerKeys
 from tinyproto.federation.mqtt.broker import LARGEST_TERMS, MOST_WAITING, OVERHEAD, OwnBroker, mosquitto
-from tinyproto.federation.mqtt.connection import LEAVING_SECONDS, Connection
+from tinyproto.federation.mqtt.connection import LEAVING_SECONDS, UNANSWERED_SECONDS, Connection
 from tinyproto.federation.mqtt.tls import Broker
 from tinyproto.federation.processes import free_port
 
@@ -180,6 +181,8 @@ def test_a_client_that_is_silent_has_left_after_one_and_a_half_keep_alives(broke
         silent = Connection(at(device, broker), "client-0", ["d0", "a"], will=("u0", b"gone"), keep_alive=4)
         while not silent.is_open:
             silent.step(0.1)
+        assert silent._socket is not None
+        assert silent._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * UNANSWERED_SECONDS
         last = time.monotonic()  # from now on it has no power: not even TCP answers for it, but there is no will yet
         eventually(lambda: reader.heard, 30, "its will")
         assert reader.heard == [("u0", b"gone")]

@@ -406,6 +406,8 @@ def test_nothing_is_collected_for_a_broker_that_is_away_and_then_all_is_sent_onc
     assert desk.broker.published == []
     desk.ask(0, 1)
     desk.happen(resumed=True)
+    more: dict[str, Any] = {} if sealed else {"fresh": 1}  # as a client answers who is there
+    desk.here(0, 1, **more)
     for _ in range(3):
         desk.here(0, 1)
     own = {client: [payload for payload in desk.sent(f"d{client}") if peek_or_none(payload)] for client in (0, 1)}

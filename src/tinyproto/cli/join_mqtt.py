@@ -144,7 +144,9 @@ class MqttSession:
         listener, since = self.listener, self._lost_since
         if self.events.rounds is None and listener.is_idle:
             away = since is not None and time.monotonic() - since >= CLOSING_SECONDS
-            if listener.is_over and listener.agreed is not None:  # also if it took no part in the last rounds
+            if (
+                listener.is_over and listener.is_settled and listener.agreed is not None
+            ):  # also if it took no part in the last rounds
                 self.events.rounds = listener.agreed.rounds
             elif self.events.last_round is not None and away:
                 self.events.rounds, self.missed_the_end = self.events.last_round, True

@@ -34,7 +34,7 @@ LEAVING_SECONDS = 5
 """The broker waits this long for a broken connection to come back before it tells of the client's leaving."""
 
 CONNECT_SECONDS = 10.0
-"""Longest time until the network, and then the broker itself, answers an attempt to connect."""
+"""Longest time for each answer to an attempt to connect: of the network, of TLS, of the broker, on subscriptions."""
 
 UNANSWERED_SECONDS = 60
 """A connection is lost if nothing that was sent is received for this long, where the system can notice that."""
@@ -82,13 +82,13 @@ class Connection:
         self.topics = list(topics)
         self.is_open = False
         self._happened: list[Happened] = []
-        self._to_send: deque[tuple[str, bytes, float]] = deque()  # topic, payload, when it expires
+        self._to_send: deque[tuple[str, bytes, float | None]] = deque()  # topic, payload, expiry
         self._unconfirmed: set[int] = set()
         self._most_unconfirmed = _MOST_UNCONFIRMED
         self._refused: str | None = None
         self._is_closing = False
         self._keep_alive = KEEP_ALIVE_SECONDS if keep_alive is None else keep_alive
-        self._pause, self._next_try, self._tried_at = FIRST_PAUSE, 0.0, 0.0
+        self._pause, self._next_try, self._give_up_at = FIRST_PAUSE, 0.0, math.inf
         self._connected_at, self._short = math.nan, 0  # connections in a row that ended soon
         self._before = {"up": 0, "down": 0}  # bytes of earlier connections
         self._socket: CountingSocket | None = None
@@ -136,20 +136,18 @@ class Connection:
         return client
 
     def publish(self, topic: str, payload: bytes, expiry: float | None = None) -> None:
-        """Send a message now, or once the connection is open; it is forgotten after `expiry` seconds."""
-        self._to_send.append((topic, payload, math.inf if expiry is None else time.monotonic() + expiry))
+        """Send a message now, or once the connection is open; the broker forgets it after `expiry` seconds."""
+        self._to_send.append((topic, payload, expiry))
         self._send()
 
     def _send(self) -> None:
         """Send what waits, as far as the broker accepts messages that it has not confirmed yet."""
         while self.is_open and self._to_send and len(self._unconfirmed) < self._most_unconfirmed:
-            topic, payload, expires_at = self._to_send.popleft()
-            left, properties = expires_at - time.monotonic(), None
-            if left <= 0:
-                continue
-            if left < math.inf:
+            topic, payload, expiry = self._to_send.popleft()
+            properties = None
+            if expiry is not None:
                 properties = Properties(PacketTypes.PUBLISH)
-                properties.MessageExpiryInterval = max(int(left), 1)
+                properties.MessageExpiryInterval = max(int(expiry), 1)
             self._unconfirmed.add(self._client.publish(topic, payload, qos=1, properties=properties).mid)
 
     @property
@@ -164,13 +162,16 @@ class Connection:
         """
         if self._client.socket() is None:
             seconds = self._try_again(seconds)
-        if self._client.socket() is not None and not self.is_open:
-            seconds = min(seconds, self._time_left())
+        if self._is_opening:
+            seconds = min(seconds, max(self._give_up_at - time.monotonic(), 0.0))
         self._wait(seconds, others)
         for _ in range(MOST_READ):
             if self._client.socket() is None or not self._is_readable():
                 break
             self._read()
+        if self._is_opening and time.monotonic() >= self._give_up_at:
+            self._prepare()
+            self._lose("it does not answer as an MQTT broker")
         if self._client.socket() is not None:
             self._client.loop_misc()
             self._send()
@@ -181,13 +182,9 @@ class Connection:
         happened, self._happened = self._happened, []
         return happened
 
-    def _time_left(self) -> float:
-        """Return how long the broker may take to answer an attempt to connect; give it up when the time is over."""
-        left = self._tried_at + CONNECT_SECONDS - time.monotonic()
-        if left <= 0:
-            self._prepare()
-            self._lose("it does not answer as an MQTT broker")
-        return max(left, 0.0)
+    @property
+    def _is_opening(self) -> bool:
+        return self._client.socket() is not None and not self.is_open
 
     def _read(self) -> None:
         try:
@@ -220,18 +217,19 @@ class Connection:
         if now < self._next_try:
             return min(seconds, self._next_try - now)
         self._count()
-        self._tried_at = now
         try:
             self._client.reconnect()
         except (OSError, ValueError) as error:
             self._socket = None
             self._lose(self._why_unreachable(error))
         else:
+            self._give_up_at = time.monotonic() + CONNECT_SECONDS
             opened = self._client.socket()
             self._socket = opened if isinstance(opened, CountingSocket) else None
             if self._socket is not None:
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._socket.most = math.inf if self._largest is None else self._largest
+                if self._largest is not None:  # the broker confirms subscriptions with a byte for each
+                    self._socket.most = max(self._largest, len(self.topics) + 16)
                 if hasattr(socket, "TCP_USER_TIMEOUT"):
                     self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * UNANSWERED_SECONDS)
         return 0.0 if self._happened else seconds
@@ -261,6 +259,7 @@ class Connection:
             self._lose(words)
             return
         self._connected_at = time.monotonic()
+        self._give_up_at = self._connected_at + CONNECT_SECONDS
         self._most_unconfirmed = getattr(properties, "ReceiveMaximum", _MOST_UNCONFIRMED)
         self._has_session = bool(flags.session_present)
         if self._has_session and self._is_subscribed:

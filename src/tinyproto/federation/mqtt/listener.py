@@ -169,7 +169,7 @@ class Listener:
     _refusals: Allowance = field(default_factory=Allowance)  # lines in the journal
     _notices: Allowance = field(default_factory=Allowance)
     _has_been_open: bool = False
-    _asks_again: bool = False  # unless something arrives with the session: an earlier process may have died with it
+    _asks_again: bool = False  # unless a frame arrives with the session: an earlier process may have died with it
     _settled_at: float = math.inf  # messages that waited arrive before the connection counts as open
 
     def __post_init__(self) -> None:
@@ -183,6 +183,11 @@ class Listener:
         """Return True if nothing is being answered, and nothing will be begun."""
         return self._busy is None and (not self._jobs or (self.once and self.trained > 0))
 
+    @property
+    def is_settled(self) -> bool:
+        """Return True once the messages that waited at the broker have arrived."""
+        return self.clock() >= self._settled_at
+
     def step(self, seconds: float = STEP_SECONDS) -> None:
         """Let time pass: hear messages, pass work to the training process, publish its replies."""
         others = self.worker.waits_for() if self.worker is not None and self._busy is not None else ()
@@ -194,8 +199,8 @@ class Listener:
                 self.journal.tell("failed", reason=answer.pop("reason"))
                 self.let_go()
             self._publish_answer(job, answer)
-        if self.clock() >= self._settled_at:
-            if self._asks_again and self._busy is None and not self._jobs:
+        if self.is_settled:
+            if self._asks_again and not any(job.asked is not None for job in self._jobs):
                 self._say_here(fresh=True)
             self._asks_again = False
             if self._busy is None and not self.is_idle:
@@ -272,6 +277,7 @@ class Listener:
         elif isinstance(terms := values.get("terms"), str):
             self._jobs = [job for job in self._jobs if "terms" not in job.values]
             self._jobs.append(Job({"terms": terms}, context=refusal_of(payload)))
+            self.is_over = False  # another federation begins
         elif isinstance(values.get("code"), str) and isinstance(values.get("words"), str):
             if self._notices.take(self.clock()):
                 record_notice(self.journal, values)

@@ -133,7 +133,7 @@ class MqttTransport:
             identity = _identity(client, values)
             identities.append(identity)
             is_notice, is_shared = "code" in values, to_all is not None and "frame" in values
-            if self._is_lost and not is_notice:  # it is sent when the client says that it is there, and once only
+            if self._is_lost and not is_notice:  # it is sent when the client says that it is there
                 message = Unanswered(values, until, at_broker_until=now)
             elif is_shared:
                 message = Unanswered(values, until, at_broker_until=now + SHARED_SECONDS)
