@@ -63,7 +63,8 @@ def test_ten_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_first_interrupt_checkpoints_and_a_second_ends_at_once(tmp_path: Path) -> None:
-    (tmp_path / "trial.yaml").write_text(CONFIG.replace("rounds: 25", "rounds: 100000"))
+    # A round takes about a second, so that the second interrupt comes before the first one has ended the run.
+    (tmp_path / "trial.yaml").write_text(CONFIG.replace("rounds: 25", "rounds: 100000, local_epochs: 60"))
     process = tinyproto("run", "trial.yaml", cwd=tmp_path)
     records = tmp_path / "runs" / "trial" / "cells" / "001-fedproto-0" / "rounds.jsonl"
     while not records.exists():
