@@ -15,7 +15,7 @@ CUDA = torch.device("cuda", 0)
 
 
 class Stream:
-    """One of torch's streams: there are so many of each priority, given out in turn."""
+    """A stand-in for a stream of torch, which hands out a fixed number of each priority in turn."""
 
     given: dict[int, int]
 

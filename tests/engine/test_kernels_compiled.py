@@ -1,4 +1,4 @@
-"""What Triton makes of our kernels, without a GPU: compiled ahead of time, or side by side by a stand-in for Triton."""
+"""Our kernels compiled without a GPU: ahead of time, or side by side by a stand-in for Triton."""
 
 from __future__ import annotations
 
