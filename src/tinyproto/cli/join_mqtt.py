@@ -140,13 +140,14 @@ class MqttSession:
             self.events.say(f"waiting for {self.events.server}: {lost}")
 
     def _is_over(self) -> bool:
-        """Return True once the last reply is confirmed, or once only a last evaluation is missing for too long."""
+        """Return True once the federation is over, by the coordinator's word or after the last reply, and all is sent.
+
+        Also if only a last evaluation is missing for too long.
+        """
         listener, since = self.listener, self._lost_since
         if self.events.rounds is None and listener.is_idle:
             away = since is not None and time.monotonic() - since >= CLOSING_SECONDS
-            if (
-                listener.is_over and listener.is_settled and listener.agreed is not None
-            ):  # also if it took no part in the last rounds
+            if listener.is_over and listener.is_settled and listener.agreed is not None:
                 self.events.rounds = listener.agreed.rounds
             elif self.events.last_round is not None and away:
                 self.events.rounds, self.missed_the_end = self.events.last_round, True

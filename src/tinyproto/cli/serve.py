@@ -180,10 +180,12 @@ def _other_broker(options: ServeOptions, before: ServeFile | None) -> MqttPlace 
             raise ConfigError("this federation uses a broker that runs already; leave out --listen")
         return known
     host, port = split_address(options.broker, "--broker")
-    told = known or MqttPlace(host=host, port=port, prefix=PREFIX)
-    prefix = told.prefix if options.topic is None else options.topic
-    authority = told.authority if options.broker_ca is None else options.broker_ca
-    return MqttPlace(host=host, port=port, foreign=True, authority=authority, prefix=prefix)
+    authority, prefix = (None, PREFIX) if known is None else (known.authority, known.prefix)
+    return MqttPlace(
+        host=host, port=port, foreign=True,
+        authority=authority if options.broker_ca is None else options.broker_ca,
+        prefix=prefix if options.topic is None else options.topic,
+    )  # fmt: skip
 
 
 def _host(transport: TransportName, keys: ServerKeys, address: tuple[str, int], other: MqttPlace | None) -> Host:

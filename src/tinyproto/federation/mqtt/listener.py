@@ -277,7 +277,7 @@ class Listener:
         elif isinstance(terms := values.get("terms"), str):
             self._jobs = [job for job in self._jobs if "terms" not in job.values]
             self._jobs.append(Job({"terms": terms}, context=refusal_of(payload)))
-            self.is_over = False  # another federation begins
+            self.is_over = False  # what was over is an earlier federation
         elif isinstance(values.get("code"), str) and isinstance(values.get("words"), str):
             if self._notices.take(self.clock()):
                 record_notice(self.journal, values)
