@@ -87,7 +87,8 @@ class Setup:
     ) -> Client:  # fmt: skip
         """Build a client as it is before round 1, on the device of its samples (train, test); `counts` (K,) is n_ij.
 
-        All it draws comes from its own stream, so it can be built again at any time to the same bits.
+        All it draws comes from its own stream, so it can be built again at any time to the same bits. Its network is
+        not checked again; whoever chose it has done so.
         """
         train, test = samples
         device, streams, shape = train.labels.device, self.streams, self.spec.shape
@@ -95,7 +96,7 @@ class Setup:
             client = Client(
                 id=id_,
                 architecture=architecture,
-                model=build_model(entry, shape, streams.derive("model", client=id_)).to(device),
+                model=build_model(entry, shape, streams.derive("model", client=id_), check=False).to(device),
                 train=train,
                 test=test,
                 class_counts=counts.to(device),

@@ -54,6 +54,22 @@ def test_equal_seeds_draw_equal_weights_and_other_seeds_others() -> None:
     assert not same_weights(first, other)
 
 
+def lazily(proto_dim: int) -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(proto_dim), nn.LazyBatchNorm1d(affine=False), nn.ReLU())
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_layers_that_learn_their_size_from_the_first_batch_draw_from_the_seed_too(check: bool) -> None:
+    first, again, other = (build_model(lazily, SHAPE, seed, check=check) for seed in (1, 1, 2))
+    assert same_weights(first, again)
+    assert not same_weights(first, other)
+
+
+def test_without_a_check_a_network_has_the_same_weights_and_sees_no_batch() -> None:
+    assert same_weights(build_model("small_cnn_a", SHAPE, 1), build_model("small_cnn_a", SHAPE, 1, check=False))
+    assert build_model(extractor(30), SHAPE, seed=0, check=False).extractor(IMAGES).shape == (3, 30)
+
+
 def test_building_leaves_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
     build_model("small_cnn_b", SHAPE, seed=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from tinyproto.algorithms import ALGORITHMS
 from tinyproto.algorithms.base import Client, FederationSpec
 from tinyproto.core.task import FitResult, Task
 from tinyproto.data.dataset import FederatedData
-from tinyproto.engine.client import LocalTraining
+from tinyproto.engine.client import LastGood, LocalTraining
 from tinyproto.engine.training import EagerTrainer
 from tinyproto.errors import LeftOutError
 from tinyproto.models.split import SplitModel
@@ -124,6 +125,20 @@ def test_a_weight_that_only_overflows_its_round_s_upload_is_put_back_too(quarter
     assert "norm 3.46e+20" in first.refused[ILL]  # √12 · 1e20
     assert bool(next(iter(played.clients[ILL].model.parameters())).isfinite().all())
     assert float(played.clients[ILL].model.extractor[5].bias.detach().abs().max()) < 1e3  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("value", "ill"), [(1e30, False), (-3e38, False), (math.inf, True), (-math.inf, True), (math.nan, True)]
+)
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float64])
+def test_weights_are_ill_if_they_are_not_finite_however_large_they_are(
+    quarters: FederatedData, value: float, ill: bool, kind: torch.dtype
+) -> None:
+    played = diverging(quarters, "local", {})
+    well, other = (played.clients[client] for client in (0, 1))
+    other.model.head.to(kind)
+    next(other.model.head.parameters()).data[0, :2] = value
+    assert LastGood().diverged([well, other]) == ({1} if ill else set())
 
 
 @pytest.mark.parametrize(("most", "ill"), [(0.0, {2}), (0.2, {2, 3}), (0.5, {0, 1, 2}), (1.0, {0, 1, 2, 3, 4})])

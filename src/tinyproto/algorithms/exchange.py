@@ -151,7 +151,8 @@ def tensor_mean(uploads: Sequence[Mapping[str, Tensor]], weights: Sequence[float
     means = {}
     for name, first in uploads[0].items():
         mean = torch.zeros(first.shape, dtype=torch.float64)
+        wide = torch.empty_like(mean)
         for upload, share in zip(uploads, shares, strict=True):
-            mean += upload[name].to(torch.float64, copy=True).mul_(share)
+            mean += wide.copy_(upload[name]).mul_(share)
         means[name] = mean.float()
     return means

@@ -271,9 +271,10 @@ class LastGood:
 
     @torch.no_grad()
     def diverged(self, clients: Sequence[Client]) -> set[int]:
-        """Return the clients with a weight that is NaN or infinite: its tensor's norm is not finite.
+        """Return the clients with a weight that is NaN or infinite.
 
-        The host waits for the device once.
+        Only tensors whose norm is not finite are looked at, as one of large weights may be, too. The host waits for the
+        device once.
         """
         floats = [
             (client.id, tensor)
@@ -283,9 +284,9 @@ class LastGood:
         ]
         if not floats:
             return set()
-        norms = torch._foreach_norm([tensor for _, tensor in floats], dtype=torch.float64)
-        good = torch.stack(list(norms)).isfinite().tolist()
-        return {client for (client, _), finite in zip(floats, good, strict=True) if not finite}
+        norms = torch.stack(torch._foreach_norm([tensor for _, tensor in floats])).isfinite().tolist()
+        suspects = [one for one, finite in zip(floats, norms, strict=True) if not finite]
+        return {client for client, tensor in suspects if not tensor.isfinite().all()}
 
     def forget(self) -> None:
         """Free the memory."""

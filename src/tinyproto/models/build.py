@@ -7,10 +7,12 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from tinyproto.core.streams import global_randomness
 from tinyproto.errors import ModelError, one_line
@@ -114,10 +116,10 @@ def entry_name(entry: ModelEntry) -> str:
     return str(getattr(named, "__qualname__", named))
 
 
-def build_model(entry: ModelEntry, shape: ModelShape, seed: int) -> SplitModel:
+def build_model(entry: ModelEntry, shape: ModelShape, seed: int, *, check: bool = True) -> SplitModel:
     """Build a network for one client with weights drawn from `seed`, and check it with one batch.
 
-    A factory may return a SplitModel, or a module with `proto_dim` features, which then gets a linear head. A module
+    `check=False` saves the batch for a network that was checked before. A factory may return a SplitModel, or a module with `proto_dim` features, which then gets a linear head. A module
     given as an object is copied with its weights.
     """
     name = entry_name(entry)
@@ -126,9 +128,10 @@ def build_model(entry: ModelEntry, shape: ModelShape, seed: int) -> SplitModel:
         module = copy.deepcopy(found) if isinstance(found, nn.Module) else _call(found, name, shape)
         if not isinstance(module, SplitModel):
             module = SplitModel(module, nn.Linear(shape.proto_dim, shape.num_classes))
+        if check or any(is_lazy(tensor) for tensor in chain(module.parameters(), module.buffers())):
+            _probe(module, name, shape)  # where lazy layers draw their weights
     if isinstance(entry, str) and entry in NETWORKS:
         module.any_layout = True
-    _probe(module, name, shape)
     return module
 
 
