@@ -241,7 +241,7 @@ def test_features_of_a_stack_are_each_client_s_own(network: str) -> None:
 
 
 class Columns(nn.Module):
-    """Averages over one axis of the map, which fails only when it is computed."""
+    """Averages over one axis of the map, which fails only when it is computed, if nobody tries it before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -255,6 +255,7 @@ class Columns(nn.Module):
 
 def test_features_that_prove_not_to_stack_are_computed_alone() -> None:
     models = [SplitModel(Columns(), nn.Linear(DIM, CLASSES)) for _ in range(2)]
+    models[0].registered = models[1].registered = True
     data = [TensorData(POOL, LABELS[rows], 2 / 255, -1.0, rows) for rows in (torch.arange(20), torch.arange(20, 45))]
     trainer = stacked_trainer()
     for _ in range(2):

@@ -6,10 +6,12 @@ Every draw is a function of (seed, role, client, round, purpose) and of nothing 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import random
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 SERVER = -1
@@ -32,18 +34,35 @@ class Streams:
         return torch.Generator().manual_seed(self.derive(purpose, client=client, round_number=round_number))
 
 
+def random_states() -> dict[str, Hashable]:
+    """Return the states of Python's and NumPy's global generators, to be compared."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "the state of Python's random": random.getstate(),
+        "the state of NumPy's random": (kind, np.asarray(keys).tobytes(), *rest),
+    }
+
+
 @contextmanager
 def global_randomness(seed: int) -> Iterator[None]:
-    """Seed torch's global generators inside the block and restore them after.
+    """Seed the global generators of torch, NumPy and Python inside the block and restore them after.
 
-    Layers initialise themselves and dropout draws from the global generator; this gives them a named stream.
+    Layers initialise themselves and dropout draws from torch's, and networks of users from any; this gives them a named
+    stream.
     """
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    pythons, numpys = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices):
         torch.default_generator.manual_seed(seed)
         if torch.cuda.is_available():  # torch.manual_seed would note every call for a GPU that may come yet
             torch.cuda.manual_seed_all(seed)
-        yield
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(pythons)
+            np.random.set_state(numpys)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from tinyproto.memory import is_out_of_memory, release_unused
 from tinyproto.models.split import SplitModel
 from tinyproto.stacked.capture import GraphStream, capture, in_order
 from tinyproto.stacked.fallback import CannotStack, fallback_note, still_usable
+from tinyproto.stacked.rehearsal import check_repeats, signature
 
 MOST_CAPTURED = 64
 """Batch sizes a kind of task keeps captured; beyond that it discards the oldest."""
@@ -47,7 +48,7 @@ class GraphedTrainer(EagerTrainer):
         return [self._fit_captured(task) for task in tasks]
 
     def _fit_captured(self, task: Task) -> FitResult:
-        key = (task.key, task.data.pool.shape[1:])
+        key = (task.key, tuple(map(signature, task.modules.values())), task.data.pool.shape[1:])
         if key in self.captured and self.captured[key] is None:
             return super().fit([task])[0]
         captured = None
@@ -82,6 +83,8 @@ class CapturedTask:
     """
 
     def __init__(self, task: Task) -> None:
+        for module in task.modules.values():
+            check_repeats(module, task.data)
         self.loss, self.num_classes = task.loss, task.num_classes
         self.modules = copy.deepcopy(task.modules).train()
         self.context = {name: torch.empty_like(value) for name, value in task.context.items()}

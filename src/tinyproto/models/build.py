@@ -119,19 +119,19 @@ def entry_name(entry: ModelEntry) -> str:
 def build_model(entry: ModelEntry, shape: ModelShape, seed: int, *, check: bool = True) -> SplitModel:
     """Build a network for one client with weights drawn from `seed`, and check it with one batch.
 
-    `check=False` saves the batch for a network that was checked before. A factory may return a SplitModel, or a module with `proto_dim` features, which then gets a linear head. A module
-    given as an object is copied with its weights.
+    `check=False` saves the batch for a network that was checked before. A factory may return a SplitModel, or a module
+    with `proto_dim` features, which then gets a linear head. A module given as an object is copied with its weights.
     """
     name = entry_name(entry)
     found = find_model(entry)
     with global_randomness(seed):
-        module = copy.deepcopy(found) if isinstance(found, nn.Module) else _call(found, name, shape)
+        module = _copied(found, name) if isinstance(found, nn.Module) else _call(found, name, shape)
         if not isinstance(module, SplitModel):
             module = SplitModel(module, nn.Linear(shape.proto_dim, shape.num_classes))
         if check or any(is_lazy(tensor) for tensor in chain(module.parameters(), module.buffers())):
             _probe(module, name, shape)  # where lazy layers draw their weights
     if isinstance(entry, str) and entry in NETWORKS:
-        module.any_layout = True
+        module.any_layout = module.registered = True
     return module
 
 
@@ -149,6 +149,18 @@ def find_model(entry: ModelEntry) -> ModelFactory | nn.Module:
         hint = f", such as {package}:{name}" if package else ""
         raise ModelError(unknown("model", entry, NETWORKS, f", or a dotted path package.module:factory{hint}"))
     return NETWORKS[entry]
+
+
+def _copied(module: nn.Module, name: str) -> nn.Module:
+    try:
+        copied = copy.deepcopy(module)
+    except Exception as error:  # it keeps results of a forward pass, for instance
+        reason = one_line(error)
+    else:
+        if all(parameter.is_leaf for parameter in copied.parameters()):
+            return copied
+        reason = "the copy could not be trained, as with TorchScript"
+    raise ModelError(f"model {name} cannot be copied ({reason}); pass a function that returns it")
 
 
 def _call(factory: ModelFactory, name: str, shape: ModelShape) -> nn.Module:

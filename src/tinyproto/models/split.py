@@ -21,6 +21,9 @@ class SplitModel(nn.Module):
     any_layout = False
     """True if convolutions may use channels last; a network that calls `view` on a feature map does not allow it."""
 
+    registered = False
+    """True for the networks of the package, which fast trainers take without a trial."""
+
     def __init__(self, extractor: nn.Module, head: nn.Module) -> None:
         super().__init__()
         self.extractor = extractor

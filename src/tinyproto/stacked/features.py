@@ -10,7 +10,7 @@ from torch import Tensor
 from tinyproto.core.task import TensorData
 from tinyproto.models.split import SplitModel
 from tinyproto.stacked.capture import GraphStream, capture
-from tinyproto.stacked.network import StackedModel
+from tinyproto.stacked.rehearsal import stacked_form
 from tinyproto.stacked.state import StackedState
 from tinyproto.stacked.step_loop import gather
 
@@ -20,7 +20,7 @@ class FeatureStack:
 
     def __init__(self, model: SplitModel, data: TensorData, batch: int, clients: int) -> None:
         self.batch = batch  # samples of each client that pass through the network at once
-        self.network = StackedModel(model)
+        self.network = stacked_form(model, data)
         self.alone = self.network.alone
         self.clients = clients
         self.state = StackedState(model, clients)
@@ -44,9 +44,9 @@ class FeatureStack:
         if width not in self.captured or self.captured[width].rows.shape[1] < steps:
             self.captured[width] = _Batches(self, width, steps)
         batches = self.captured[width]
-        for client, samples in enumerate(data):
-            assert samples.rows is not None
-            batches.rows[client].view(-1)[: len(samples)] = samples.rows
+        own = [samples.rows for samples in data if samples.rows is not None]
+        held = [rows.view(-1)[: len(given)] for rows, given in zip(batches.rows.unbind(), own, strict=True)]
+        torch._foreach_copy_(held, own)
         batches.next.zero_()
         for _ in range(steps):
             batches.run()

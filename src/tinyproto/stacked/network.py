@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -77,8 +78,8 @@ class StackedModule:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        wrapped = nn.Sequential(module)  # so that a single layer is traced as a layer, too
-        try:
+        try:  # a copy, since tracing runs the network's own code, and without weights, which the caller passes
+            wrapped = nn.Sequential(copy.deepcopy(module)).to("meta")  # so that a single layer is one of the graph, too
             self.graph = _Tracer().trace(wrapped)
         except Exception as error:
             raise CannotStack(f"its network cannot be traced ({type(error).__name__})") from error

@@ -15,8 +15,8 @@ from tinyproto.core.task import State
 class _ModuleTensors(NamedTuple):
     """A module's tensors by name."""
 
-    parameters: State
-    statistics: State  # float buffers
+    parameters: State  # that are trained
+    statistics: State  # float buffers, and parameters that are frozen
     counters: list[Tensor]  # of batches, in normalisation layers
 
     @property
@@ -32,17 +32,18 @@ _TENSORS: WeakKeyDictionary[nn.Module, _ModuleTensors] = WeakKeyDictionary()
 def _tensors(module: nn.Module) -> _ModuleTensors:
     known = _TENSORS.get(module)
     if known is None:
-        buffers = dict(module.named_buffers())
+        parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+        frozen = {name: value for name, value in parameters.items() if not value.requires_grad}
         known = _TENSORS[module] = _ModuleTensors(
-            dict(module.named_parameters()),
-            {name: value for name, value in buffers.items() if value.is_floating_point()},
+            {name: value for name, value in parameters.items() if value.requires_grad},
+            {name: value for name, value in {**frozen, **buffers}.items() if value.is_floating_point()},
             [value for name, value in buffers.items() if name.endswith("num_batches_tracked")],
         )
     return known
 
 
 class StackedState:
-    """Parameters and float buffers of one module for n clients; all buffers share one piece of memory."""
+    """Parameters and float buffers of one module for n clients; what is not trained shares one piece of memory."""
 
     def __init__(self, module: nn.Module, clients: int) -> None:
         parameters, statistics, _ = _tensors(module)

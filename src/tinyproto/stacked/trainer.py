@@ -10,7 +10,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from tinyproto.models.split import SplitModel
 from tinyproto.stacked.capture import compile_first
 from tinyproto.stacked.fallback import CannotStack, fallback_note, reason_of, still_usable
 from tinyproto.stacked.features import FeatureStack
+from tinyproto.stacked.rehearsal import signature
 from tinyproto.stacked.schedule import Job, run_side_by_side
 from tinyproto.stacked.step_loop import Stack
 
@@ -57,14 +57,14 @@ class StackedTrainer:
         self.feature_stacks: dict[Hashable, FeatureStack | None] = {}
         self.completed: set[Hashable] = set()  # keys whose stack has worked before
         self.lacking = ""  # the last error for lack of memory
-        self.architectures: WeakKeyDictionary[SplitModel, Hashable] = WeakKeyDictionary()
 
     def fit(self, tasks: Sequence[Task]) -> list[FitResult]:
         """Optimise the modules of each task in place."""
         groups: Groups = {}
         for index in sorted(range(len(tasks)), key=lambda index: -len(tasks[index].plan.sizes)):
             task = tasks[index]
-            alike = (task.key, (*task.plan.sizes, 0)[0], task.data.pool.data_ptr())
+            kinds = tuple(map(signature, task.modules.values()))
+            alike = (task.key, kinds, (*task.plan.sizes, 0)[0], task.data.pool.data_ptr())
             groups.setdefault(alike, []).append(index)
         found = self._in_parts(groups, partial(self._fit, tasks))
         return [found[index] for index in range(len(tasks))]
@@ -73,7 +73,8 @@ class StackedTrainer:
         """Return the eval-mode features (N_i, d) of each model on its data."""
         groups: Groups = {}
         for index, (model, samples) in enumerate(zip(models, data, strict=True)):
-            alike = (self._architecture(model), samples.pool.data_ptr(), samples.rows is None, len(samples) > 0)
+            kind = signature(model) if isinstance(model, SplitModel) else id(model)
+            alike = (kind, samples.pool.data_ptr(), samples.rows is None, len(samples) > 0)
             groups.setdefault(alike, []).append(index)
         found = self._in_parts(groups, partial(self._features, models, data), features=True)
         return [found[index] for index in range(len(models))]
@@ -215,15 +216,6 @@ class StackedTrainer:
                 stacks[key] = None
                 failed[key] = outcome
         return good, failed
-
-    def _architecture(self, model: FeatureModel) -> Hashable:
-        """Return a key that is equal for networks that differ only in their weights."""
-        if not isinstance(model, SplitModel):
-            return id(model)
-        if model not in self.architectures:
-            shapes = tuple((name, tuple(value.shape)) for name, value in model.state_dict().items())
-            self.architectures[model] = (str(model), shapes)
-        return self.architectures[model]
 
 
 def _get(
