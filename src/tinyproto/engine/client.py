@@ -8,7 +8,7 @@ last good state (`LastGood`).
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from tinyproto.algorithms.base import Algorithm, Client, ClientInfo, Round
-from tinyproto.core.prototypes import Message, Prototypes, class_means, on_host
+from tinyproto.core.prototypes import Message, Prototypes, class_means
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import BatchPlan, LastBatch, State, Trainer, batch_plan
 from tinyproto.engine.checks import hello, unsendable
-from tinyproto.engine.measure import Scored, Stopwatch, scores
+from tinyproto.engine.measure import Stopwatch, score
 from tinyproto.errors import WireError
 from tinyproto.wire.codec import Decoded, encode
 from tinyproto.wire.frame import Header, Kind
@@ -137,23 +137,16 @@ class ClientRuntime:
 
     def _receive(self, decoded: Decoded) -> _Job:
         client = self.clients[decoded.header.client]
-        message, rows = decoded.message, decoded.message.rows
-        if rows is not None:  # moved once, whatever the method keeps them for
-            message = replace(message, rows=rows.to(client.device))
-        client.received = self.side.receive(client, message)
+        client.received = self.side.receive(client, decoded.message)
         return _Job(client, decoded.header)
 
     def _evaluate(self, jobs: Sequence[_Job]) -> dict[int, dict[str, float]]:
         clients = [job.client for job in jobs if len(job.client.test)]
         features = self.trainer.features([client.model for client in clients], [client.test for client in clients])
-        found = scores(
-            [
-                Scored(client.model.head, rows, client.test.labels, client.received, client.local)
-                for client, rows in zip(clients, features, strict=True)
-            ]
-        )
-        nothing = {job.client.id: {"test_samples": 0.0} for job in jobs}
-        return nothing | {client.id: metrics for client, metrics in zip(clients, found, strict=True)}
+        scores = {job.client.id: {"test_samples": 0.0} for job in jobs}
+        for client, rows in zip(clients, features, strict=True):
+            scores[client.id] = score(client.model.head, rows, client.test.labels, client.received, client.local)
+        return scores
 
     def _train(self, jobs: Sequence[_Job]) -> dict[int, Message]:
         plans = [self._plan(job) for job in jobs]
@@ -171,13 +164,14 @@ class ClientRuntime:
             self.steps.paid += result.steps_computed
         if source == "fresh":
             self._refresh_prototypes(jobs, plans)
-        messages = []
+        updates = {}
         for job, result in zip(jobs, results, strict=True):
             if source == "running" and result.observed is not None:
                 job.client.local = result.observed.means()
             round_ = Round(job.asked.round_number, self.training.rounds)
-            messages.append(self.side.update(job.client, result, round_).with_metrics(result.last_epoch()))
-        return {job.client.id: message for job, message in zip(jobs, on_host(messages), strict=True)}
+            message = self.side.update(job.client, result, round_)
+            updates[job.client.id] = message.with_metrics(result.last_epoch())
+        return updates
 
     def _put_back_diverged(self, jobs: Sequence[_Job], updates: dict[int, Message]) -> dict[int, WireError]:
         """Undo the round for clients whose upload the server would refuse, or whose weights are not finite."""
