@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
 import torch
 
-from tinyproto.core.streams import Streams, global_randomness
+from tinyproto.core.streams import Streams, global_randomness, random_states
 
 
 def test_a_stream_is_the_same_on_every_machine_and_release() -> None:
@@ -28,12 +33,31 @@ def test_generators_of_one_name_draw_the_same() -> None:
     assert first.tolist() == second.tolist()
 
 
-def test_the_global_generator_is_given_back_as_it_was() -> None:
-    torch.manual_seed(1)
-    undisturbed = torch.rand(3)
-    torch.manual_seed(1)
-    with global_randomness(99):
-        inside = torch.rand(3)
-    assert torch.rand(3).tolist() == undisturbed.tolist()
-    with global_randomness(99):
-        assert torch.rand(3).tolist() == inside.tolist()
+@pytest.mark.parametrize("draw", [lambda: torch.rand(()).item(), np.random.rand, random.random])
+def test_the_global_generators_are_given_back_as_they_were(draw: Callable[[], float]) -> None:
+    def fail() -> None:
+        with global_randomness(99):
+            draw()
+            raise ValueError("inside")
+
+    with global_randomness(1):
+        undisturbed = draw()
+    with global_randomness(1):
+        with pytest.raises(ValueError, match="inside"):
+            fail()
+        assert draw() == undisturbed
+    with global_randomness(1):
+        assert draw() == undisturbed
+
+
+def test_each_draw_changes_the_state_of_its_own_generator_only() -> None:
+    draws: dict[str, Callable[[], object]] = {
+        "Python's random": random.random,
+        "numpy": np.random.rand,
+        "torch": lambda: torch.rand(()),
+    }
+    with global_randomness(1):
+        for name, draw in draws.items():
+            before = random_states()
+            draw()
+            assert [each for each, value in random_states().items() if value != before[each]] == [name]

@@ -35,11 +35,12 @@ class Streams:
 
 
 def random_states() -> dict[str, Hashable]:
-    """Return the states of Python's and NumPy's global generators, to be compared."""
+    """Return the states of the host's global generators by library, to be compared."""
     kind, keys, *rest = np.random.get_state(legacy=True)
     return {
-        "the state of Python's random": random.getstate(),
-        "the state of NumPy's random": (kind, np.asarray(keys).tobytes(), *rest),
+        "Python's random": random.getstate(),
+        "numpy": (kind, np.asarray(keys).tobytes(), *rest),
+        "torch": torch.get_rng_state().numpy().tobytes(),
     }
 
 

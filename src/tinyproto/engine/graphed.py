@@ -22,7 +22,8 @@ from tinyproto.memory import is_out_of_memory, release_unused
 from tinyproto.models.split import SplitModel
 from tinyproto.stacked.capture import GraphStream, capture, in_order
 from tinyproto.stacked.fallback import CannotStack, fallback_note, still_usable
-from tinyproto.stacked.rehearsal import check_repeats, signature
+from tinyproto.stacked.rehearsal import check_repeats
+from tinyproto.stacked.signature import signature
 
 MOST_CAPTURED = 64
 """Batch sizes a kind of task keeps captured; beyond that it discards the oldest."""

@@ -162,7 +162,8 @@ class StackedModule:
             odd_padding = isinstance(module, nn.Conv2d) and (
                 isinstance(module.padding, str) or module.padding_mode != "zeros"
             )
-            if not isinstance(module, _MODULES) or odd_norm or odd_padding:
+            computed = hasattr(module, "parametrizations")  # weights from other tensors
+            if not isinstance(module, _MODULES) or odd_norm or odd_padding or computed:
                 raise CannotStack(f"{type(module).__name__} has no stacked form")
         elif node.op == "call_function":
             if node.target not in _POINTWISE_FUNCTIONS | {torch.cat, average_map, shuffle_channels}:

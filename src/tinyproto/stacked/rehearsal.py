@@ -1,4 +1,4 @@
-"""Try a network before its steps are captured or stacked, and tell which networks may share what was captured.
+"""Try a network before its steps are captured or stacked.
 
 A captured step repeats what it did to tensors, and runs no Python code. A stack computes a traced form of the network.
 So a step is captured only if the network does the same every time, and stacked only if both forms agree. Networks of
@@ -8,14 +8,9 @@ the package are not tried; tests compare them with the eager trainer.
 from __future__ import annotations
 
 import copy
-import hashlib
-from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from types import FunctionType, MethodType
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -28,31 +23,19 @@ from tinyproto.models.efficientnet import StochasticDepth
 from tinyproto.models.split import DropoutLinear, Output, SplitModel
 from tinyproto.stacked.fallback import CannotStack
 from tinyproto.stacked.network import StackedModel
+from tinyproto.stacked.signature import signature, state
 
 SAMPLES = 3
 """Samples of a client in a trial; of two, normalisation leaves little more than signs."""
 PRECISION = 1e-6
-"""Largest difference between results in float64, as a share of the largest value."""
-DEEPEST = 6
-"""Levels of containers and objects that are looked into."""
+"""Largest difference between results in float64, as a share of a result's largest value."""
+NOISE = 1e-11
+"""The same as a share of the largest value of all results: some gradients are zero up to rounding."""
 
 _DRAWING = (nn.Dropout, StochasticDepth, DropoutLinear)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_SIMPLE = (bool, int, float, complex, str, bytes, type, torch.dtype, torch.device, type(None))
-
-
-def signature(module: nn.Module) -> Hashable:
-    """Return a value that is equal for modules that differ only in the values of parameters and buffers.
-
-    Classes, shapes and attributes count, such as numbers, functions and tensors that are no buffers. Of an object that
-    cannot be looked into, only its class does.
-    """
-    if module not in _SIGNATURES:
-        _SIGNATURES[module] = tuple(_attributes(module, _CONTENT).items())
-    return _SIGNATURES[module]
-
-
-_SIGNATURES: WeakKeyDictionary[nn.Module, Hashable] = WeakKeyDictionary()
+_VERDICTS: dict[Hashable, CannotStack | None] = {}
+"""Outcomes of comparisons by signature and samples: stacks are built anew for more clients, and for features."""
 
 
 def check_repeats(model: nn.Module, data: TensorData) -> None:
@@ -66,49 +49,79 @@ def check_repeats(model: nn.Module, data: TensorData) -> None:
         raise CannotStack("its network has hooks")
     if any(tensor._backward_hooks or tensor._post_accumulate_grad_hooks for tensor in model.parameters()):
         raise CannotStack("a parameter of its network has a hook")
+    places = [tensor.data_ptr() for tensor in chain(model.parameters(), model.buffers()) if tensor.numel()]
+    if len(set(places)) < len(places):  # which a copy would not
+        raise CannotStack("tensors of its network share memory")
     with _trying("its network cannot be tried"):
         trial = copy.deepcopy(model).train()
         if not all(parameter.is_leaf for parameter in trial.parameters()):
             raise CannotStack("its network cannot be copied, as with TorchScript")
         inputs = _samples(data, model)
         trial(inputs)
-        before = _state(trial)
+        before, drawn = state(trial), random_states()
+        if any(id(each) in before.met for each in chain(model.modules(), model.parameters(), model.buffers())):
+            raise CannotStack("a function in its network refers to layers, and a copy of the network to the same ones")
         trial(inputs)
-        after = _state(trial)
-    changed = [name for name, value in after.items() if name not in before or before[name] != value]
-    if changed:
-        raise CannotStack(f"its network changes {changed[0]} in each step, which a captured step would not")
+        for name, value in state(trial).attributes.items():
+            if name not in before.attributes or before.attributes[name] != value:
+                raise CannotStack(f"its network changes {name} in each step, which a captured step would not")
+        for name, value in random_states().items():
+            if drawn[name] != value and not (name == "torch" and inputs.device.type == "cpu"):
+                raise CannotStack(f"its network draws random numbers from {name} on the host in each step")
 
 
 def stacked_form(model: SplitModel, data: TensorData) -> StackedModel:
-    """Return a network for a stack; raise CannotStack if its results differ from the model's.
+    """Return a network for a stack; raise CannotStack if its results differ from the model's."""
+    if model.registered:
+        return StackedModel(model)
+    check_repeats(model, data)
+    with _trying("its stacked form cannot be tried"):
+        drawn = random_states()
+        stacked = StackedModel(model)
+        if random_states() != drawn:
+            raise CannotStack("its network draws random numbers outside of a layer")
+        tried = (signature(model), data.pool.shape[1:], data.pool.dtype)
+        if tried not in _VERDICTS:
+            try:
+                _compare(model, stacked, data)
+                _VERDICTS[tried] = None
+            except CannotStack as reason:
+                _VERDICTS[tried] = CannotStack(str(reason))  # without the traceback, which holds tensors
+    verdict = _VERDICTS[tried]
+    if verdict is not None:
+        raise verdict
+    return stacked
+
+
+def _compare(model: SplitModel, stacked: StackedModel, data: TensorData) -> None:
+    """Raise CannotStack if the results of a network and of its stacked form differ.
 
     Two copies with different weights are compared on the host in float64, in training and in evaluation: features,
     logits, gradients, buffers. Layers that draw random numbers are compared without.
     """
-    check_repeats(model, data)
-    stacked = StackedModel(model)
-    if model.registered:
-        return stacked
-    with _trying("its stacked form cannot be tried"):
-        inputs = torch.stack([_samples(data, model), _samples(data, model).flip(0)]).cpu()
-        inputs = inputs.double() if inputs.is_floating_point() else inputs
-        for training in (True, False):
-            copies = [_varied(model, training) for _ in inputs]
-            state = _stacked(copies)
-            outputs = [each(batch) for each, batch in zip(copies, inputs, strict=True)]
-            expected = _results(
-                Output(*map(torch.stack, zip(*outputs, strict=True))),
-                *([value for _, value in each.named_parameters()] for each in copies),
-            )
-            weights = [state[name].requires_grad_(value.requires_grad) for name, value in model.named_parameters()]
-            found = _results(stacked(inputs, state, normalise=training, training=False), weights)
-            found.append(_flat(state.values()))
-            expected.append(_flat(_stacked(copies).values()))
-            if not all(map(_close, found, expected)):
-                when = "training" if training else "evaluation"
-                raise CannotStack(f"its stacked form disagrees with its network in {when}")
-    return stacked
+    held = [tensor for module in model.modules() for tensor in module._parameters.values() if tensor is not None]
+    if len(set(held)) < len(held):
+        raise CannotStack("layers of its network share a parameter")
+    if len({tensor.dtype for tensor in chain(held, model.buffers()) if tensor.is_floating_point()}) > 1:
+        raise CannotStack("the weights of its network have several types")
+    inputs = torch.stack([_samples(data, model), _samples(data, model).flip(0)]).cpu()
+    inputs = inputs.double() if inputs.is_floating_point() else inputs
+    for training in (True, False):
+        copies = [_varied(model, training) for _ in inputs]
+        values = _stacked(copies)
+        outputs = [each(batch) for each, batch in zip(copies, inputs, strict=True)]
+        expected = _results(
+            Output(*map(torch.stack, zip(*outputs, strict=True))),
+            *([value for _, value in each.named_parameters()] for each in copies),
+        )
+        weights = [values[name].requires_grad_(value.requires_grad) for name, value in model.named_parameters()]
+        found = _results(stacked(inputs, values, normalise=training, training=False), weights)
+        for name, value in values.items():  # a stack counts the batches of all layers when it is stored
+            found.append(value + training if name.endswith("num_batches_tracked") else value)
+        expected += _stacked(copies).values()
+        if not _agree(found, expected):
+            when = "training" if training else "evaluation"
+            raise CannotStack(f"its stacked form disagrees with its network in {when}")
 
 
 @contextmanager
@@ -136,6 +149,8 @@ def _varied(model: SplitModel, training: bool) -> SplitModel:
     model = copy.deepcopy(model).cpu().double().train(training)
     for module in model.modules():
         if isinstance(module, _DRAWING):
+            if module.training != training:
+                raise CannotStack("its network sets the mode of its dropout itself")
             module.eval()
     with torch.no_grad():
         for value in (*model.parameters(), *model.buffers()):
@@ -145,17 +160,13 @@ def _varied(model: SplitModel, training: bool) -> SplitModel:
 
 
 def _stacked(models: Sequence[SplitModel]) -> State:
-    """Return copies of parameters and buffers, clients in front; without the counters, which stacks keep apart."""
+    """Return copies of parameters and buffers, clients in front."""
     named = [{**dict(model.named_parameters()), **dict(model.named_buffers())} for model in models]
-    return {
-        name: torch.stack([each[name].detach() for each in named])
-        for name in named[0]
-        if not name.endswith("num_batches_tracked")
-    }
+    return {name: torch.stack([each[name].detach() for each in named]) for name in named[0]}
 
 
 def _results(output: Output, *weights: Sequence[Tensor]) -> list[Tensor]:
-    """Return features, logits and, in one piece, the gradients of stacked weights or of each client's."""
+    """Return features, logits and the gradients of stacked weights or, stacked, of each client's."""
     factors = (torch.linspace(-1, 1, part.numel(), dtype=part.dtype).view_as(part) for part in output)
     total = torch.stack([(part * factor).sum() for part, factor in zip(output, factors, strict=True)]).sum()
     flat = [weight for each in weights for weight in each if weight.requires_grad]
@@ -164,90 +175,18 @@ def _results(output: Output, *weights: Sequence[Tensor]) -> list[Tensor]:
         [torch.zeros_like(weight) if gradients.get(id(weight)) is None else gradients[id(weight)] for weight in each]
         for each in weights
     ]
-    return [*output, _flat(found[0] if len(found) == 1 else map(torch.stack, zip(*found, strict=True)))]
+    return [*output, *(found[0] if len(found) == 1 else map(torch.stack, zip(*found, strict=True)))]
 
 
-def _flat(tensors: Iterable[Tensor]) -> Tensor:
-    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+def _agree(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    """Return True if all are equal up to rounding; NaN equals nothing."""
+    pairs = [(one.detach().double(), two.detach().double()) for one, two in zip(found, expected, strict=True)]
+    largest = max(_largest(two) for _, two in pairs)
+    return all(
+        one.shape == two.shape and _largest(one - two) <= PRECISION * _largest(two) + NOISE * largest
+        for one, two in pairs
+    )
 
 
-def _close(found: Tensor, expected: Tensor) -> bool:
-    """Return True if both are equal up to rounding, as a share of the largest value: some gradients are zero."""
-    found, expected = found.detach(), expected.detach()
-    same = found.shape == expected.shape
-    return same and bool((found - expected).abs().max() <= PRECISION * expected.abs().max())
-
-
-class _Same:
-    """Equal only if it holds the same object, whatever that equals."""
-
-    def __init__(self, value: object) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-
-class _Seen(NamedTuple):
-    """What tensors are compared by: parameters and buffers, and others."""
-
-    registered: Callable[[Tensor], Hashable]
-    other: Callable[[Tensor], Hashable]
-
-
-def _digest(tensor: Tensor) -> Hashable:
-    values = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-    return tuple(tensor.shape), tensor.dtype, hashlib.blake2b(values.tobytes()).digest()
-
-
-_CONTENT = _Seen(lambda tensor: (tuple(tensor.shape), tensor.dtype, tensor.requires_grad), _digest)
-_PLACE = _Seen(_Same, lambda tensor: (_Same(tensor), tensor._version))
-
-
-def _state(module: nn.Module) -> dict[str, Hashable]:
-    """Return all that a step may change, by name, except what parameters and buffers hold."""
-    return _attributes(module, _PLACE) | random_states()
-
-
-def _attributes(module: nn.Module, seen: _Seen) -> dict[str, Hashable]:
-    """Return a module's attributes and those of all modules in it, by name."""
-    found: dict[str, Hashable] = {}
-    for path, child in module.named_modules():
-        found[path] = _comparable(type(child), seen.other)
-        for name, value in vars(child).items():
-            place = f"{path}.{name}".lstrip(".")
-            if name in ("_parameters", "_buffers"):
-                held = {f"{path}.{key}".lstrip("."): tensor for key, tensor in value.items()}
-                found |= {key: tensor is not None and seen.registered(tensor) for key, tensor in held.items()}
-            elif name not in ("training", "_modules") and "hooks" not in name:
-                found[place] = _comparable(value, seen.other)
-    return found
-
-
-def _comparable(value: Any, tensors: Callable[[Tensor], Hashable], depth: int = DEEPEST) -> Hashable:
-    """Return what a value is compared by: its content, or its class where that cannot be looked into."""
-    inner = partial(_comparable, tensors=tensors, depth=depth - 1)
-    kind = type(value)
-    if isinstance(value, _SIMPLE):
-        return kind, value
-    if isinstance(value, Tensor):
-        return tensors(value)
-    if depth == 0 or isinstance(value, nn.Module):
-        return (kind,)
-    if isinstance(value, FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        return value.__code__, inner(value.__defaults__), inner(cells)
-    if isinstance(value, MethodType):
-        return inner(value.__func__), inner(value.__self__)
-    if isinstance(value, partial):
-        return inner(value.func), inner(value.args), inner(value.keywords)
-    if isinstance(value, list | tuple | deque):
-        return kind, tuple(map(inner, value))
-    if isinstance(value, set | frozenset):
-        return kind, frozenset(map(inner, value))
-    if isinstance(value, Mapping):
-        return kind, tuple((inner(key), inner(item)) for key, item in value.items())
-    return kind, inner(vars(value)) if hasattr(value, "__dict__") else None
+def _largest(values: Tensor) -> float:
+    return float(values.abs().max()) if values.numel() else 0.0

@@ -22,8 +22,8 @@ from tinyproto.models.split import SplitModel
 from tinyproto.stacked.capture import compile_first
 from tinyproto.stacked.fallback import CannotStack, fallback_note, reason_of, still_usable
 from tinyproto.stacked.features import FeatureStack
-from tinyproto.stacked.rehearsal import signature
 from tinyproto.stacked.schedule import Job, run_side_by_side
+from tinyproto.stacked.signature import signature
 from tinyproto.stacked.step_loop import Stack
 
 GROWTH = 1.25
