@@ -96,6 +96,32 @@ def gpu_room(device: torch.device, *, shared: bool) -> float | None:
     return max(0.0, USABLE * (min(free + cached - held, fraction * total - held) - CONTEXT))
 
 
+SCRATCH = 8_519_680
+SCRATCH_FROM_HOPPER = 32 * 2**20
+"""Bytes that cuBLAS takes for each stream and thread that multiply matrices; torch keeps them until a process ends."""
+
+
+def scratch_memory(device: torch.device) -> int:
+    """Return the bytes that matrix products take on each stream, per thread: backward passes have one of their own."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return 0
+    return SCRATCH if torch.cuda.get_device_capability(device) < (9, 0) else SCRATCH_FROM_HOPPER
+
+
+ROOM = 64 * 2**20
+"""Bytes that captured steps leave to what runs between them: messages, scores, prototypes."""
+
+
+def leaves_room(device: torch.device) -> bool:
+    """Return False if `ROOM` bytes cannot be allocated. Otherwise torch keeps them at hand, unused."""
+    if device.type == "cuda":
+        try:
+            torch.empty(ROOM, dtype=torch.uint8, device=device)
+        except torch.OutOfMemoryError:
+            return False
+    return True
+
+
 _OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED")
 """The last is what cuBLAS says where there is no room for its context."""
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tinyproto.memory import is_out_of_memory
+from tinyproto.stacked import capture as capturing
 from tinyproto.stacked.capture import STREAMS, WARM_UP, Branch, GraphStream, capture
 from tinyproto.stacked.fallback import CannotStack
 
@@ -92,20 +93,33 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         torch._C, "_cuda_releasePool", lambda device, pool: Allocator.pools.discard(pool), raising=False
     )
+    monkeypatch.setattr(capturing, "_known_streams", {})
     Allocator.pools, Generator.capturing = set(), False
 
 
 def test_no_stream_serves_two_branches_or_a_branch_and_a_stack() -> None:
     stacks, branches = [], []
     for _ in range(STREAMS + 8):
-        stacks.append(GraphStream.on(CUDA).stream)
+        stacks.append(GraphStream.on(CUDA))
         branches.append(Branch.on(CUDA))
     used = [branch.stream for branch in branches if branch is not None]
     assert len(set(used)) == len(used) == STREAMS
-    assert not set(used) & set(stacks)
+    assert len({stack.stream for stack in stacks}) == STREAMS
+    assert not set(used) & {stack.stream for stack in stacks}
     assert branches[STREAMS:] == [None] * 8
     del branches[3]  # of a stack that was freed
     assert Branch.on(CUDA) is not None
+
+
+def test_streams_of_freed_stacks_serve_the_next_ones_since_torch_keeps_their_scratch_memory() -> None:
+    used: set[object] = set()
+    for _ in range(STREAMS):
+        stacks, branches = [GraphStream.on(CUDA) for _ in range(4)], [Branch.on(CUDA) for _ in range(2)]
+        streams = [each.stream for each in (*stacks, *branches) if each is not None]
+        assert len(set(streams)) == 6
+        used |= set(streams)
+        del stacks, branches
+    assert len(used) == 6
 
 
 def test_a_branch_that_cannot_come_back_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

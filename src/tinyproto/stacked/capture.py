@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from contextvars import ContextVar, copy_context
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -26,26 +26,53 @@ STREAMS = 32
 """Streams of one priority on a device; torch hands them out in turn, and after the last the first again."""
 
 
-class GraphStream(NamedTuple):
+class GraphStream:
     """A CUDA stream and the memory pool of the graphs captured on it; both are None on a CPU.
 
     Matrix products keep scratch memory per stream. Two graphs captured on one stream share it and overwrite each
     other's when they are replayed at the same time. So one stream serves for warm-up, capture and replay alike.
     """
 
-    stream: torch.cuda.Stream | None = None
-    pool: Any = None
+    def __init__(self, stream: torch.cuda.Stream | None = None, pool: Any = None) -> None:
+        self.stream = stream
+        self.pool = pool
+        _graph_streams.add(self)
 
     @classmethod
     def on(cls, device: torch.device) -> GraphStream:
-        """Create a stream on this device.
+        """Take a stream on this device.
 
-        It has a high priority. Those of branches have not, so torch never gives the same stream to both.
+        Two get the same stream only if there are more of them than streams. Those of branches have other priorities.
         """
         if device.type != "cuda":
             return cls()
-        stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        stream = _free_stream(device, -1)
+        if stream is None:
+            stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         return cls(stream, torch.cuda.graph_pool_handle())
+
+
+_graph_streams: WeakSet[GraphStream] = WeakSet()
+_known_streams: dict[tuple[torch.device, int], list[torch.cuda.Stream]] = {}
+
+
+def _free_stream(device: torch.device, priority: int) -> torch.cuda.Stream | None:
+    """Return a stream that serves no stack and no branch, if possible one that did before; None if all serve one.
+
+    On each stream a thread uses, cuBLAS has scratch memory (`memory.scratch_memory`), and torch keeps it until the
+    process ends. A process with several runs lost gigabytes to streams of stacks that were gone.
+    """
+    taken = [*(each.stream for each in _graph_streams), *(branch.stream for branch in _branches)]
+    known = _known_streams.setdefault((device, priority), [])
+    for stream in known:
+        if stream not in taken:
+            return stream
+    for _ in range(STREAMS):
+        stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
+        if stream not in known and stream not in taken:
+            known.append(stream)
+            return stream
+    return None
 
 
 def capture(function: Callable[[], None], on: GraphStream) -> Callable[[], None]:
@@ -55,7 +82,7 @@ def capture(function: Callable[[], None], on: GraphStream) -> Callable[[], None]
     and later calls replay that graph: ten microseconds on the host, whatever the number of kernels. `on.stream` has to
     be the current stream of each call. A capture that fails raises OutOfMemoryError or CannotStack.
     """
-    stream, pool = on
+    stream, pool = on.stream, on.pool
     if stream is None:
         return function
     calls = 0
@@ -121,11 +148,8 @@ class Branch:
     @classmethod
     def on(cls, device: torch.device) -> Branch | None:
         """Create a branch; None if other branches have all streams: two on one stream would share scratch memory."""
-        for _ in range(STREAMS):
-            stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            if not any(other.stream == stream for other in _branches):
-                return cls(stream)
-        return None
+        stream = _free_stream(device, 0)
+        return None if stream is None else cls(stream)
 
     @contextmanager
     def fork(self, *read: torch.Tensor) -> Iterator[None]:
