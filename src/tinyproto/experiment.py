@@ -25,7 +25,7 @@ from tinyproto.engine.estimate import Kind, Needs
 from tinyproto.engine.participation import participant_count, read_trace
 from tinyproto.engine.training import Choice, choose, fitted, make_trainer
 from tinyproto.errors import ConfigError
-from tinyproto.memory import PeakMemory, client_budget, gpu_room
+from tinyproto.memory import PeakMemory, client_budget, gpu_room, scratch_memory
 from tinyproto.models import ModelShape, build_model, entry_name, rehearse_training
 from tinyproto.models.count import StepSize, count_parameters, step_size
 from tinyproto.models.split import SplitModel
@@ -158,7 +158,8 @@ class Experiment:
             kinds.append(Kind(min(together, participants), together, size))
         samples = self.images.inputs.nbytes + self.images.labels.nbytes
         held = (1 + WHILE_TRAINING) * sum(number * size.weights for number, size in zip(clients, sizes, strict=True))
-        return Needs(samples + min(held, budget), model.train.batch_size, kinds)
+        scratch = scratch_memory(torch.device(self.device))
+        return Needs(samples + min(held, budget), model.train.batch_size, kinds, scratch)
 
     def _added(self, cell: Cell, pair: Tensor) -> StepSize:
         """Return the size of the networks that an algorithm gives each client besides its own."""

@@ -16,8 +16,9 @@ from tinyproto.algorithms.base import Client
 from tinyproto.core.task import Batch, Step, Task, TensorData, Trainer, batch_plan
 from tinyproto.engine.eager import EagerTrainer
 from tinyproto.engine.graphed import GraphedTrainer
-from tinyproto.memory import is_out_of_memory, lacked_memory
+from tinyproto.memory import is_out_of_memory, lacked_memory, leaves_room
 from tinyproto.stacked import features, step_loop
+from tinyproto.stacked import trainer as stacked
 from tinyproto.stacked.fallback import UNUSABLE, CannotStack
 from tinyproto.stacked.step_loop import Stack, gather
 from tinyproto.stacked.trainer import StackedTrainer
@@ -94,10 +95,10 @@ def test_a_stack_that_lacks_memory_is_freed_before_anything_else_runs(monkeypatc
     alive: list[int] = []
     real = Stack.__init__
 
-    def noted(self: Stack, first: Task, clients: int) -> None:
+    def noted(self: Stack, first: Task, clients: int, **options: bool) -> None:
         alive.append(sum(stack() is not None for stack in built_stacks))
         built_stacks.append(weakref.ref(self))
-        real(self, first, clients)
+        real(self, first, clients, **options)
 
     monkeypatch.setattr(Stack, "__init__", noted)
     lack(monkeypatch, lambda rows: rows.shape[0] > 1)
@@ -109,13 +110,54 @@ def test_a_stack_that_lacks_memory_is_freed_before_anything_else_runs(monkeypatc
     assert alive == [0, 0, 0]  # stacks of three, two and one client
 
 
+@pytest.mark.usefixtures("exact")
+def test_stacks_that_leave_no_memory_to_what_nobody_could_run_again_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = stacked_trainer()
+
+    def fits(_device: torch.device) -> bool:
+        return all(stack is None or stack.clients <= 2 for stack in trainer.stacks.values())
+
+    monkeypatch.setattr(stacked, "leaves_room", fits)
+    found, _ = trained(side_of("fedproto", "small_cnn_b"), trainer, "small_cnn_b", SIZES)
+    assert_alike(found, reference())
+    assert trainer.notes == [
+        "from now on clients of a network run 2 at a time, since memory ran out: stacks leave less than 64 MiB"
+    ]
+    trained(side_of("fedproto", "small_cnn_b"), trainer, "small_cnn_b", SIZES)
+    assert len(trainer.notes) == 1
+
+
+def test_beside_other_cells_stacks_need_not_leave_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked, "leaves_room", lambda device: False)
+    trainer = StackedTrainer(GraphedTrainer(shared=True), shared=True)
+    trained(side_of("local", "small_cnn_a"), trainer, "small_cnn_a", (16, 16))
+    assert trainer.notes == []
+
+
+def test_room_is_left_if_it_can_be_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    free = 100 * 2**20
+
+    def empty(size: int, **_options: object) -> None:
+        asked.append(size)
+        if size > free:
+            raise torch.OutOfMemoryError("tried to allocate")
+
+    monkeypatch.setattr(torch, "empty", empty)
+    assert leaves_room(torch.device("cpu"))
+    assert asked == []
+    assert leaves_room(torch.device("cuda"))
+    free = 2**20
+    assert not leaves_room(torch.device("cuda"))
+
+
 def test_a_stack_that_cannot_even_be_built_becomes_narrower(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Stack.__init__
 
-    def scarce(self: Stack, first: Task, clients: int) -> None:
+    def scarce(self: Stack, first: Task, clients: int, **options: bool) -> None:
         if clients > 1:
             raise torch.OutOfMemoryError("tried to allocate")
-        real(self, first, clients)
+        real(self, first, clients, **options)
 
     monkeypatch.setattr(Stack, "__init__", scarce)
     trainer = stacked_trainer()

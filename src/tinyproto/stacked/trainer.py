@@ -17,7 +17,7 @@ from torch import Tensor
 from tinyproto.core.streams import global_randomness
 from tinyproto.core.task import FEATURE_BATCH, FeatureModel, FitResult, Task, TensorData, Trainer
 from tinyproto.errors import one_line
-from tinyproto.memory import is_out_of_memory, release_unused
+from tinyproto.memory import ROOM, is_out_of_memory, leaves_room, release_unused
 from tinyproto.models.split import SplitModel
 from tinyproto.stacked.capture import compile_first
 from tinyproto.stacked.fallback import CannotStack, fallback_note, reason_of, still_usable
@@ -87,6 +87,7 @@ class StackedTrainer:
         `run` returns no results for members that lack memory. They run again in a smaller way.
         """
         results: dict[int, AnyResult] = {}
+        widest = max(map(len, groups.values()), default=0)
         while groups:
             part = {key: members[: self.width or None] for key, members in groups.items()}
             results |= run(part)
@@ -94,7 +95,15 @@ class StackedTrainer:
                 self._make_room(max(map(len, part.values())), features=features)
             waiting = {key: [index for index in members if index not in results] for key, members in groups.items()}
             groups = {key: members for key, members in waiting.items() if members}
+        self._leave_room(widest, features=features)
         return results
+
+    def _leave_room(self, width: int, *, features: bool) -> None:
+        """Free all stacks if they leave no memory to what the caller does next, which nobody could run again."""
+        stacks = any((*self.stacks.values(), *self.feature_stacks.values()))
+        if stacks and not self.shared and not leaves_room(self.device):
+            self.lacking = f"stacks leave less than {ROOM >> 20} MiB"
+            self._make_room(min(width, self.width or width), features=features)
 
     def _make_room(self, width: int, *, features: bool) -> None:
         """Free all stacks, and compute less at once from now on than `width` clients of each network."""
