@@ -7,7 +7,7 @@ import torch
 
 from support import FEDERATION, NUM_CLASSES, PROTO_DIM, STREAMS, random_prototypes, update
 from tinyproto.algorithms.base import Algorithm, ClientInfo, FederationSpec, Round, Update
-from tinyproto.algorithms.protonorm import SPEC, ProtoNormHyper, align, repulsion
+from tinyproto.algorithms.protonorm import SPEC, ProtoNormHyper, align, repulsion, unit
 from tinyproto.core import cps
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.core.task import State
@@ -48,6 +48,15 @@ def test_momentum_keeps_nine_tenths_of_the_last_step() -> None:
     twice = align(points, None, ProtoNormHyper(align_steps=2))
     velocity = 0.9 * 0.1 * repulsion(points) + 0.1 * repulsion(once)
     torch.testing.assert_close(twice, (once + velocity) / torch.linalg.vector_norm(once + velocity, dim=1)[:, None])
+
+
+def test_the_alignment_hardly_amplifies_rounding() -> None:
+    generator = torch.Generator().manual_seed(0)
+    common = torch.rand(1, 100, dtype=torch.float64, generator=generator)  # means of ReLU features are close together
+    points = unit(common + 0.5 * torch.rand(10, 100, dtype=torch.float64, generator=generator))
+    moved = unit(points + 1e-8 * torch.randn(10, 100, dtype=torch.float64, generator=generator))
+    ends = [align(each, None, ProtoNormHyper()) for each in (points, moved)]
+    assert float((ends[1] - ends[0]).norm()) < 20 * float((moved - points).norm())
 
 
 def test_two_classes_in_the_plane_end_up_opposite() -> None:
