@@ -19,8 +19,9 @@ from tinyproto.engine.measure import Meter, score
 from tinyproto.engine.round import RoundRecord, play_round
 from tinyproto.engine.server import Reply, RoundPlan
 from tinyproto.errors import LeftOutError
-from tinyproto.wire.codec import decode, encode
-from tinyproto.wire.frame import Header, Kind
+from tinyproto.wire.codec import decode, encode, encode_body
+from tinyproto.wire.frame import Body, Header, Kind
+from tinyproto.wire.values import Coding
 
 EXCHANGING = ["fedavg", "lg_fedavg", "fml", "fedkd"]
 
@@ -183,3 +184,18 @@ def test_the_largest_frame_of_a_factorised_network_is_finite_and_holds_what_is_s
     assert (
         len(first_answer(played)) <= limit < 12 * sum(value.numel() for value in played.server.state.values()) + 10_000
     )
+
+
+@pytest.mark.parametrize("name", EXCHANGING)
+def test_what_all_clients_are_sent_is_encoded_once(
+    quarters: FederatedData, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded = []
+
+    def counted(message: Message, coding: Coding) -> Body:
+        encoded.append(message)
+        return encode_body(message, coding)
+
+    monkeypatch.setattr("tinyproto.engine.server.encode_body", counted)
+    list(simulation(quarters, name).rounds())
+    assert len(encoded) == 4  # the hello, two rounds and the closing exchange

@@ -10,6 +10,7 @@ from tinyproto.wire.frame import (
     EVERYONE,
     HEADER_BYTES,
     VERSION,
+    Body,
     Header,
     Kind,
     federation_digest,
@@ -117,3 +118,26 @@ def test_the_digest_depends_on_every_fact_and_not_on_their_order() -> None:
     assert federation_digest({"a": 1, "b": None}) == federation_digest({"b": None, "a": 1})
     assert federation_digest({"a": 1}) != federation_digest({"a": 2})
     assert len(DIGEST) == 16
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 7, 255, 4096, 100_003])
+def test_a_body_sent_to_many_has_one_checksum(size: int) -> None:
+    content = bytes(number * 7 % 251 for number in range(size))
+    body = Body(content[: size // 3], memoryview(content)[size // 3 :])
+    for client in range(3):
+        start = DIGEST + bytes((client,)) * 10
+        assert body.after(start) == zlib.crc32(start + content)
+        assert pack(HEADER._replace(client=client), body) == pack(HEADER._replace(client=client), content)
+
+
+def test_only_an_equal_body_is_taken_for_a_known_one() -> None:
+    known = Body(memoryview(FRAME)[HEADER_BYTES:])
+    assert known.is_in(pack(HEADER._replace(client=9), b"body"))
+    assert not any(known.is_in(pack(HEADER, other)) for other in (b"bodY", b"", b"a body", b"ody"))
+
+
+def test_a_known_body_does_not_make_a_damaged_header_good() -> None:
+    damaged = bytearray(FRAME)
+    damaged[3] ^= 1
+    with pytest.raises(WireError, match="checksum"):
+        unpack(bytes(damaged), DIGEST, Body(b"body"))

@@ -134,3 +134,20 @@ def test_an_expected_tensor_and_no_rows_at_all_are_fine() -> None:
 def test_a_client_takes_the_round_from_the_frame() -> None:
     decoded = open_frame(encode(HEADER, GOOD), EXPECTED, client=4, round_number=None, kinds=(Kind.UPDATE,))
     assert decoded.header.round_number == 5
+
+
+def test_frames_that_differ_in_the_header_only_share_a_message() -> None:
+    frames = [encode(HEADER._replace(client=client), GOOD) for client in (4, 5, 6)]
+    first = open_frame(frames[0], EXPECTED, client=4, round_number=5, kinds=(Kind.UPDATE,))
+    second = open_frame(frames[1], EXPECTED, client=5, round_number=5, kinds=(Kind.UPDATE,), last=first)
+    assert second.header == HEADER._replace(client=5)
+    assert second.message is first.message
+    with pytest.raises(WireError, match="client: the frame says client 6"):
+        open_frame(frames[2], EXPECTED, client=5, round_number=5, kinds=(Kind.UPDATE,), last=first)
+    damaged = frames[1][:4] + b"\x01" + frames[1][5:]
+    with pytest.raises(WireError, match="checksum"):
+        open_frame(damaged, EXPECTED, client=5, round_number=5, kinds=(Kind.UPDATE,), last=first)
+    other = encode(HEADER._replace(client=5), rows([[1.0, 2.0], [3.0, 4.0], [5.0, 7.0]]))
+    message = open_frame(other, EXPECTED, client=5, round_number=5, kinds=(Kind.UPDATE,), last=first).message
+    assert message.rows is not None
+    assert message.rows.values[2].tolist() == [5.0, 7.0]

@@ -18,7 +18,6 @@ from tinyproto.algorithms.exchange import (
     blueprint,
     drawn,
     exchanged,
-    host,
     overwrite,
     shapes_of,
     smallest,
@@ -127,16 +126,17 @@ class AuxiliaryClient(LossClient):
     def receive(self, client: Client, message: Message) -> Prototypes | None:
         """Copy the server's shared network; running statistics that do not travel stay."""
         if message.tensors:
-            overwrite(client.modules["auxiliary"], self.coder.decode(message.tensors))
+            overwrite(client.modules["auxiliary"], self.coder.decode(message.on(client.device).tensors))
         return None
 
     def update(self, client: Client, result: FitResult, round_: Round) -> Message:  # noqa: ARG002
-        """Return the client's trained shared network."""
-        return Message(tensors=self.coder.encode(self.trained(client), round_))
+        """Return a copy of the client's trained shared network; the runtime moves those of all clients together."""
+        encoded = self.coder.encode(self.trained(client), round_)
+        return Message(tensors={name: value.to(torch.float32, copy=True) for name, value in encoded.items()})
 
     def trained(self, client: Client) -> State:
-        """Return the tensors of the client's shared network that travel."""
-        return host(exchanged(client.modules["auxiliary"], buffers=self.shared.buffers))
+        """Return the tensors of the client's shared network that travel, in place."""
+        return exchanged(client.modules["auxiliary"], buffers=self.shared.buffers)
 
 
 def divergence(logits: Tensor, target_logits: Tensor, reduction: Reduction) -> Tensor:

@@ -111,10 +111,11 @@ def largest_rank(shape: torch.Size | tuple[int, ...]) -> int:
 def too_flat(gram: Tensor, energy: float, rank: int) -> bool:
     """Return True if `rank` components certainly hold no more than `energy`, without a decomposition.
 
-    A matrix's energies σ² are the eigenvalues λ of its Gram matrix G, and r of them are at most √r·‖λ‖ = √r·‖G‖.
+    A matrix's energies σ² are the eigenvalues λ of its Gram matrix G, and r of them are at most √r·‖λ‖ = √r·‖G‖. It is
+    True for a matrix that is not finite.
     """
     bound = rank**0.5 * gram.flatten(-2).norm(dim=-1).sum()
-    return bool(bound <= energy * gram.diagonal(dim1=-2, dim2=-1).sum())
+    return not bool(bound > energy * gram.diagonal(dim1=-2, dim2=-1).sum())
 
 
 def factorise(tensor: Tensor, energy: float, view: MatrixView) -> Factors | None:
@@ -124,7 +125,7 @@ def factorise(tensor: Tensor, energy: float, view: MatrixView) -> Factors | None
     The singular vectors of a matrix's shorter side are the eigenvectors of its small Gram matrix; those of the r
     greatest, and the matrix seen from them, are the truncated decomposition.
     """
-    if tensor.dim() < 2 or tensor.shape[0] == 1 or not bool(tensor.isfinite().all()):
+    if tensor.dim() < 2 or tensor.shape[0] == 1:
         return None
     matrices = as_matrices(tensor, view).double()
     most = largest_rank(matrices.shape)
@@ -134,6 +135,7 @@ def factorise(tensor: Tensor, energy: float, view: MatrixView) -> Factors | None
     gram = matrices @ matrices.mT if is_wide else matrices.mT @ matrices
     if too_flat(gram, energy, most):
         return None
+    matrices, gram = matrices.cpu(), gram.cpu()  # where such small ones are decomposed sooner
     energies, directions = torch.linalg.eigh(gram)  # the smallest first
     values = energies.clamp(min=0.0).sqrt().flip(-1)
     rank = kept_rank(values.unsqueeze(0) if values.dim() == 1 else values, energy)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tinyproto.algorithms.auxiliary import AuxiliaryClient
 from tinyproto.algorithms.base import Client, ClientInfo, Round, Update
-from tinyproto.algorithms.exchange import MeanServer, overwrite, tensor_mean
+from tinyproto.algorithms.exchange import MeanServer, host, overwrite, tensor_mean
 from tinyproto.core.prototypes import Message, Prototypes
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import BatchPlan, FitResult, State, Task, Trainer
@@ -64,7 +64,7 @@ class UpdateClient(AuxiliaryClient):
     def init(self, client: Client, streams: Streams) -> None:
         """Give a client its modules, and room for the version it will hold."""
         super().init(client, streams)
-        self._hold(client, self.trained(client), UNKNOWN)
+        self._hold(client, host(self.trained(client)), UNKNOWN)
 
     def receive(self, client: Client, message: Message) -> Prototypes | None:
         """Copy the server's shared network, or add its update; an update that was added before changes nothing."""
@@ -91,7 +91,7 @@ class UpdateClient(AuxiliaryClient):
         version, held = int(client.state[VERSION]), self._held(client)
         if version == UNKNOWN:
             return Message()
-        change = {name: tensor - held[name] for name, tensor in self.trained(client).items()}
+        change = {name: tensor - held[name] for name, tensor in host(self.trained(client)).items()}
         return Message(tensors=self.coder.encode(change, round_), metrics={BASE: float(version)})
 
     @staticmethod

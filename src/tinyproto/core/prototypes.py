@@ -6,6 +6,7 @@ by the nearest of them eq. (12). `Message` is what they travel in.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
@@ -89,6 +90,7 @@ class Message:
     rows: Prototypes | None = None  # (K, w); only the rows present travel
     tensors: Mapping[str, Tensor] = field(default_factory=dict)  # heads, auxiliary networks, factors
     metrics: Mapping[str, float] = field(default_factory=dict)  # never counted as payload
+    _copies: dict[torch.device, Message] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def parameters(self) -> int:
@@ -102,6 +104,24 @@ class Message:
             return self
         present = self.rows.present & classes
         return replace(self, rows=self.rows._replace(present=present) if bool(present.any()) else None)
+
+    def equals(self, other: Message) -> bool:
+        """Return True if metrics are equal and rows and tensors are the same ones in memory."""
+        ours, theirs = (() if rows is None else tuple(rows) for rows in (self.rows, other.rows))
+        return (
+            self.metrics == other.metrics
+            and self.tensors.keys() == other.tensors.keys()
+            and len(ours) == len(theirs)
+            and all(map(operator.is_, ours, theirs))
+            and all(tensor is other.tensors[name] for name, tensor in self.tensors.items())
+        )
+
+    def on(self, device: torch.device) -> Message:
+        """Return the message with its tensors on a device: one copy for all clients there, which do not change it."""
+        if device not in self._copies:
+            tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+            self._copies[device] = replace(self, tensors=tensors)
+        return self._copies[device]
 
     def with_metrics(self, metrics: Mapping[str, float]) -> Message:
         """Return the message with more metrics."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -27,9 +27,10 @@ from tinyproto.engine.checks import (
 )
 from tinyproto.engine.measure import Cost, Meter, Purpose, Stopwatch
 from tinyproto.errors import WireError
-from tinyproto.wire.codec import encode, payload_bytes
-from tinyproto.wire.frame import Header, Kind
+from tinyproto.wire.codec import encode_body, payload_bytes
+from tinyproto.wire.frame import Body, Frames, Header, Kind, pack
 from tinyproto.wire.validate import LONGEST_DOWNLOAD, Expectation, lower
+from tinyproto.wire.values import Coding
 
 _TRAINING: Purpose = "training"
 NO_DEFENCE = Defence()
@@ -71,24 +72,13 @@ class Channel(Protocol):
         ...
 
 
-class _Frames(Mapping[int, bytes]):
-    """Frames by client, each made when it is read."""
+class _Sent(NamedTuple):
+    """The message sent last, which the next client may be sent, too."""
 
-    def __init__(self, clients: Iterable[int], make: Callable[[int], bytes]) -> None:
-        self._clients = dict.fromkeys(clients)
-        self._make = make
-
-    def __len__(self) -> int:
-        return len(self._clients)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._clients)
-
-    def __contains__(self, client: object) -> bool:
-        return client in self._clients
-
-    def __getitem__(self, client: int) -> bytes:
-        return self._make(client)
+    message: Message
+    coding: Coding
+    body: Body
+    cost: Cost
 
 
 class Answers(NamedTuple):
@@ -133,6 +123,7 @@ class ServerRuntime:
         self.state: State = self.side.init(streams)
         self.infos: dict[int, ClientInfo] = {}
         self._believed: tuple[int, Mapping[int, ClientInfo]] = (0, {})  # for this many clients
+        self._sent: _Sent | None = None  # in this exchange
         self.held: dict[int, Tensor] = {}  # (K,) by client: classes of its last upload, if only these are sent
 
     def greet(self, channel: Channel, clients: Sequence[int], meter: Meter) -> Mapping[int, WireError]:
@@ -250,10 +241,11 @@ class ServerRuntime:
         for client in clients:
             if client in purposes:
                 meter.announce(purposes[client], "down", client)
-        frames = _Frames(clients, frame_for)
+        frames = Frames(clients, frame_for)
         messages: dict[int, Message] = {}
         refused: dict[int, WireError] = {}
         classes: dict[int, Tensor] = {}
+        self._sent = None
         aside: dict[int, Message] = {}
         in_time = {client for client, kind in asked.items() if kind is Kind.TRAIN and client not in late}
         ordered = self._ordered(in_time)
@@ -304,9 +296,12 @@ class ServerRuntime:
         header = Header(kind, round_number, client, self.expectation.digest, evaluate=evaluate)
         # A new generator for the rounding of each download, so that a frame that is made twice is equal.
         draws = partial(self.streams.generator, f"rounding/{client}", round_number=round_number)
-        coding = self.expectation.coding(kind, draws)
-        frame = encode(header, message, coding)
-        return frame, Cost(message.parameters, payload_bytes(message, coding.values), len(frame))
+        coding, sent = self.expectation.coding(kind, draws), self._sent
+        if sent is None or coding.rounding is not None or coding != sent.coding or not message.equals(sent.message):
+            cost = Cost(message.parameters, payload_bytes(message, coding.values))
+            self._sent = sent = _Sent(message, coding, encode_body(message, coding), cost)
+        frame = pack(header, sent.body)
+        return frame, sent.cost._replace(wire=len(frame))
 
     def _broadcast(self, kind: Kind, client: int) -> Message:
         """Return the message for a client; rows to train on may be limited to the classes of its last upload."""

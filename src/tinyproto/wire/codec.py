@@ -42,7 +42,7 @@ from torch import Tensor
 
 from tinyproto.core.prototypes import Message, PackedRows, Prototypes
 from tinyproto.errors import WireError
-from tinyproto.wire.frame import HEADER_BYTES, Header, pack, unpack
+from tinyproto.wire.frame import HEADER_BYTES, Body, Header, pack, unpack
 from tinyproto.wire.values import BY_CODE, FLOAT32, Coding, ValueType, as_matrix
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ class Decoded:
     message: Message
     payload_bytes: int
     wire_bytes: int
+    body: Body
 
 
 class Sections(NamedTuple):
@@ -124,7 +125,12 @@ def payload_bytes(message: Message, values: ValueType = FLOAT32) -> int:
 
 
 def encode(header: Header, message: Message, coding: Coding = _AS_IT_IS) -> bytes:
-    """Encode a message as one frame; empty sections are omitted."""
+    """Encode a message as one frame."""
+    return pack(header, encode_body(message, coding))
+
+
+def encode_body(message: Message, coding: Coding = _AS_IT_IS) -> Body:
+    """Encode a message as the body of frames; empty sections are omitted. Values may be views of the message's."""
     pieces: list[bytes | memoryview] = []  # joined once, since a network's values are megabytes
     if message.rows is not None:
         pieces += _encode_rows(message.rows, coding)
@@ -132,7 +138,7 @@ def encode(header: Header, message: Message, coding: Coding = _AS_IT_IS) -> byte
         pieces += _encode_tensors(message.tensors, coding)
     if message.metrics:
         pieces += _encode_metrics(message.metrics)
-    return pack(header, *pieces)
+    return Body(*pieces)
 
 
 def rows_frame_bytes(num_classes: int, width: int, values: ValueType, metrics: int = 0) -> int:
@@ -145,7 +151,7 @@ def decode(frame: bytes, digest: bytes) -> Decoded:
     """Decode a frame of the federation with this digest; raise WireError if it is malformed."""
     header, body = unpack(frame, digest)
     sections = decode_body(body)
-    return Decoded(header, sections.message(), sections.payload_bytes, len(frame))
+    return Decoded(header, sections.message(), sections.payload_bytes, len(frame), Body(body))
 
 
 def decode_body(body: memoryview, expected: Expectation | None = None, agreed: ValueType | None = None) -> Sections:

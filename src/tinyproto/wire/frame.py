@@ -21,8 +21,9 @@ import hashlib
 import json
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import IntEnum
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from tinyproto.errors import WireError
@@ -37,6 +38,7 @@ EVERYONE = 0xFFFF_FFFF
 
 _EVALUATE = 0x80  # in the byte of the kind
 _START_OF_VERSION_1 = b"TPRO"
+_ONE, _POLYNOMIAL = 0x8000_0000, 0xEDB8_8320  # of CRC-32, with the coefficient of x⁰ in the highest bit
 
 
 class Kind(IntEnum):
@@ -73,23 +75,88 @@ def federation_digest(facts: Mapping[str, object]) -> bytes:
     return hashlib.blake2b(canonical.encode(), digest_size=DIGEST_BYTES).digest()
 
 
-def pack(header: Header, *body: bytes | memoryview) -> bytes:
-    """Return header and body, which may come in pieces, as one frame."""
+class Frames(Mapping[int, bytes]):
+    """Frames by client, each made when it is read, so that not all of them are in memory at once."""
+
+    def __init__(self, clients: Iterable[int], make: Callable[[int], bytes]) -> None:
+        self._clients = dict.fromkeys(clients)
+        self._make = make
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._clients)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._clients
+
+    def __getitem__(self, client: int) -> bytes:
+        return self._make(client)
+
+
+class Body:
+    """The body of frames, in pieces. Its checksum is computed once, however many clients are sent it."""
+
+    def __init__(self, *pieces: bytes | memoryview) -> None:
+        self.pieces = pieces
+        self.size = sum(map(len, pieces))
+
+    @cached_property
+    def checksum(self) -> int:
+        """Return the checksum of the body alone."""
+        checksum = 0
+        for piece in self.pieces:
+            checksum = zlib.crc32(piece, checksum)
+        return checksum
+
+    def after(self, start: bytes) -> int:
+        """Return the checksum of the bytes `start` and this body."""
+        return _times(zlib.crc32(start), _power(self.size)) ^ self.checksum
+
+    def is_in(self, frame: bytes) -> bool:
+        """Return True if this body, in one piece, is that of the frame."""
+        return len(frame) == HEADER_BYTES + self.size and frame.endswith(self.pieces[0])
+
+
+def pack(header: Header, body: Body | bytes | memoryview) -> bytes:
+    """Return header and body as one frame."""
+    body = body if isinstance(body, Body) else Body(body)
     code = header.kind | (_EVALUATE if header.evaluate else 0)
     fields = _FIELDS.pack(VERSION, code, header.round_number, header.client)
-    checksum = zlib.crc32(header.digest + fields)
-    for piece in body:
-        checksum = zlib.crc32(piece, checksum)
-    return b"".join((fields, _CHECKSUM.pack(checksum), *body))
+    return b"".join((fields, _CHECKSUM.pack(body.after(header.digest + fields)), *body.pieces))
 
 
-def unpack(frame: bytes, digest: bytes) -> tuple[Header, memoryview]:
-    """Return header and body of a frame; raise WireError if length, version, checksum or kind are wrong."""
+@lru_cache
+def _power(size: int) -> int:
+    """Return x^(8·size) modulo the polynomial of CRC-32, by repeated squaring."""
+    if size == 0:
+        return _ONE
+    half = _power(size // 2)
+    return _times(_times(half, half), _ONE >> 8 if size % 2 else _ONE)
+
+
+def _times(first: int, second: int) -> int:
+    """Return the product of two polynomials modulo that of CRC-32; the highest bit is the coefficient of x⁰."""
+    product = 0
+    while first:
+        if first & _ONE:
+            product ^= second
+        first = first << 1 & 0xFFFF_FFFF
+        second = second >> 1 ^ (_POLYNOMIAL if second & 1 else 0)
+    return product
+
+
+def unpack(frame: bytes, digest: bytes, known: Body | None = None) -> tuple[Header, memoryview]:
+    """Return header and body of a frame; raise WireError if length, version, checksum or kind are wrong.
+
+    `known` is the frame's body, if the caller has compared them.
+    """
     code, round_number, client = _fields(frame)
-    view = memoryview(frame)
-    body = view[HEADER_BYTES:]
+    body = memoryview(frame)[HEADER_BYTES:]
+    start = digest + frame[: _FIELDS.size]
     (checksum,) = _CHECKSUM.unpack_from(frame, _FIELDS.size)
-    if checksum != zlib.crc32(body, zlib.crc32(view[: _FIELDS.size], zlib.crc32(digest))):
+    if checksum != (zlib.crc32(body, zlib.crc32(start)) if known is None else known.after(start)):
         raise WireError(
             "checksum: the frame was damaged on the way or belongs to another federation; compare algorithm, classes, "
             "prototype and CPS dimension, scaling, masks, mask seed and value types on both ends"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 from tinyproto.core.prototypes import AtMost, Shape
 from tinyproto.errors import DivergedError, WireError
 from tinyproto.wire.codec import METRIC_CODES, Decoded, Sections, decode_body
-from tinyproto.wire.frame import HEADER_BYTES, Header, Kind, unpack
+from tinyproto.wire.frame import HEADER_BYTES, Body, Header, Kind, unpack
 from tinyproto.wire.values import EXACT, FLOAT32, VALUE_TYPES, Coding, ValueType, WireSettings, as_matrix
 
 LONGEST_UPLOAD = 1e8
@@ -128,11 +128,20 @@ def _fits(found: int, due: int | AtMost) -> bool:
 
 
 def open_frame(
-    frame: bytes, expected: Expectation, client: int, round_number: int | None, kinds: Collection[Kind]
-) -> Decoded:
-    """Decode and check a frame as `inspect_frame` does, and return its message."""
+    frame: bytes, expected: Expectation, client: int, round_number: int | None, kinds: Collection[Kind],
+    last: Decoded | None = None,
+) -> Decoded:  # fmt: skip
+    """Decode and check a frame as `inspect_frame` does, and return its message.
+
+    If only the header differs from that of the `last` frame, the message is that frame's: it is not decoded again.
+    """
+    if last is not None and last.body.is_in(frame):
+        header, _ = _unpacked(frame, expected, client, round_number, kinds, last.body)
+        if header.kind is last.header.kind:
+            return replace(last, header=header)
     header, sections = inspect_frame(frame, expected, client, round_number, kinds)
-    return Decoded(header, sections.message(), sections.payload_bytes, len(frame))
+    body = memoryview(frame)[HEADER_BYTES:]
+    return Decoded(header, sections.message(), sections.payload_bytes, len(frame), Body(body))
 
 
 def inspect_frame(
@@ -143,11 +152,8 @@ def inspect_frame(
     The header is checked before the body is read. The server knows the round; a client learns it from the frame
     (`round_number` None).
     """
+    header, body = _unpacked(frame, expected, client, round_number, kinds)
     try:
-        if len(frame) > expected.largest_frame:
-            raise WireError(f"length: {len(frame)} bytes, but frames have at most {expected.largest_frame}")
-        header, body = unpack(frame, expected.digest)
-        _check_header(header, client, round_number, kinds)
         sections = decode_body(body, expected, expected.agreed[header.kind])
         if sections.tensors:
             expected.check_all_there(sections.tensors)
@@ -160,6 +166,20 @@ def inspect_frame(
             raise diverged(client, header.round_number, problem, expected.remedies)
         raise _refused(client, round_number, problem)
     return header, sections
+
+
+def _unpacked(
+    frame: bytes, expected: Expectation, client: int, round_number: int | None, kinds: Collection[Kind],
+    known: Body | None = None,
+) -> tuple[Header, memoryview]:  # fmt: skip
+    try:
+        if len(frame) > expected.largest_frame:
+            raise WireError(f"length: {len(frame)} bytes, but frames have at most {expected.largest_frame}")
+        header, body = unpack(frame, expected.digest, known)
+        _check_header(header, client, round_number, kinds)
+    except WireError as error:
+        raise _refused(client, round_number, str(error)) from error
+    return header, body
 
 
 def _refused(client: int, round_number: int | None, why: str) -> WireError:
