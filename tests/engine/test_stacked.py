@@ -112,6 +112,15 @@ def test_clients_without_steps_leave_the_stack() -> None:
 
 
 @pytest.mark.usefixtures("exact")
+def test_no_step_is_lost_where_as_many_batches_are_of_other_sizes() -> None:
+    side = side_of("local", "small_cnn_a")
+    sizes = (18, 16, 26, 24)  # batches of 8 and 10, of 8 and 8, of 8, 8 and 10, of 8, 8 and 8
+    alone, _ = trained(side, EagerTrainer(), "small_cnn_a", sizes)
+    together, _ = trained(side, stacked_trainer(), "small_cnn_a", sizes)
+    assert_alike(together, alone)
+
+
+@pytest.mark.usefixtures("exact")
 def test_a_stack_takes_fewer_clients_than_it_was_built_for_and_more_make_it_grow() -> None:
     side, trainer = side_of("fedproto", "small_cnn_a"), stacked_trainer()
     alone, together = (clients_of(side, "small_cnn_a", (24, 30, 17)) for _ in range(2))

@@ -61,7 +61,7 @@ class Stack:
         self._load(tasks)
         epochs, batch = tasks[0].plan.epochs, (*tasks[0].plan.sizes, 0)[0]
         samples = [_samples(task.data, task.plan.order.to(self.device)) for task in tasks]
-        full = [_full_batches(task.plan.sizes) for task in tasks]
+        full = [full_batches(task.plan.sizes) for task in tasks]
         stretches = plan_widths(full)
         history = torch.zeros(epochs, *self.parts.shape, dtype=torch.float64, device=self.device)
         for epoch in range(epochs):
@@ -107,7 +107,7 @@ class Stack:
     def new_steps(self, tasks: Sequence[Task]) -> list[Callable[[], None]]:
         """Return the steps that these tasks need and that never ran, but for remaining batches."""
         batch = (*tasks[0].plan.sizes, 0)[0]
-        stretches = plan_widths([_full_batches(task.plan.sizes) for task in tasks])
+        stretches = plan_widths([full_batches(task.plan.sizes) for task in tasks])
         return [
             self._steps(0, width, batch, stop - start).step
             for width, start, stop in stretches
@@ -273,6 +273,6 @@ def _descend(weights: list[Tensor], gradients: Mapping[int, Tensor | None], rate
     torch._foreach_add_(moved, found, alpha=-rate)
 
 
-def _full_batches(sizes: Sequence[int]) -> int:
+def full_batches(sizes: Sequence[int]) -> int:
     """Count the batches before the first one of another size."""
     return next((index for index, size in enumerate(sizes) if size != sizes[0]), len(sizes))

@@ -24,7 +24,7 @@ from tinyproto.stacked.fallback import CannotStack, fallback_note, reason_of, st
 from tinyproto.stacked.features import FeatureStack
 from tinyproto.stacked.schedule import Job, run_side_by_side
 from tinyproto.stacked.signature import signature
-from tinyproto.stacked.step_loop import Stack
+from tinyproto.stacked.step_loop import Stack, full_batches
 
 GROWTH = 1.25
 """Growth factor when a stack is rebuilt for more clients."""
@@ -61,7 +61,7 @@ class StackedTrainer:
     def fit(self, tasks: Sequence[Task]) -> list[FitResult]:
         """Optimise the modules of each task in place."""
         groups: Groups = {}
-        for index in sorted(range(len(tasks)), key=lambda index: -len(tasks[index].plan.sizes)):
+        for index in sorted(range(len(tasks)), key=lambda index: -full_batches(tasks[index].plan.sizes)):
             task = tasks[index]
             kinds = tuple(map(signature, task.modules.values()))
             alike = (task.key, kinds, (*task.plan.sizes, 0)[0], task.data.pool.data_ptr())
