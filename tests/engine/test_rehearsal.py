@@ -128,6 +128,19 @@ class SkipsAtRandom(Base):
         return features * 2 if torch.rand(()) < 0.5 else features
 
 
+class SkipsAtRandomInTraining(Base):
+    def after(self, features: Tensor) -> Tensor:
+        return features * 2 if self.training and torch.rand(()) < 0.5 else features
+
+
+class CountingEvaluations(Base):
+    steps = 0
+
+    def after(self, features: Tensor) -> Tensor:
+        self.steps += not self.training
+        return features * (1 + 0.1 * self.steps)
+
+
 class ReplacingABuffer(Base):
     mean: Tensor
 
@@ -307,6 +320,8 @@ ODD: dict[str, tuple[Make, str | None, str | None]] = {
     "random": (NoisyByPython, "numbers from Python's random", "numbers from Python's random"),
     "own generator": (NoisyByItsOwn, "changes extractor.generator in each", "changes extractor.generator in each"),
     "host": (SkipsAtRandom, "draws random numbers outside", ""),
+    "host in training": (SkipsAtRandomInTraining, "draws random numbers outside", ""),
+    "counter of evaluations": (CountingEvaluations, "changes extractor.steps in", "changes extractor.steps in"),
     "replaced buffer": (ReplacingABuffer, r"changes extractor.mean in each", r"changes extractor.mean in each"),
     "changed buffer": (ChangingABuffer, "no stacked form", ""),
     "branch": (Branching, "disagrees with its network", ""),

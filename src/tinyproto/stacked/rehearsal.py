@@ -41,7 +41,7 @@ _VERDICTS: dict[Hashable, CannotStack | None] = {}
 def check_repeats(model: nn.Module, data: TensorData) -> None:
     """Raise CannotStack if a step of a network does more than compute on tensors that stay where they are.
 
-    The second step of a copy is looked at, since the first may fill caches.
+    The second pass of a copy in each mode is looked at, since the first may fill caches.
     """
     if not isinstance(model, SplitModel) or model.registered:
         return
@@ -53,21 +53,22 @@ def check_repeats(model: nn.Module, data: TensorData) -> None:
     if len(set(places)) < len(places):  # which a copy would not
         raise CannotStack("tensors of its network share memory")
     with _trying("its network cannot be tried"):
-        trial = copy.deepcopy(model).train()
+        trial = copy.deepcopy(model)
         if not all(parameter.is_leaf for parameter in trial.parameters()):
             raise CannotStack("its network cannot be copied, as with TorchScript")
         inputs = _samples(data, model)
-        trial(inputs)
-        before, drawn = state(trial), random_states()
-        if any(id(each) in before.met for each in chain(model.modules(), model.parameters(), model.buffers())):
-            raise CannotStack("a function in its network refers to layers, and a copy of the network to the same ones")
-        trial(inputs)
-        for name, value in state(trial).attributes.items():
-            if name not in before.attributes or before.attributes[name] != value:
-                raise CannotStack(f"its network changes {name} in each step, which a captured step would not")
-        for name, value in random_states().items():
-            if drawn[name] != value and not (name == "torch" and inputs.device.type == "cpu"):
-                raise CannotStack(f"its network draws random numbers from {name} on the host in each step")
+        for training in (True, False):
+            trial.train(training)(inputs)
+            before, drawn = state(trial), random_states()
+            if any(id(each) in before.met for each in chain(model.modules(), model.parameters(), model.buffers())):
+                raise CannotStack("a function in its network refers to layers, and a copy of it to the same ones")
+            trial(inputs)
+            for name, value in state(trial).attributes.items():
+                if name not in before.attributes or before.attributes[name] != value:
+                    raise CannotStack(f"its network changes {name} in each step, which a captured step would not")
+            for name, value in random_states().items():
+                if drawn[name] != value and not (name == "torch" and inputs.device.type == "cpu"):
+                    raise CannotStack(f"its network draws random numbers from {name} on the host in each step")
 
 
 def stacked_form(model: SplitModel, data: TensorData) -> StackedModel:
@@ -76,10 +77,7 @@ def stacked_form(model: SplitModel, data: TensorData) -> StackedModel:
         return StackedModel(model)
     check_repeats(model, data)
     with _trying("its stacked form cannot be tried"):
-        drawn = random_states()
         stacked = StackedModel(model)
-        if random_states() != drawn:
-            raise CannotStack("its network draws random numbers outside of a layer")
         tried = (signature(model), data.pool.shape[1:], data.pool.dtype)
         if tried not in _VERDICTS:
             try:
@@ -108,8 +106,10 @@ def _compare(model: SplitModel, stacked: StackedModel, data: TensorData) -> None
     inputs = inputs.double() if inputs.is_floating_point() else inputs
     for training in (True, False):
         copies = [_varied(model, training) for _ in inputs]
-        values = _stacked(copies)
+        values, drawn = _stacked(copies), random_states()
         outputs = [each(batch) for each, batch in zip(copies, inputs, strict=True)]
+        if random_states() != drawn:
+            raise CannotStack("its network draws random numbers outside of a layer")
         expected = _results(
             Output(*map(torch.stack, zip(*outputs, strict=True))),
             *([value for _, value in each.named_parameters()] for each in copies),
