@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tinyproto.core.prototypes import ClassSums, class_sums
 from tinyproto.core.streams import global_randomness
@@ -27,9 +27,6 @@ from tinyproto.stacked.signature import signature
 
 MOST_CAPTURED = 64
 """Batch sizes a kind of task keeps captured; beyond that it discards the oldest."""
-
-LOOK_EVERY = 10
-"""Epochs between two looks at the loss of the server's own kernel: if its programs stall, an epoch takes seconds."""
 
 
 class GraphedTrainer(EagerTrainer):
@@ -110,22 +107,12 @@ class CapturedTask:
         for name, value in self.context.items():
             value.copy_(task.context[name])
         order = plan.order.to(self.parts.device)
-        history = torch.zeros(plan.epochs, len(self.parts), dtype=torch.float64, device=self.parts.device)
         kernels = self._checked_kernels(plan.sizes)
-        for epoch in range(plan.epochs):
-            self.parts.zero_()
-            for sums in self.observed or ():
-                sums.zero_()
-            samples = task.data.subset(order[epoch])
-            if kernels is None:
-                self._run(plan.sizes, samples)
-            else:
-                used = samples.batch(slice(sum(plan.sizes)))
-                kernels.run(self._weights(), used, plan.sizes[0], self.context["penalty"], self.parts)
-            history[epoch] = self.parts
-            if kernels is not None and epoch % LOOK_EVERY == 0 and not bool(self.parts.isfinite().all()):
-                break
-        means = history.cpu() / max(sum(plan.sizes), 1)
+        if kernels is not None:
+            sums = kernels.run(self._weights(), task.data, order, plan.sizes[0], self.context["penalty"]).unsqueeze(1)
+        else:
+            sums = self._run_graphs(plan.sizes, task.data, order)
+        means = sums.cpu() / max(sum(plan.sizes), 1)
         if kernels is not None and not bool(means.isfinite().all()):  # the task's modules are still as they were
             self.kernels, self.kernel_error = None, CannotStack("its loss is not finite with them")
             return self._fit(task)
@@ -147,6 +134,17 @@ class CapturedTask:
 
     def _weights(self) -> State:
         return dict(self.modules["prototypes"].named_parameters())
+
+    def _run_graphs(self, sizes: tuple[int, ...], data: TensorData, order: Tensor) -> Tensor:
+        """Take the steps of all epochs; return the sums of the logged terms, (epochs, P)."""
+        history = torch.zeros(len(order), len(self.parts), dtype=torch.float64, device=self.parts.device)
+        for epoch, rows in enumerate(order):
+            self.parts.zero_()
+            for sums in self.observed or ():
+                sums.zero_()
+            self._run(sizes, data.subset(rows))
+            history[epoch] = self.parts
+        return history
 
     def _run(self, sizes: tuple[int, ...], samples: TensorData) -> None:
         """Take the steps of an epoch, captured as one graph or one for each step."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from tinyproto.algorithms.fedtgp import TrainablePrototypes, contrastive_step, distance_penalty, margin_contrastive_loss
-from tinyproto.core.task import Batch, State, Task
+from tinyproto.core.task import Batch, State, Task, TensorData
 from tinyproto.errors import one_line
 from tinyproto.memory import is_out_of_memory
 from tinyproto.stacked.capture import why_no_kernels
@@ -20,6 +20,9 @@ from tinyproto.stacked.fallback import CannotStack, agree, still_usable
 
 MOST_CLASSES = 256
 """A kernel's program holds the distances of an upload from all prototypes."""
+
+LOOK_EVERY = 10
+"""Epochs between two looks at the loss: if a kernel's programs wait in vain, an epoch takes seconds."""
 
 Epoch = Callable[[State, Batch, int, Tensor, Tensor, float], None]
 
@@ -37,9 +40,18 @@ class PrototypeFit:
         self.checked: set[Hashable] = set()
 
     @torch.no_grad()
-    def run(self, weights: State, samples: Batch, batch: int, penalty: Tensor, logged: Tensor) -> None:
-        """Take a step of SGD for each batch, in place; add the sum of the samples' losses to `logged`, float64."""
-        self.epoch(weights, samples, batch, penalty, logged, self.rate)
+    def run(self, weights: State, data: TensorData, order: Tensor, batch: int, penalty: Tensor) -> Tensor:
+        """Take a step of SGD for each batch of each epoch, in place; return the epochs' sums of losses, float64.
+
+        Stop early, with a sum that is not finite, if the programs of a kernel wait for each other in vain.
+        """
+        sums = torch.zeros(len(order), 2, dtype=torch.float64, device=penalty.device)  # 16 bytes a row, for all kernels
+        for epoch, rows in enumerate(order):
+            logged = sums[epoch, :1]
+            self.epoch(weights, data.batch(rows), batch, penalty, logged, self.rate)
+            if epoch % LOOK_EVERY == 0 and not bool(logged.isfinite()):
+                break
+        return sums[:, 0]
 
     def check(self, weights: State, batch: int, penalty: Tensor) -> None:
         """Compare two steps on random values of these shapes with autograd's, once; raise CannotStack if they differ.
