@@ -34,8 +34,8 @@ NOISE = 1e-11
 
 _DRAWING = (nn.Dropout, StochasticDepth, DropoutLinear)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_VERDICTS: dict[Hashable, CannotStack | None] = {}
-"""Outcomes of comparisons by signature and samples: stacks are built anew for more clients, and for features."""
+_VERDICTS: dict[Hashable, str] = {}
+"""Why networks cannot be stacked, or "", by signature and samples: stacks are built anew for more clients."""
 
 
 def check_repeats(model: nn.Module, data: TensorData) -> None:
@@ -49,10 +49,10 @@ def check_repeats(model: nn.Module, data: TensorData) -> None:
         raise CannotStack("its network has hooks")
     if any(tensor._backward_hooks or tensor._post_accumulate_grad_hooks for tensor in model.parameters()):
         raise CannotStack("a parameter of its network has a hook")
-    places = [tensor.data_ptr() for tensor in chain(model.parameters(), model.buffers()) if tensor.numel()]
-    if len(set(places)) < len(places):  # which a copy would not
-        raise CannotStack("tensors of its network share memory")
     with _trying("its network cannot be tried"):
+        places = [tensor.data_ptr() for tensor in chain(model.parameters(), model.buffers()) if tensor.numel()]
+        if len(set(places)) < len(places):  # which those of a copy would not
+            raise CannotStack("tensors of its network share memory")
         trial = copy.deepcopy(model)
         if not all(parameter.is_leaf for parameter in trial.parameters()):
             raise CannotStack("its network cannot be copied, as with TorchScript")
@@ -82,12 +82,11 @@ def stacked_form(model: SplitModel, data: TensorData) -> StackedModel:
         if tried not in _VERDICTS:
             try:
                 _compare(model, stacked, data)
-                _VERDICTS[tried] = None
+                _VERDICTS[tried] = ""
             except CannotStack as reason:
-                _VERDICTS[tried] = CannotStack(str(reason))  # without the traceback, which holds tensors
-    verdict = _VERDICTS[tried]
-    if verdict is not None:
-        raise verdict
+                _VERDICTS[tried] = str(reason)
+    if _VERDICTS[tried]:
+        raise CannotStack(_VERDICTS[tried])
     return stacked
 
 
@@ -155,7 +154,8 @@ def _varied(model: SplitModel, training: bool) -> SplitModel:
     with torch.no_grad():
         for value in (*model.parameters(), *model.buffers()):
             if value.is_floating_point():
-                value.mul_(1 + 0.2 * torch.rand_like(value))
+                drawn = torch.rand_like(value)
+                value.copy_(torch.where(value == 0, 0.1 * drawn, value * (1 + 0.2 * drawn)))  # zeros would hide much
     return model
 
 
