@@ -27,8 +27,8 @@ from tinyproto.engine.checks import (
 )
 from tinyproto.engine.measure import Cost, Meter, Purpose, Stopwatch
 from tinyproto.errors import WireError
-from tinyproto.wire.codec import encode_body, payload_bytes
-from tinyproto.wire.frame import Body, Frames, Header, Kind, pack
+from tinyproto.wire.codec import encode, encode_body, payload_bytes
+from tinyproto.wire.frame import Body, Frames, Header, Kind
 from tinyproto.wire.validate import LONGEST_DOWNLOAD, Expectation, lower
 from tinyproto.wire.values import Coding
 
@@ -300,7 +300,7 @@ class ServerRuntime:
         if sent is None or coding.rounding is not None or coding != sent.coding or not message.equals(sent.message):
             cost = Cost(message.parameters, payload_bytes(message, coding.values))
             self._sent = sent = _Sent(message, coding, encode_body(message, coding), cost)
-        frame = pack(header, sent.body)
+        frame = encode(header, sent.body)
         return frame, sent.cost._replace(wire=len(frame))
 
     def _broadcast(self, kind: Kind, client: int) -> Message:

@@ -124,9 +124,9 @@ def payload_bytes(message: Message, values: ValueType = FLOAT32) -> int:
     return size + sum(values.payload(*as_matrix(tuple(tensor.shape))) for tensor in message.tensors.values())
 
 
-def encode(header: Header, message: Message, coding: Coding = _AS_IT_IS) -> bytes:
-    """Encode a message as one frame."""
-    return pack(header, encode_body(message, coding))
+def encode(header: Header, message: Message | Body, coding: Coding = _AS_IT_IS) -> bytes:
+    """Encode a message, or take its encoded body, as one frame."""
+    return pack(header, encode_body(message, coding) if isinstance(message, Message) else message)
 
 
 def encode_body(message: Message, coding: Coding = _AS_IT_IS) -> Body:
