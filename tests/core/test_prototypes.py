@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tinyproto.core.prototypes import ClassSums, Prototypes, class_means, class_sums, nearest
+from tinyproto.core.prototypes import CentredSets, ClassSums, Prototypes, class_means, class_sums, nearest
 
 
 def test_a_local_prototype_is_the_mean_feature_of_its_class() -> None:
@@ -78,3 +78,20 @@ def test_a_sample_is_classified_alike_whatever_the_others_are() -> None:
     features = prototypes.values[:6] + 0.1 * torch.randn(6, 5, generator=generator)
     features[5] += 1e6
     assert nearest(features, prototypes)[:5].tolist() == nearest(features[:5], prototypes).tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("offset", [0.0, 200.0])
+def test_several_sets_at_once_give_the_nearest_of_each(offset: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(50, 5, generator=generator) + offset
+    sets = []
+    for least in (0.0, 0.3, 0.9):
+        values = torch.randn(9, 5, generator=generator) + offset
+        present = torch.rand(9, generator=generator) >= least
+        present[4] = True
+        sets.append(Prototypes(values.masked_fill(~present.unsqueeze(1), float("nan")), present))
+    sets.append(Prototypes.absent(9, 5))
+    chosen = CentredSets.of(sets).nearest(features)
+    for each, classes in zip(sets[:3], chosen, strict=False):
+        assert torch.equal(classes, nearest(features, each))
+    assert chosen.shape == (4, 50)

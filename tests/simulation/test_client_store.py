@@ -111,7 +111,8 @@ def test_memory_stays_within_the_budget_and_gradients_do_not_outlast_a_training(
         def __getattr__(self, name: str) -> object:
             here = store._here
             gradients = [p.grad is not None for c in here.values() for p in c.model.parameters()]
-            kept = [copy for own in played.loopback.clients.last_good._weights.values() for copy in own.copies]
+            weights = played.loopback.clients.last_good._weights.values()
+            kept = [copy for own in weights for kind in own.copies for copy in kind]
             copies = sum(copy.numel() * copy.element_size() for copy in kept)
             seen.append((sum(map(memory_of, here.values())) + copies, any(gradients)))
             return getattr(self.trainer, name)

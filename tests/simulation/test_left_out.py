@@ -18,7 +18,7 @@ from tinyproto.algorithms import ALGORITHMS
 from tinyproto.algorithms.base import Client, FederationSpec
 from tinyproto.core.task import FitResult, Task
 from tinyproto.data.dataset import FederatedData
-from tinyproto.engine.client import LastGood, LocalTraining
+from tinyproto.engine.client import LastGood, LocalTraining, _finite_by_scaling
 from tinyproto.engine.training import EagerTrainer
 from tinyproto.errors import LeftOutError
 from tinyproto.models.split import SplitModel
@@ -139,6 +139,16 @@ def test_weights_are_ill_if_they_are_not_finite_however_large_they_are(
     other.model.head.to(kind)
     next(other.model.head.parameters()).data[0, :2] = value
     assert LastGood().diverged([well, other]) == ({1} if ill else set())
+
+
+@pytest.mark.parametrize("value", [1e30, math.inf, -math.inf, math.nan])
+def test_the_check_of_a_gpu_finds_what_is_not_finite_and_changes_no_bit(value: float) -> None:
+    weights = [torch.randn(5, 3), torch.randn(4).bfloat16(), torch.randn(2).double()]
+    weights[1][2] = value
+    before = [weight.clone() for weight in weights]
+    assert _finite_by_scaling(weights) == math.isfinite(value)
+    for one, two in zip(weights, before, strict=True):
+        assert torch.equal(one.view(torch.uint8), two.view(torch.uint8))
 
 
 @pytest.mark.parametrize(("most", "ill"), [(0.0, {2}), (0.2, {2, 3}), (0.5, {0, 1, 2}), (1.0, {0, 1, 2, 3, 4})])

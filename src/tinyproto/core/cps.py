@@ -8,9 +8,11 @@ send n_ij times the prototype, and a constant μ brings the global prototype bac
 from __future__ import annotations
 
 import math
+from collections.abc import MutableMapping
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from tinyproto.core.prototypes import ClassSums, Prototypes, simple_mean
 
@@ -21,9 +23,17 @@ TRAINABLE_STRETCH = 3.0
 """κ of FedTGP's μ, over the mean n_ij: between the 2.6 and 5.9 that were best; the published constants are 0.6."""
 
 
-def owned_dimensions(masks: Tensor) -> Tensor:
-    """Return the dimensions that each class owns, ascending, (K, s)."""
-    return masks.nonzero()[:, 1].view(masks.shape[0], -1)
+_OWNED: MutableMapping[Tensor, dict[torch.device, Tensor]] = WeakTensorKeyDictionary()
+"""A cache by device: every client needs them twice a round, and a search in a mask takes longer than their use."""
+
+
+def owned_dimensions(masks: Tensor, device: torch.device | None = None) -> Tensor:
+    """Return the dimensions that each class owns, ascending, (K, s), on a device, or that of the masks."""
+    known = _OWNED.setdefault(masks, {})
+    place = masks.device if device is None else device
+    if place not in known:
+        known[place] = masks.nonzero()[:, 1].view(masks.shape[0], -1).to(place)
+    return known[place]
 
 
 def sparsify(prototypes: Prototypes, masks: Tensor) -> Prototypes:
@@ -38,7 +48,7 @@ def compress(prototypes: Prototypes, masks: Tensor | None) -> Prototypes:
     """
     if masks is None:
         return prototypes
-    owned = owned_dimensions(masks).to(prototypes.values.device)
+    owned = owned_dimensions(masks, prototypes.values.device)
     return Prototypes(prototypes.values.gather(1, owned), prototypes.present)
 
 
@@ -46,7 +56,7 @@ def reconstruct(compressed: Prototypes, masks: Tensor | None) -> Prototypes:
     """Return the structured sparse prototype c̃ from the compressed ĉ, (K, s) to (K, d); reconstruct ∘ C = S."""
     if masks is None:
         return compressed
-    owned = owned_dimensions(masks).to(compressed.values.device)
+    owned = owned_dimensions(masks, compressed.values.device)
     values = compressed.values.new_zeros(masks.shape).scatter(1, owned, compressed.values)
     return Prototypes(values, compressed.present)
 

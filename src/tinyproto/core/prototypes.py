@@ -16,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tinyproto.core.transfer import fetched
+
 Distance = Literal["mse", "l2"]
 
 TINY = 1e-12
@@ -50,7 +52,8 @@ class Prototypes(NamedTuple):
 
     def to(self, device: torch.device | str) -> Prototypes:
         """Return the same prototypes on another device."""
-        return Prototypes(self.values.to(device), self.present.to(device))
+        from_host = self.values.device.type == "cpu"  # then a GPU need not complete its other work first
+        return Prototypes(*(each.to(device, non_blocking=from_host) for each in self))
 
     def packed(self) -> PackedRows:
         """Return the rows present, as they travel."""
@@ -98,6 +101,10 @@ class Message:
         rows = 0 if self.rows is None else int(self.rows.present.sum()) * self.rows.width
         return rows + sum(tensor.numel() for tensor in self.tensors.values())
 
+    def all_tensors(self) -> list[Tensor]:
+        """Return the tensors of rows and the others."""
+        return [*(self.rows or ()), *self.tensors.values()]
+
     def of_classes(self, classes: Tensor) -> Message:
         """Return the message with only the rows of these classes (K,), or without rows if none of them is present."""
         if self.rows is None:
@@ -117,15 +124,31 @@ class Message:
         )
 
     def on(self, device: torch.device) -> Message:
-        """Return the message with its tensors on a device: one copy for all clients there, which do not change it."""
+        """Return the message on a device: one copy for all clients there, which do not change it."""
         if device not in self._copies:
             tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
-            self._copies[device] = replace(self, tensors=tensors)
+            self._copies[device] = replace(self, rows=self.rows and self.rows.to(device), tensors=tensors)
         return self._copies[device]
 
     def with_metrics(self, metrics: Mapping[str, float]) -> Message:
         """Return the message with more metrics."""
         return replace(self, metrics={**self.metrics, **metrics})
+
+
+def on_host(messages: Sequence[Message]) -> list[Message]:
+    """Return messages with all tensors on the host; a GPU is waited for once for all of a type, not for each."""
+    tensors = [tensor for message in messages for tensor in message.all_tensors() if tensor.device.type != "cpu"]
+    if not tensors:
+        return list(messages)
+    host = {id(tensor): copy for tensor, copy in zip(tensors, fetched(tensors), strict=True)}
+    return [
+        replace(
+            message,
+            rows=message.rows and Prototypes(*(host.get(id(tensor), tensor) for tensor in message.rows)),
+            tensors={name: host.get(id(tensor), tensor) for name, tensor in message.tensors.items()},
+        )
+        for message in messages
+    ]
 
 
 class AtMost(NamedTuple):
@@ -250,6 +273,34 @@ class Centred(NamedTuple):
     def compare(self, features: Tensor) -> Tensor:
         """Return ‖f − c‖² less ‖f − centre‖², which is equal for all classes, for each feature and class, (N, n)."""
         return torch.addmm(self.values.square().sum(1), features - self.centre, self.values.T, alpha=-2.0)
+
+
+class CentredSets(NamedTuple):
+    """Several sets of prototypes in the form of `Centred`, with absent rows masked instead of left out.
+
+    No shape depends on a value, so a GPU computes it without the host waiting. `nearest` computes less, and is the
+    reference.
+    """
+
+    absent: Tensor  # (m, 1, K) bool
+    centre: Tensor  # (m, 1, d)
+    values: Tensor  # (m, K, d), zero where absent
+
+    @classmethod
+    def of(cls, sets: Sequence[Prototypes]) -> CentredSets:
+        """Return sets of equal shape; one without any row present gives classes that mean nothing."""
+        values = torch.stack([each.values for each in sets])
+        present = torch.stack([each.present for each in sets]).unsqueeze(2)
+        ascending = torch.where(present, values, torch.inf).sort(1).values  # absent rows come last
+        middle = (present.sum(1, keepdim=True) // 2).expand(-1, 1, values.shape[2])
+        centre = ascending.gather(1, middle)
+        return cls(~present.mT, centre, torch.where(present, values - centre, 0.0))
+
+    def nearest(self, features: Tensor) -> Tensor:
+        """Return the class of the nearest prototype of each set for each feature, (m, N)."""
+        squares = self.values.square().sum(2).unsqueeze(1)
+        compared = torch.baddbmm(squares, features - self.centre, self.values.mT, alpha=-2.0)  # (m, N, K)
+        return compared.masked_fill_(self.absent, torch.inf).argmin(2)
 
 
 def nearest(features: Tensor, prototypes: Prototypes) -> Tensor:

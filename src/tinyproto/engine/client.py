@@ -8,19 +8,19 @@ last good state (`LastGood`).
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from tinyproto.algorithms.base import Algorithm, Client, ClientInfo, Round
-from tinyproto.core.prototypes import Message, Prototypes, class_means
+from tinyproto.core.prototypes import Message, Prototypes, class_means, on_host
 from tinyproto.core.streams import Streams
 from tinyproto.core.task import BatchPlan, LastBatch, State, Trainer, batch_plan
 from tinyproto.engine.checks import hello, unsendable
-from tinyproto.engine.measure import Stopwatch, score
+from tinyproto.engine.measure import Scored, Stopwatch, scores
 from tinyproto.errors import WireError
 from tinyproto.wire.codec import Decoded, encode
 from tinyproto.wire.frame import Header, Kind
@@ -94,7 +94,9 @@ class ClientRuntime:
         With `left_out`, a client whose training diverged is put back to its state before the round and answers with
         its scores only; the reason is added to `left_out`.
         """
-        opened = [self._open(client, frame) for client, frame in sorted(frames.items())]
+        opened: list[Decoded] = []
+        for client, frame in sorted(frames.items()):
+            opened.append(self._open(client, frame, opened[-1] if opened else None))
         greeted = [decoded.header for decoded in opened if decoded.header.kind is Kind.HELLO]
         replies = {header.client: self._answer(header, hello(self.clients.info(header.client))) for header in greeted}
         asked = [decoded for decoded in opened if decoded.header.kind is not Kind.HELLO]
@@ -123,9 +125,10 @@ class ClientRuntime:
         draws = partial(self.streams.generator, "rounding", client=asked.client, round_number=asked.round_number)
         return encode(header, message, self.expectation.coding(header.kind, draws))
 
-    def _open(self, client: int, frame: bytes) -> Decoded:
+    def _open(self, client: int, frame: bytes, before: Decoded | None) -> Decoded:
+        """Open a client's frame; clients that are sent the same share the message of the first."""
         kinds = (Kind.HELLO, Kind.TRAIN, Kind.EVALUATE)
-        decoded = open_frame(frame, self.expectation, client=client, round_number=None, kinds=kinds)
+        decoded = open_frame(frame, self.expectation, client=client, round_number=None, kinds=kinds, last=before)
         if client not in self.clients:
             raise WireError(f"frame of client {client}, refused: client: it is unknown on this side")
         last = {Kind.HELLO: 0, Kind.TRAIN: self.training.rounds}.get(decoded.header.kind, self.training.rounds + 1)
@@ -137,16 +140,23 @@ class ClientRuntime:
 
     def _receive(self, decoded: Decoded) -> _Job:
         client = self.clients[decoded.header.client]
-        client.received = self.side.receive(client, decoded.message)
+        message = decoded.message
+        if message.rows is not None:  # moved once for all clients, and whatever the method keeps them for
+            message = replace(message, rows=message.on(client.device).rows)
+        client.received = self.side.receive(client, message)
         return _Job(client, decoded.header)
 
     def _evaluate(self, jobs: Sequence[_Job]) -> dict[int, dict[str, float]]:
         clients = [job.client for job in jobs if len(job.client.test)]
         features = self.trainer.features([client.model for client in clients], [client.test for client in clients])
-        scores = {job.client.id: {"test_samples": 0.0} for job in jobs}
-        for client, rows in zip(clients, features, strict=True):
-            scores[client.id] = score(client.model.head, rows, client.test.labels, client.received, client.local)
-        return scores
+        found = scores(
+            [
+                Scored(client.model.head, rows, client.test.labels, client.received, client.local)
+                for client, rows in zip(clients, features, strict=True)
+            ]
+        )
+        nothing = {job.client.id: {"test_samples": 0.0} for job in jobs}
+        return nothing | {client.id: metrics for client, metrics in zip(clients, found, strict=True)}
 
     def _train(self, jobs: Sequence[_Job]) -> dict[int, Message]:
         plans = [self._plan(job) for job in jobs]
@@ -164,14 +174,13 @@ class ClientRuntime:
             self.steps.paid += result.steps_computed
         if source == "fresh":
             self._refresh_prototypes(jobs, plans)
-        updates = {}
+        messages = []
         for job, result in zip(jobs, results, strict=True):
             if source == "running" and result.observed is not None:
                 job.client.local = result.observed.means()
             round_ = Round(job.asked.round_number, self.training.rounds)
-            message = self.side.update(job.client, result, round_)
-            updates[job.client.id] = message.with_metrics(result.last_epoch())
-        return updates
+            messages.append(self.side.update(job.client, result, round_).with_metrics(result.last_epoch()))
+        return {job.client.id: message for job, message in zip(jobs, on_host(messages), strict=True)}
 
     def _put_back_diverged(self, jobs: Sequence[_Job], updates: dict[int, Message]) -> dict[int, WireError]:
         """Undo the round for clients whose upload the server would refuse, or whose weights are not finite."""
@@ -213,24 +222,28 @@ class ClientRuntime:
 
 
 class _Weights:
-    """A client's parameters and buffers, and a copy of them."""
+    """A client's parameters and buffers, and a copy of them: first floats, then counters."""
 
     def __init__(self, client: Client) -> None:
         self.model = client.model  # whose weights they are
         # Places rather than tensors, since a network may replace a buffer; walking it costs more than copying it.
-        self._places: list[tuple[Mapping[str, Tensor | None], str]] = [
-            (owner, name)
-            for root in (client.model, client.modules)
-            for module in root.modules()
-            for owner in (module._parameters, module._buffers)
-            for name, _ in owner.items()  # of a TorchScript module these are no dicts
-        ]
-        self.copies = [torch.empty_like(tensor) for tensor in self.tensors()]
+        self._places: tuple[list[_Place], list[_Place]] = ([], [])
+        for root in (client.model, client.modules):
+            for module in root.modules():
+                for owner in (module._parameters, module._buffers):
+                    for name, tensor in owner.items():  # of a TorchScript module these are no dicts
+                        if tensor is not None:
+                            self._places[not tensor.is_floating_point()].append((owner, name))
+        self.copies = tuple([torch.empty_like(tensor) for tensor in kind] for kind in self.tensors())
 
-    def tensors(self) -> list[Tensor]:
+    def tensors(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the current tensors."""
-        return [tensor for owner, name in self._places if (tensor := owner[name]) is not None]
+        floats, counters = ([cast(Tensor, owner[name]) for owner, name in places] for places in self._places)
+        return floats, counters
 
+
+_Place = tuple[Mapping[str, Tensor | None], str]
+"""The parameters or buffers of a module, and a name in them."""
 
 _Rest = tuple[State, Prototypes, Prototypes | None]
 """The rest of a client's memory: `state`, `local`, `received`. What is replaced rather than changed needs no copy."""
@@ -253,9 +266,7 @@ class LastGood:
         if not clients:
             return
         weights = [self._of(client) for client in clients]
-        _copy_all(
-            [tensor for one in weights for tensor in one.tensors()], [copy for one in weights for copy in one.copies]
-        )
+        _copy_all([one.tensors() for one in weights], [one.copies for one in weights])
         self._rest = {
             client.id: ({name: tensor.clone() for name, tensor in client.state.items()}, client.local, client.received)
             for client in clients
@@ -265,7 +276,7 @@ class LastGood:
     def put_back(self, client: Client) -> None:
         """Put a client back to the state kept last."""
         weights = self._of(client)
-        _copy_all(weights.copies, weights.tensors())
+        _copy_all([weights.copies], [weights.tensors()])
         state, client.local, client.received = self._rest[client.id]
         client.state = dict(state)
 
@@ -276,13 +287,8 @@ class LastGood:
         Only tensors whose norm is not finite are looked at, as one of large weights may be, too. The host waits for the
         device once.
         """
-        floats = [
-            (client.id, tensor)
-            for client in clients
-            for tensor in self._of(client).tensors()
-            if tensor.is_floating_point()
-        ]
-        if not floats:
+        floats = [(client.id, tensor) for client in clients for tensor in self._of(client).tensors()[0]]
+        if not floats or _surely_finite([tensor for _, tensor in floats]):
             return set()
         norms = torch.stack(torch._foreach_norm([tensor for _, tensor in floats])).isfinite().tolist()
         suspects = [one for one, finite in zip(floats, norms, strict=True) if not finite]
@@ -300,9 +306,28 @@ class LastGood:
         return known
 
 
-def _copy_all(given: Sequence[Tensor], held: Sequence[Tensor]) -> None:
-    """Copy tensors into others. Mixed types in one call would be copied one by one."""
-    for counters in (False, True):
-        chosen = [index for index, tensor in enumerate(given) if tensor.is_floating_point() is not counters]
-        if chosen:
-            torch._foreach_copy_([held[index] for index in chosen], [given[index] for index in chosen])
+def _copy_all(given: Sequence[Sequence[list[Tensor]]], held: Sequence[Sequence[list[Tensor]]]) -> None:
+    """Copy the tensors of clients into others, kind by kind: mixed types in one call would be copied one by one."""
+    for kind in (0, 1):
+        sources = [tensor for client in given for tensor in client[kind]]
+        if sources:
+            torch._foreach_copy_([tensor for client in held for tensor in client[kind]], sources)
+
+
+def _surely_finite(tensors: Sequence[Tensor]) -> bool:
+    """Return True if a GPU finds no NaN and no infinity; False decides nothing.
+
+    Norms are thousands of small tensors, which the host has to make. This check of gradient scalers has one result. It
+    multiplies the weights by 1, which changes no bit, but writes, which an expanded tensor does not allow.
+    """
+    if not all(tensor.is_cuda and tensor.is_contiguous() for tensor in tensors):
+        return False
+    return _finite_by_scaling(tensors)
+
+
+def _finite_by_scaling(tensors: Sequence[Tensor]) -> bool:
+    """Return True if no value is NaN or infinite."""
+    found, one = tensors[0].new_zeros(1, dtype=torch.float32), tensors[0].new_ones(1, dtype=torch.float32)
+    for dtype in {tensor.dtype for tensor in tensors}:
+        torch._amp_foreach_non_finite_check_and_unscale_([each for each in tensors if each.dtype == dtype], found, one)
+    return not found.item()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -10,7 +10,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tinyproto.core.prototypes import Prototypes, nearest
+from tinyproto.core.prototypes import CentredSets, Prototypes, nearest
+from tinyproto.core.transfer import portions
 
 Direction = Literal["up", "down"]
 WAYS: tuple[Direction, Direction] = ("up", "down")
@@ -90,6 +91,28 @@ RULES = ("head", "global", "local")
 """A sample is classified by the client's head, the nearest global prototype, or the nearest local prototype."""
 
 
+class Scored(NamedTuple):
+    """What a client's scores are computed from."""
+
+    head: nn.Module
+    features: Tensor  # (N, d), of its test samples
+    labels: Tensor  # (N,)
+    global_: Prototypes | None
+    local: Prototypes
+
+    @property
+    def prototypes(self) -> dict[str, Prototypes]:
+        """Return the prototypes of each rule that uses some."""
+        return {"local": self.local} if self.global_ is None else {"global": self.global_, "local": self.local}
+
+
+def scores(clients: Sequence[Scored]) -> list[dict[str, float]]:
+    """Return the `score` of each client; on a GPU the host waits once for all of them."""
+    if all(client.features.device.type == "cpu" for client in clients):
+        return [score(*client) for client in clients]
+    return scores_together(clients)
+
+
 @torch.no_grad()
 def score(
     head: nn.Module, features: Tensor, labels: Tensor, global_: Prototypes | None, local: Prototypes
@@ -103,3 +126,29 @@ def score(
     correct = torch.stack([(guess == labels).sum() for guess in guesses.values()]).tolist()
     counts = {f"correct_{rule}": float(count) for rule, count in zip(guesses, correct, strict=True)}
     return {"test_samples": float(len(labels)), **counts}
+
+
+@torch.no_grad()
+def scores_together(clients: Sequence[Scored]) -> list[dict[str, float]]:
+    """Return the `score` of each client with one transfer to the host, in few and large operations."""
+    found: list[Tensor] = []  # of each client: correct guesses by rule; then which of its prototypes apply
+    for several in portions(clients, [sum(each.values.numel() for each in one.prototypes.values()) for one in clients]):
+        sets = CentredSets.of([each for client in several for each in client.prototypes.values()])
+        applies = (~sets.absent).any(2).squeeze(1)
+        at = 0
+        for client in several:
+            own = slice(at, at + len(client.prototypes))
+            client.head.eval()
+            by_head = client.head(client.features).argmax(1, keepdim=True).T
+            guesses = torch.cat([by_head, CentredSets(*(part[own] for part in sets)).nearest(client.features)])
+            found += [(guesses == client.labels).sum(1), applies[own]]
+            at = own.stop
+    fetched = iter(torch.cat(found).tolist() if found else ())
+    results = []
+    for client in clients:
+        correct = {f"correct_{rule}": float(next(fetched)) for rule in ("head", *client.prototypes)}
+        for rule in client.prototypes:
+            if not next(fetched):
+                del correct[f"correct_{rule}"]
+        results.append({"test_samples": float(len(client.labels)), **correct})
+    return results

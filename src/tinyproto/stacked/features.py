@@ -44,9 +44,9 @@ class FeatureStack:
         if width not in self.captured or self.captured[width].rows.shape[1] < steps:
             self.captured[width] = _Batches(self, width, steps)
         batches = self.captured[width]
-        for client, samples in enumerate(data):
-            assert samples.rows is not None
-            batches.rows[client].view(-1)[: len(samples)] = samples.rows
+        own = [samples.rows for samples in data if samples.rows is not None]
+        held = [rows.view(-1)[: len(given)] for rows, given in zip(batches.rows.unbind(), own, strict=True)]
+        torch._foreach_copy_(held, own)
         batches.next.zero_()
         for _ in range(steps):
             batches.run()
