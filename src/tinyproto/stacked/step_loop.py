@@ -8,6 +8,7 @@ replays that.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, cast
 
 import torch
@@ -60,7 +61,7 @@ class Stack:
         """
         self._load(tasks)
         epochs, batch = tasks[0].plan.epochs, (*tasks[0].plan.sizes, 0)[0]
-        samples = [_samples(task.data, task.plan.order.to(self.device)) for task in tasks]
+        samples = _samples(tasks, self.device)
         full = [full_batches(task.plan.sizes) for task in tasks]
         stretches = plan_widths(full)
         history = torch.zeros(epochs, *self.parts.shape, dtype=torch.float64, device=self.device)
@@ -118,9 +119,8 @@ class Stack:
         """Copy the tasks' weights and context into the stack."""
         for name, state in self.states.items():
             state.load([task.modules[name] for task in tasks])
-        if self.context:
-            stacked = [self.context[name][client] for client in range(len(tasks)) for name in self.context]
-            torch._foreach_copy_(stacked, [task.context[name] for task in tasks for name in self.context])
+        for name, value in self.context.items():  # types mixed in one call would be copied one by one
+            torch._foreach_copy_(list(value[: len(tasks)].unbind()), [task.context[name] for task in tasks])
 
     def _steps(self, first: int, last: int, batch: int, steps: int) -> _Steps:
         key = (first, last, batch)
@@ -150,11 +150,14 @@ class _Steps:
         """Set the samples of this epoch from `start` on; `left` counts the batches each client still has."""
         _, most, batch = self.rows.shape
         counts = [max(0, min(most, count)) for count in left[: len(samples)]]
-        for client, ((rows, labels), count) in enumerate(zip(samples, counts, strict=True)):
-            stop = start + count * batch
-            self.rows[client, :count] = rows[epoch, start:stop].view(count, batch)
-            self.labels[client, :count] = labels[epoch, start:stop].view(count, batch)
-        self.counts[self.first : self.last] = torch.tensor(counts).to(self.counts)
+        held, given = [], []
+        for client, (own, count) in enumerate(zip(samples, counts, strict=True)):
+            if count:
+                held += [self.rows[client, :count], self.labels[client, :count]]
+                given += [each[epoch, start : start + count * batch].view(count, batch) for each in own]
+        if held:
+            torch._foreach_copy_(held, given)  # at once, not client by client
+        self.counts[self.first : self.last].copy_(torch.tensor(counts), non_blocking=True)
         self.next.zero_()
 
     def step(self) -> None:
@@ -237,8 +240,16 @@ class _Steps:
         stack.observed.counts.view(-1).index_add_(0, places, counted.long().repeat_interleave(labels.shape[1]))
 
 
-def _samples(data: TensorData, order: Tensor) -> Samples:
-    return order if data.rows is None else data.rows[order], data.labels[order]
+def _samples(tasks: Sequence[Task], device: torch.device) -> list[Samples]:
+    """Return the samples of each task in the order of its plan, gathered for all tasks at once."""
+    data = [task.data for task in tasks]
+    rows = torch.cat([torch.arange(len(each), device=device) if each.rows is None else each.rows for each in data])
+    labels = torch.cat([each.labels for each in data])
+    starts = accumulate([len(each) for each in data], initial=0)
+    orders = [task.plan.order + start for task, start in zip(tasks, starts, strict=False)]
+    places = torch.cat(orders, 1).to(device, non_blocking=True)  # (epochs, of all tasks)
+    lengths = [order.shape[1] for order in orders]
+    return list(zip(torch.split(rows[places], lengths, 1), torch.split(labels[places], lengths, 1), strict=True))
 
 
 def gather(data: TensorData, rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
