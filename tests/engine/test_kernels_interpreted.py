@@ -64,7 +64,7 @@ def assert_same(mine: Callable[..., Tensor], plain: Callable[..., Tensor], *inpu
         assert float((one - two).detach().abs().max()) <= 1e-5 * (10.0 + float(two.detach().abs().max()))
 
 
-@pytest.mark.parametrize(("kernel", "stride", "size"), [(3, 1, 1), (3, 2, 5), (5, 1, 4), (5, 2, 16)])
+@pytest.mark.parametrize(("kernel", "stride", "size"), [(3, 1, 1), (3, 2, 5), (5, 1, 4), (5, 2, 16), (5, 1, 1), (5, 1, 2), (3, 3, 7), (7, 2, 9)])
 @pytest.mark.parametrize("groups", [7, 1])
 def test_convolutions(groups: int, kernel: int, stride: int, size: int) -> None:
     values, weight = drawn(3, 7, 5, size, size), drawn(3, 7 if groups > 1 else 40, 7 // groups, kernel, kernel)
@@ -116,11 +116,16 @@ def test_normalisation(shape: tuple[int, ...], activation: Activation | None, ad
         assert torch.allclose(found, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("samples", [1, 5])
-@pytest.mark.parametrize("size", [1, 4, 40])
+@pytest.mark.parametrize(
+    ("channels", "squeezed", "samples", "size"),
+    [(7, 4, 1, 1), (7, 4, 5, 1), (7, 4, 1, 4), (7, 4, 5, 4), (7, 4, 5, 40), (150, 20, 33, 2)],
+)
 @pytest.mark.parametrize("activation", ["relu", "silu"])
-def test_excitation(samples: int, size: int, activation: Activation) -> None:
-    inputs = drawn(3, 7, samples, size, size), drawn(3, 4, 7), drawn(3, 4), drawn(3, 7, 4), drawn(3, 7)
+def test_excitation(channels: int, squeezed: int, samples: int, size: int, activation: Activation) -> None:
+    inputs = (
+        drawn(3, channels, samples, size, size), drawn(3, squeezed, channels), drawn(3, squeezed),
+        drawn(3, channels, squeezed), drawn(3, channels),
+    )  # fmt: skip
 
     def kernel(*tensors: Tensor) -> Tensor:
         return apply(TritonExcitation, *tensors, activation)

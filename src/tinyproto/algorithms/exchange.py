@@ -106,12 +106,13 @@ class PartClient(LocalClient):
 
     def receive(self, client: Client, message: Message) -> Prototypes | None:
         """Replace the client's part by the shared one, before evaluation and training."""
-        overwrite(self.part(client.model), message.tensors)
+        overwrite(self.part(client.model), message.on(client.device).tensors)
         return None
 
     def update(self, client: Client, result: FitResult, round_: Round) -> Message:  # noqa: ARG002
         """Return the client's trained part."""
-        return Message(tensors=host(exchanged(self.part(client.model), buffers=self.buffers)))
+        part = exchanged(self.part(client.model), buffers=self.buffers)
+        return Message(tensors={name: value.to(torch.float32, copy=True) for name, value in part.items()})
 
 
 class MeanServer:

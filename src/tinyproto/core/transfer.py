@@ -34,7 +34,9 @@ def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         alike = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
         for indices in portions(alike, [tensors[index].numel() for index in alike]):
-            joined = torch.cat([tensors[index].detach().flatten() for index in indices]).cpu()
+            joined = torch.cat([tensors[index].detach().flatten() for index in indices])
+            if joined.is_cuda:  # pinned memory is used again; any other is new to the host, page by page
+                joined = torch.empty(joined.shape, dtype=dtype, pin_memory=True).copy_(joined)
             pieces = torch.split(joined, [tensors[index].numel() for index in indices])
             for index, piece in zip(indices, pieces, strict=True):
                 found[index] = piece.view(tensors[index].shape)

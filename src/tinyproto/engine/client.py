@@ -23,7 +23,7 @@ from tinyproto.engine.checks import hello, unsendable
 from tinyproto.engine.measure import Scored, Stopwatch, scores
 from tinyproto.errors import WireError
 from tinyproto.wire.codec import Decoded, encode
-from tinyproto.wire.frame import Header, Kind
+from tinyproto.wire.frame import Frames, Header, Kind
 from tinyproto.wire.validate import LONGEST_UPLOAD, Expectation, diverged, open_frame
 
 PrototypeSamples = Literal["all", "seen"]
@@ -88,8 +88,8 @@ class ClientRuntime:
 
     def handle(
         self, frames: Mapping[int, bytes], left_out: MutableMapping[int, WireError] | None = None
-    ) -> dict[int, bytes]:
-        """Answer each frame: decode, apply, evaluate what was received, train, encode.
+    ) -> Mapping[int, bytes]:
+        """Answer each frame: decode, apply, evaluate what was received, train. An answer is encoded when it is read.
 
         With `left_out`, a client whose training diverged is put back to its state before the round and answers with
         its scores only; the reason is added to `left_out`.
@@ -98,7 +98,7 @@ class ClientRuntime:
         for client, frame in sorted(frames.items()):
             opened.append(self._open(client, frame, opened[-1] if opened else None))
         greeted = [decoded.header for decoded in opened if decoded.header.kind is Kind.HELLO]
-        replies = {header.client: self._answer(header, hello(self.clients.info(header.client))) for header in greeted}
+        answers = {header.client: (header, hello(self.clients.info(header.client))) for header in greeted}
         asked = [decoded for decoded in opened if decoded.header.kind is not Kind.HELLO]
         if left_out is not None:
             self.last_good.keep(
@@ -117,8 +117,8 @@ class ClientRuntime:
         for job in jobs:
             client = job.client.id
             message = updates.get(client, Message()).with_metrics(metrics.get(client, {}))
-            replies[client] = self._answer(job.asked, message)
-        return replies
+            answers[client] = job.asked, message
+        return Frames(answers, lambda client: self._answer(*answers[client]))
 
     def _answer(self, asked: Header, message: Message) -> bytes:
         header = Header(asked.kind.answer, asked.round_number, asked.client, self.expectation.digest)

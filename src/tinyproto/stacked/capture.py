@@ -39,16 +39,17 @@ class GraphStream:
         _graph_streams.add(self)
 
     @classmethod
-    def on(cls, device: torch.device) -> GraphStream:
-        """Take a stream on this device.
+    def on(cls, device: torch.device, *, urgent: bool = False) -> GraphStream:
+        """Take a stream on this device; kernels of an urgent one start before those of all others.
 
         Two get the same stream only if there are more of them than streams. Those of branches have other priorities.
         """
         if device.type != "cuda":
             return cls()
-        stream = _free_stream(device, -1)
+        priority = -3 if urgent else -1
+        stream = _free_stream(device, priority)
         if stream is None:
-            stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+            stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
         return cls(stream, torch.cuda.graph_pool_handle())
 
 
@@ -146,9 +147,9 @@ class Branch:
         _branches.add(self)
 
     @classmethod
-    def on(cls, device: torch.device) -> Branch | None:
+    def on(cls, device: torch.device, *, urgent: bool = False) -> Branch | None:
         """Create a branch; None if other branches have all streams: two on one stream would share scratch memory."""
-        stream = _free_stream(device, 0)
+        stream = _free_stream(device, -2 if urgent else 0)
         return None if stream is None else cls(stream)
 
     @contextmanager

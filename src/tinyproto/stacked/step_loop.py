@@ -32,21 +32,24 @@ MOST_CAPTURED = 64
 
 
 class Stack:
-    """Up to n clients whose tasks share a key; built once, used every round."""
+    """Up to n clients whose tasks share a key; built once, used every round.
 
-    def __init__(self, first: Task, clients: int) -> None:
+    An urgent stack is the one that others would wait for.
+    """
+
+    def __init__(self, first: Task, clients: int, *, urgent: bool = False) -> None:
         self.clients = clients
         self.loss, self.groups, self.num_classes = first.loss, first.groups, first.num_classes
         self.data = first.data  # for its pool, which all clients share
         self.device = first.data.labels.device
-        self.graphs = GraphStream.on(self.device)
+        self.graphs = GraphStream.on(self.device, urgent=urgent)
         networks = {name: module for name, module in first.modules.items() if isinstance(module, SplitModel)}
         self.networks = {name: stacked_form(network, first.data) for name, network in networks.items()}
         self.others = {name: module for name, module in first.modules.items() if name not in self.networks}
         self.alone = any(network.alone for network in self.networks.values())
         # Gradients of a layer that is used twice are added before the branch comes back.
         branched = self.graphs.stream is not None and not any(each.repeats for each in self.networks.values())
-        self.branch = Branch.on(self.device) if branched else None
+        self.branch = Branch.on(self.device, urgent=urgent) if branched else None
         self.states = {name: StackedState(module, clients) for name, module in first.modules.items()}
         self.context: State = {name: value.new_zeros(clients, *value.shape) for name, value in first.context.items()}
         self.dtype = next(parameter.dtype for parameter in first.modules.parameters())
@@ -277,11 +280,15 @@ def _descend(weights: list[Tensor], gradients: Mapping[int, Tensor | None], rate
     """Move the stacked weights against their gradients, clipped by each client's norm."""
     moved = [weight for weight in weights if gradients[id(weight)] is not None]
     found = [gradient for weight in weights if (gradient := gradients[id(weight)]) is not None]
-    if clip is not None:
-        squares = torch.stack([gradient.flatten(1).square().sum(1) for gradient in found]).sum(0)
-        factor = (clip / (squares.sqrt() + 1e-6)).clamp_max(1.0)  # (n,)
-        found = [gradient * factor.view(-1, *[1] * (gradient.dim() - 1)) for gradient in found]
-    torch._foreach_add_(moved, found, alpha=-rate)
+    if clip is None:
+        torch._foreach_add_(moved, found, alpha=-rate)
+        return
+    # All tensors of a client at once: three kernels for each would be most of the kernels of a step.
+    by_client = [list(own) for own in zip(*(gradient.unbind() for gradient in found), strict=True)]
+    norms = torch.stack(torch._foreach_norm([gradient for own in by_client for gradient in own]))
+    factors = (clip / (norms.view(len(by_client), -1).norm(dim=1) + 1e-6)).clamp_max(1.0)  # (n,)
+    for client, (own, factor) in enumerate(zip(by_client, factors.unbind(), strict=True)):
+        torch._foreach_add_([weight[client] for weight in moved], torch._foreach_mul(own, factor), alpha=-rate)
 
 
 def full_batches(sizes: Sequence[int]) -> int:

@@ -123,10 +123,11 @@ class StackedTrainer:
         """Run each group as a stack, side by side."""
         jobs, new = {}, []
         short: set[Hashable] = set()
+        longest = max(groups, key=lambda key: _length(tasks[groups[key][0]]))
         for key, members in groups.items():
             chosen = [tasks[index] for index in members]
             with self._noting_lack(key, short):
-                stack = self._stack(key, chosen)
+                stack = self._stack(key, chosen, urgent=key == longest)
                 if stack is not None:
                     new += stack.new_steps(chosen)
                     jobs[key] = Job(stack.fit(chosen), stack.graphs.stream, stack.alone)
@@ -181,12 +182,12 @@ class StackedTrainer:
             self.lacking = one_line(error)  # not the error, whose traceback holds the stack
             short.add(key)
 
-    def _stack(self, key: Hashable, tasks: Sequence[Task]) -> Stack | None:
+    def _stack(self, key: Hashable, tasks: Sequence[Task], *, urgent: bool) -> Stack | None:
         """Return None for tasks without a network, which are the server's, and for those that cannot be stacked."""
         if self.width == 0 or not any(isinstance(module, SplitModel) for module in tasks[0].modules.values()):
             return None
         try:
-            return _get(self.stacks, key, len(tasks), partial(Stack, tasks[0]))
+            return _get(self.stacks, key, len(tasks), partial(Stack, tasks[0], urgent=urgent))
         except CannotStack as reason:
             self.notes.append(fallback_note(tasks[0], "one by one", reason))
             return None
@@ -225,6 +226,11 @@ class StackedTrainer:
                 stacks[key] = None
                 failed[key] = outcome
         return good, failed
+
+
+def _length(task: Task) -> int:
+    """Estimate the time of a task by its steps and layers: kernels are small, so their number counts."""
+    return len(task.plan.sizes) * sum(1 for _ in task.modules.parameters())
 
 
 def _get(

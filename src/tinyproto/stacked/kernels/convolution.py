@@ -2,14 +2,14 @@
 
 Map sizes are known when a kernel is compiled, so that a division by a width of 8 is a shift.
 
-A dense convolution is matrix products of each client's filters with patches that are never written to memory. K counts
-the taps of a filter, channel by channel: `k = (c, i, j)`. Forward multiplies filters (F, K) by patches (K, L). The
-gradient of the inputs multiplies filters (C, (o, i, j)) by patches of the gradient. The gradient of the filters
-multiplies gradients (F, L) by patches (K, L) transposed, in parts of L that are summed in a fixed order.
+A dense convolution is a sum of matrix products, one for each tap of the filter: forward multiplies a tap's filters
+(F, C) by the maps (C, L), shifted by the tap. The gradient of the inputs multiplies the filters (C, F) by the gradient's
+maps (F, L). The gradient of a tap's filters multiplies gradients (F, L) by shifted maps (C, L) transposed, in parts of
+L that are summed in a fixed order. L counts positions of all samples of a client.
 
-A program of a depthwise convolution handles a block of positions of one channel of one client. (client, channel) are
-the rows of the stack, and a row is B·H·W values in order. Maps are small (1 to 32 pixels wide), so a filter's k·k taps
-are unrolled.
+(client, channel) are the rows of the stack, and a row is B·H·W values in order. A program of a depthwise convolution
+handles so many values, of one row or of several. Maps are small (1 to 32 pixels wide), so a filter's k·k taps are
+unrolled; taps that only meet padding are left out.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from torch import Tensor
 from tinyproto.stacked.capture import current_branch, forked
 from tinyproto.stacked.kernels import launch
 
-BLOCK = 512
-"""Positions that a program of a depthwise convolution handles at most."""
+TILE = 1024
+"""Values that a program of a depthwise convolution handles."""
 
 
 @triton.jit
@@ -35,102 +35,115 @@ def quotient(value, divisor: tl.constexpr):
     Where sizes are compile-time constants, Triton 3.6 assumes that integer quotients and remainders, shifted or spread
     over a tile, are equal for more neighbours than they are, and merges their loads and masks.
     """
+    if divisor == 1:
+        return value
     return ((value.to(tl.float32) + 0.5) * (1.0 / divisor)).to(tl.int32)
 
 
 @triton.jit
-def _forward(
-    x, w, y, C: tl.constexpr, F: tl.constexpr, size_out, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
-    K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
-    BO: tl.constexpr, BL: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    client = tl.program_id(2).to(tl.int64)
-    out = tl.program_id(1) * BO + tl.arange(0, BO)
-    at = tl.program_id(0) * BL + tl.arange(0, BL)
-    taps = C * K * K
-    sample, place = at // (P * Q), at % (P * Q)
-    top, left = (place // Q) * S - PAD, (place % Q) * S - PAD
-    size_in = (size_out // (P * Q)) * H * W
-    x += client * C * size_in
-    w += client * F * taps
-    total = tl.zeros((BO, BL), tl.float32)
-    for start in range(0, taps, BK):
-        k = start + tl.arange(0, BK)
-        channel = quotient(k, K * K)
-        tap = k - channel * K * K
-        i = quotient(tap, K)
-        h, v = top[None, :] + i[:, None], left[None, :] + (tap - i * K)[:, None]
-        ok = (k < taps)[:, None] & (at < size_out)[None, :] & (h >= 0) & (h < H) & (v >= 0) & (v < W)
-        patches = tl.load(x + channel[:, None] * size_in + (sample * H * W)[None, :] + h * W + v, mask=ok, other=0.0)
-        known = (out < F)[:, None] & (k < taps)[None, :]
-        filters = tl.load(w + out[:, None] * taps + k[None, :], mask=known, other=0.0)
-        total = tl.dot(filters, patches, total, input_precision=PRECISION)
-    inside = (out < F)[:, None] & (at < size_out)[None, :]
-    tl.store(y + client * F * size_out + out[:, None] * size_out + at[None, :], total, mask=inside)
+def _placed(at, H: tl.constexpr, W: tl.constexpr):
+    """Return sample, height and width of positions."""
+    sample = quotient(at, H * W)
+    place = at - sample * (H * W)
+    h = quotient(place, W)
+    return sample, h, place - h * W
 
 
 @triton.jit
-def _input_gradient(
-    g, w, dx, C: tl.constexpr, F: tl.constexpr, size_in, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
-    K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
-    BC: tl.constexpr, BL: tl.constexpr, BK: tl.constexpr,
+def _product(
+    x, w, y, samples, M: tl.constexpr, N: tl.constexpr, WM: tl.constexpr, WN: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, S: tl.constexpr,
+    PAD: tl.constexpr, BACK: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr,
+    BN: tl.constexpr,
 ):  # fmt: skip
+    """Sum products of filters (M, N) and maps (N, L) over taps, for maps of H×W to maps of P×Q.
+
+    Backwards through a stride, positions h with equal (h + PAD) mod S meet the same taps, so a program handles only
+    such positions.
+    """
     client = tl.program_id(2).to(tl.int64)
-    channel = tl.program_id(1) * BC + tl.arange(0, BC)
-    at = tl.program_id(0) * BL + tl.arange(0, BL)
-    sample, place = at // (H * W), at % (H * W)
-    below, right = place // W + PAD, place % W + PAD
-    size_out = (size_in // (H * W)) * P * Q
-    g += client * F * size_out
-    w += client * F * C * K * K
-    total = tl.zeros((BC, BL), tl.float32)
-    for start in range(0, F * K * K, BK):
-        k = start + tl.arange(0, BK)
-        out = quotient(k, K * K)
-        tap = k - out * K * K
-        i = quotient(tap, K)
-        up, across = below[None, :] - i[:, None], right[None, :] - (tap - i * K)[:, None]
-        p, q = quotient(up, S), quotient(across, S)
-        ok = (out < F)[:, None] & (at < size_in)[None, :] & (up >= 0) & (across >= 0) & (p < P) & (q < Q)
-        ok = ok & (p * S == up) & (q * S == across)
-        patches = tl.load(g + out[:, None] * size_out + (sample * P * Q)[None, :] + p * Q + q, mask=ok, other=0.0)
-        known = (channel < C)[:, None] & (out < F)[None, :]
-        filters = tl.load(w + channel[:, None] * (F * K * K) + k[None, :], mask=known, other=0.0)
-        total = tl.dot(filters, patches, total, input_precision=PRECISION)
-    inside = (channel < C)[:, None] & (at < size_in)[None, :]
-    tl.store(dx + client * C * size_in + channel[:, None] * size_in + at[None, :], total, mask=inside)
+    m = tl.program_id(1) * BM + tl.arange(0, BM)
+    if BACK:
+        TALL: tl.constexpr = (P + S - 1) // S
+        LONG: tl.constexpr = (Q + S - 1) // S
+        STEP: tl.constexpr = S
+        first_i, first_j = (tl.program_id(0) % (S * S)) // S, tl.program_id(0) % S
+        at = (tl.program_id(0) // (S * S)) * BL + tl.arange(0, BL)
+    else:
+        TALL: tl.constexpr = P
+        LONG: tl.constexpr = Q
+        STEP: tl.constexpr = 1
+        first_i, first_j = 0, 0
+        at = tl.program_id(0) * BL + tl.arange(0, BL)
+    sample, p, q = _placed(at, TALL, LONG)
+    if BACK:
+        up, left = (first_i + PAD * (S - 1)) % S, (first_j + PAD * (S - 1)) % S
+        top, start = p + (up + PAD - first_i) // S, q + (left + PAD - first_j) // S
+        p, q = p * S + up, q * S + left
+    else:
+        top, start = p * S - PAD, q * S - PAD
+    inside = (sample < samples) & (p < P) & (q < Q)
+    x += client * N * samples * (H * W)
+    w += client * M * N * K * K
+    tall, wide = (K - first_i + STEP - 1) // STEP, (K - first_j + STEP - 1) // STEP
+    BLOCKS: tl.constexpr = (N + BN - 1) // BN
+    total = tl.zeros((BM, BL), tl.float32)
+    for step in range(0, tall * wide * BLOCKS):
+        tap = step // BLOCKS
+        i = tap // wide
+        j = tap - i * wide
+        n = (step - tap * BLOCKS) * BN + tl.arange(0, BN)
+        if BACK:
+            h, v = top - i, start - j
+        else:
+            h, v = top + i, start + j
+        ok = inside & (h >= 0) & (h < H) & (v >= 0) & (v < W)
+        maps = tl.load(  # positions along the first axis, which neighbouring threads then read
+            x + (sample * (H * W) + h * W + v)[:, None] + n[None, :] * (samples * (H * W)),
+            mask=ok[:, None] & (n < N)[None, :], other=0.0,
+        )  # fmt: skip
+        place = ((first_i + i * STEP) * K + first_j + j * STEP) * (M * N)
+        filters = tl.load(
+            w + place + m[:, None] * WM + n[None, :] * WN, mask=(m < M)[:, None] & (n < N)[None, :], other=0.0
+        )
+        total = tl.dot(filters, tl.trans(maps), total, input_precision=PRECISION)
+    y += client * M * samples * (P * Q)
+    tl.store(
+        y + m[:, None] * (samples * (P * Q)) + (sample * (P * Q) + p * Q + q)[None, :], total,
+        mask=(m < M)[:, None] & inside[None, :],
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["clients"])
 def _filter_gradient(
-    x, g, dw, C: tl.constexpr, F: tl.constexpr, size_out, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, clients, part,
-    K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
-    BO: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr,
+    x, g, dw, samples, clients, part, C: tl.constexpr, F: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+    P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
+    BF: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
+    tap = tl.program_id(0) % (K * K)
+    i, j = tap // K - PAD, tap % K - PAD
+    c = (tl.program_id(0) // (K * K)) * BC + tl.arange(0, BC)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
     piece, client = tl.program_id(2) // clients, (tl.program_id(2) % clients).to(tl.int64)
-    out = tl.program_id(1) * BO + tl.arange(0, BO)
-    k = tl.program_id(0) * BK + tl.arange(0, BK)
-    taps = C * K * K
-    channel = quotient(k, K * K)
-    tap = k - channel * K * K
-    i = quotient(tap, K)
-    size_in = (size_out // (P * Q)) * H * W
-    x += client * C * size_in
-    g += client * F * size_out
-    total = tl.zeros((BO, BK), tl.float32)
-    end = tl.minimum((piece + 1) * part, size_out)
+    x += client * C * samples * (H * W)
+    g += client * F * samples * (P * Q)
+    total = tl.zeros((BF, BC), tl.float32)
+    end = tl.minimum((piece + 1) * part, samples * (P * Q))
     for start in range(piece * part, end, BL):
         at = start + tl.arange(0, BL)
-        sample, place = at // (P * Q), at % (P * Q)
-        h = ((place // Q) * S - PAD)[:, None] + i[None, :]
-        v = ((place % Q) * S - PAD)[:, None] + (tap - i * K)[None, :]
-        ok = (at < end)[:, None] & (k < taps)[None, :] & (h >= 0) & (h < H) & (v >= 0) & (v < W)
-        patches = tl.load(x + channel[None, :] * size_in + (sample * H * W)[:, None] + h * W + v, mask=ok, other=0.0)
-        known = (out < F)[:, None] & (at < end)[None, :]
-        gradients = tl.load(g + out[:, None] * size_out + at[None, :], mask=known, other=0.0)
-        total = tl.dot(gradients, patches, total, input_precision=PRECISION)
-    inside = (out < F)[:, None] & (k < taps)[None, :]
-    tl.store(dw + (piece * clients + client) * F * taps + out[:, None] * taps + k[None, :], total, mask=inside)
+        sample, p, q = _placed(at, P, Q)
+        h, v = p * S + i, q * S + j
+        ok = (at < end) & (h >= 0) & (h < H) & (v >= 0) & (v < W)
+        maps = tl.load(
+            x + (sample * (H * W) + h * W + v)[:, None] + c[None, :] * (samples * (H * W)),
+            mask=ok[:, None] & (c < C)[None, :], other=0.0,
+        )  # fmt: skip
+        gradients = tl.load(
+            g + f[:, None] * (samples * (P * Q)) + at[None, :], mask=(f < F)[:, None] & (at < end)[None, :], other=0.0
+        )
+        total = tl.dot(gradients, maps, total, input_precision=PRECISION)
+    dw += (piece * clients + client) * (F * C * K * K) + tap
+    tl.store(dw + f[:, None] * (C * K * K) + c[None, :] * (K * K), total, mask=(f < F)[:, None] & (c < C)[None, :])
 
 
 class TritonConvolution(torch.autograd.Function):
@@ -143,57 +156,67 @@ class TritonConvolution(torch.autograd.Function):
         outputs, kernel = weight.shape[1], weight.shape[-1]
         high, wide = ((side + 2 * padding - kernel) // stride + 1 for side in (height, width))
         outcome = values.new_empty(clients, outputs, batch, high, wide)
+        by_tap = weight.permute(0, 3, 4, 1, 2).contiguous()  # (n, k, k, F, C): a tap's filters side by side
+        ctx.options = {"K": kernel, "S": stride, "PAD": padding, "PRECISION": _precision()}
         size = batch * high * wide
-        options = {"K": kernel, "S": stride, "PAD": padding, "PRECISION": _precision()}
-        tile = _tile(outputs, size, clients)
-        launch(_forward, (triton.cdiv(size, tile[1]), triton.cdiv(outputs, tile[0]), clients))(
-            values, weight, outcome, channels, outputs, size, height, width, high, wide,
-            BO=tile[0], BL=tile[1], BK=tile[2], num_warps=4, num_stages=3, **options
+        tile = _tile(outputs, channels, size, clients)
+        launch(_product, (triton.cdiv(size, tile["BL"]), triton.cdiv(outputs, tile["BM"]), clients))(
+            values, by_tap, outcome, batch, M=outputs, N=channels, WM=channels, WN=1, H=height, W=width, P=high, Q=wide,
+            BACK=False, **tile, **ctx.options
         )  # fmt: skip
-        ctx.save_for_backward(values, weight)
+        ctx.save_for_backward(values, by_tap)
         ctx.branch = current_branch()
-        ctx.geometry = (high, wide, options)
         return outcome
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
         """Return the gradients of the inputs, if needed, and of the filters."""
-        values, weight = ctx.saved_tensors
-        high, wide, options = ctx.geometry
-        clients, channels, batch, height, width = values.shape
-        outputs, kernel = weight.shape[1], weight.shape[-1]
+        values, by_tap = ctx.saved_tensors
         gradient = gradients[0].contiguous()
-        size, taps = batch * high * wide, channels * kernel * kernel
-        programs = clients * triton.cdiv(outputs, 32) * triton.cdiv(taps, 64)
-        pieces, part = _pieces(size, min(16, 264 // programs, size // 256), 32)
+        clients, channels, batch, height, width = values.shape
+        outputs, (high, wide) = gradient.shape[1], gradient.shape[3:]
+        kernel, stride = ctx.options["K"], ctx.options["S"]
         with forked(ctx.branch, gradient, values):
-            of_weight = weight.new_empty(pieces, *weight.shape)
-            launch(_filter_gradient, (triton.cdiv(taps, 64), triton.cdiv(outputs, 32), clients * pieces))(
-                values, gradient, of_weight, channels, outputs, size, height, width, high, wide, clients, part,
-                BO=32, BK=64, BL=32, num_warps=4, num_stages=3, **options
-            )  # fmt: skip
-            of_weight = of_weight[0] if pieces == 1 else of_weight.sum(0)
-        of_values = None
-        if ctx.needs_input_grad[0]:
-            of_values = torch.empty_like(values)
-            size = batch * height * width
-            tile = _tile(channels, size, clients)
-            by_channel = weight.transpose(1, 2).contiguous()  # so that a program reads its filters contiguously
-            launch(_input_gradient, (triton.cdiv(size, tile[1]), triton.cdiv(channels, tile[0]), clients))(
-                gradient, by_channel, of_values, channels, outputs, size, height, width, high, wide,
-                BC=tile[0], BL=tile[1], BK=tile[2], num_warps=4, num_stages=3, **options
-            )  # fmt: skip
+            of_weight = _of_filters(values, gradient, ctx.options)
+        if not ctx.needs_input_grad[0]:
+            return None, of_weight, None, None
+        of_values = torch.empty_like(values)
+        size = batch * triton.cdiv(height, stride) * triton.cdiv(width, stride)  # positions that meet the same taps
+        tile = _tile(channels, outputs, size * stride**2, clients)
+        grid = (triton.cdiv(size, tile["BL"]) * stride**2, triton.cdiv(channels, tile["BM"]), clients)
+        launch(_product, grid)(
+            gradient, by_tap, of_values, batch, M=channels, N=outputs, WM=1, WN=channels, H=high, W=wide, P=height,
+            Q=width, BACK=True, **tile, **ctx.options
+        )  # fmt: skip
         return of_values, of_weight, None, None
+
+
+def _of_filters(values: Tensor, gradient: Tensor, options: dict[str, Any]) -> Tensor:
+    """Return the gradient of the filters, (n, F, C, k, k)."""
+    clients, channels, batch, height, width = values.shape
+    outputs, (high, wide), kernel = gradient.shape[1], gradient.shape[3:], options["K"]
+    size = batch * high * wide
+    tile = {"BF": 32 if outputs <= 32 else 64, "BC": 16 if channels <= 16 else 32, "BL": 64}
+    grid = kernel**2 * triton.cdiv(channels, tile["BC"]), triton.cdiv(outputs, tile["BF"])
+    pieces, part = _pieces(size, min(16, 528 // (clients * grid[0] * grid[1]), size // 256), tile["BL"])
+    found = values.new_empty(pieces, clients, outputs, channels, kernel, kernel)
+    launch(_filter_gradient, (*grid, clients * pieces))(
+        values, gradient, found, batch, clients, part, C=channels, F=outputs, H=height, W=width, P=high, Q=wide,
+        num_warps=4, num_stages=3, **tile, **options
+    )  # fmt: skip
+    return found[0] if pieces == 1 else found.sum(0)
 
 
 def _precision() -> str:
     return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
 
 
-def _tile(rows: int, size: int, clients: int) -> tuple[int, int, int]:
-    """Return rows, columns and depth of a program's product: large, unless most of the device would be idle."""
+def _tile(rows: int, depth: int, size: int, clients: int) -> dict[str, int]:
+    """Return the tile of a program's product: large, unless most of the device would be idle."""
     programs = clients * triton.cdiv(rows, 64) * triton.cdiv(size, 64)
-    return (64, 64, 32) if rows >= 64 and programs >= 264 else (32, 32, 64)
+    row, columns, terms = (64, 64, 32) if rows >= 64 and programs >= 264 else (32, 32, 64)
+    terms = min(terms, max(16, int(triton.next_power_of_2(depth))))
+    return {"BM": row, "BL": columns, "BN": terms, "num_warps": 4, "num_stages": 3}
 
 
 def _pieces(size: int, most: int, block: int) -> tuple[int, int]:
@@ -203,70 +226,82 @@ def _pieces(size: int, most: int, block: int) -> tuple[int, int]:
 
 
 @triton.jit
+def _element(size, TILE: tl.constexpr):
+    """Return row and place in the row of the values that this program handles, of rows with `size` values."""
+    start = tl.program_id(0).to(tl.int64) * TILE
+    first = start // size
+    at = (start - first * size).to(tl.int32) + tl.arange(0, TILE)
+    row = at // size
+    return first + row, at - row * size
+
+
+@triton.jit(do_not_specialize=["rows"])
 def _depthwise_forward(
-    x, w, y, size_out, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
-    K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr,
+    x, w, y, rows, samples, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
+    S: tl.constexpr, PAD: tl.constexpr, UP: tl.constexpr, DOWN: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < size_out
-    sample, place = at // (P * Q), at % (P * Q)
-    p, q = place // Q, place % Q
-    size_in = (size_out // (P * Q)) * H * W
-    total = tl.zeros((BLOCK,), tl.float32)
-    for i in tl.static_range(K):
-        for j in tl.static_range(K):
-            h, v = p * S - PAD + i, q * S - PAD + j
-            ok = inside & (h >= 0) & (h < H) & (v >= 0) & (v < W)
-            values = tl.load(x + row * size_in + sample * H * W + h * W + v, mask=ok, other=0.0)
-            total += values * tl.load(w + row * K * K + i * K + j)
-    tl.store(y + row * size_out + at, total, mask=inside)
+    row, at = _element(samples * (P * Q), TILE)
+    inside = row < rows
+    sample, p, q = _placed(at, P, Q)
+    p, q = p * S - PAD, q * S - PAD
+    x += row * (samples * (H * W)) + (sample * (H * W) + p * W + q)
+    w += row * (K * K)
+    total = tl.zeros((TILE,), tl.float32)
+    for i in tl.static_range(UP, DOWN):
+        for j in tl.static_range(LEFT, RIGHT):
+            ok = inside & (p + i >= 0) & (p + i < H) & (q + j >= 0) & (q + j < W)
+            total += tl.load(x + (i * W + j), mask=ok, other=0.0) * tl.load(w + (i * K + j), mask=inside, other=0.0)
+    tl.store(y + row * (samples * (P * Q)) + at, total, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _depthwise_input_gradient(
-    g, w, dx, size_in, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
-    K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr,
+    g, w, dx, rows, samples, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
+    S: tl.constexpr, PAD: tl.constexpr, UP: tl.constexpr, DOWN: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < size_in
-    sample, place = at // (H * W), at % (H * W)
-    h, v = place // W, place % W
-    size_out = (size_in // (H * W)) * P * Q
-    total = tl.zeros((BLOCK,), tl.float32)
-    for i in tl.static_range(K):
-        for j in tl.static_range(K):
-            up, left = h + PAD - i, v + PAD - j
-            p, q = quotient(up, S), quotient(left, S)
-            ok = inside & (up >= 0) & (left >= 0) & (p * S == up) & (q * S == left) & (p < P) & (q < Q)
-            values = tl.load(g + row * size_out + sample * P * Q + p * Q + q, mask=ok, other=0.0)
-            total += values * tl.load(w + row * K * K + i * K + j)
-    tl.store(dx + row * size_in + at, total, mask=inside)
+    row, at = _element(samples * (H * W), TILE)
+    inside = row < rows
+    sample, h, v = _placed(at, H, W)
+    p, q = quotient(h + PAD, S), quotient(v + PAD, S)
+    up, left = h + PAD - p * S, v + PAD - q * S  # a stride meets every S-th tap, beginning with this one
+    g += row * (samples * (P * Q)) + (sample * (P * Q) + p * Q + q)
+    w += row * (K * K)
+    total = tl.zeros((TILE,), tl.float32)
+    for i in tl.static_range(UP, DOWN):
+        for j in tl.static_range(LEFT, RIGHT):
+            ok = inside & (up == i % S) & (left == j % S)
+            ok = ok & (p >= i // S) & (p < P + i // S) & (q >= j // S) & (q < Q + j // S)
+            values = tl.load(g - (i // S * Q + j // S), mask=ok, other=0.0)
+            total += values * tl.load(w + (i * K + j), mask=inside, other=0.0)
+    tl.store(dx + row * (samples * (H * W)) + at, total, mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _depthwise_filter_gradient(
-    x, g, dw, rows, size_out, part, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
-    K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
+    x, g, dw, rows, samples, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
+    S: tl.constexpr, PAD: tl.constexpr, UP: tl.constexpr, DOWN: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    tap = tl.arange(0, TAPS)
-    i = quotient(tap, K)
-    j = tap - i * K
-    size_in = (size_out // (P * Q)) * H * W
-    total = tl.zeros((TAPS, BLOCK), tl.float32)
-    end = tl.minimum((piece + 1) * part, size_out)
-    for start in range(piece * part, end, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        inside = at < end
-        sample, place = at // (P * Q), at % (P * Q)
-        h = ((place // Q) * S - PAD)[None, :] + i[:, None]
-        v = ((place % Q) * S - PAD)[None, :] + j[:, None]
-        ok = inside[None, :] & (tap < K * K)[:, None] & (h >= 0) & (h < H) & (v >= 0) & (v < W)
-        values = tl.load(x + row * size_in + (sample * H * W)[None, :] + h * W + v, mask=ok, other=0.0)
-        total += values * tl.load(g + row * size_out + at, mask=inside, other=0.0)[None, :]
-    tl.store(dw + (piece * rows + row) * K * K + tap, tl.sum(total, axis=1), mask=tap < K * K)
+    value = tl.arange(0, ROWS * BLOCK)
+    of = quotient(value, BLOCK)
+    row, at = tl.program_id(0).to(tl.int64) * ROWS + of, tl.program_id(1) * BLOCK + value - of * BLOCK
+    inside = (row < rows) & (at < samples * (P * Q))
+    sample, p, q = _placed(at, P, Q)
+    p, q = p * S - PAD, q * S - PAD
+    x += row * (samples * (H * W)) + (sample * (H * W) + p * W + q)
+    gradient = tl.load(g + row * (samples * (P * Q)) + at, mask=inside, other=0.0)
+    written = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    dw += (tl.program_id(1).to(tl.int64) * rows + written) * (K * K)
+    for i in tl.static_range(K):
+        for j in tl.static_range(K):
+            total = tl.zeros((ROWS,), tl.float32)
+            if i >= UP and i < DOWN and j >= LEFT and j < RIGHT:
+                ok = inside & (p + i >= 0) & (p + i < H) & (q + j >= 0) & (q + j < W)
+                products = tl.load(x + (i * W + j), mask=ok, other=0.0) * gradient
+                total += tl.sum(tl.reshape(products, (ROWS, BLOCK)), 1)
+            tl.store(dw + (i * K + j), total, mask=written < rows)
 
 
 class TritonDepthwise(torch.autograd.Function):
@@ -277,47 +312,44 @@ class TritonDepthwise(torch.autograd.Function):
         """Convolve (n, C, B, H, W) with (n, C, k, k) to (n, C, B, P, Q)."""
         clients, channels, batch, height, width = values.shape
         kernel = weight.shape[-1]
-        high = (height + 2 * padding - kernel) // stride + 1
-        wide = (width + 2 * padding - kernel) // stride + 1
+        high, wide = ((side + 2 * padding - kernel) // stride + 1 for side in (height, width))
         outcome = values.new_empty(clients, channels, batch, high, wide)
-        size = batch * high * wide
-        block = _block(size)
-        launch(_depthwise_forward, (clients * channels, triton.cdiv(size, block)))(
-            values, weight, outcome, size, height, width, high, wide, K=kernel, S=stride, PAD=padding, BLOCK=block
+        up, down = _taps(height, high, kernel, stride, padding)
+        left, right = _taps(width, wide, kernel, stride, padding)
+        ctx.options = {
+            "H": height, "W": width, "P": high, "Q": wide, "K": kernel, "S": stride, "PAD": padding, "UP": up,
+            "DOWN": down, "LEFT": left, "RIGHT": right,
+        }  # fmt: skip
+        launch(_depthwise_forward, (triton.cdiv(outcome.numel(), TILE),))(
+            values, weight, outcome, clients * channels, batch, TILE=TILE, **ctx.options
         )
         ctx.save_for_backward(values, weight)
         ctx.branch = current_branch()
-        ctx.geometry = (stride, padding, high, wide)
         return outcome
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
         """Return the gradients of the inputs and of the filters."""
         values, weight = ctx.saved_tensors
-        stride, padding, high, wide = ctx.geometry
-        clients, channels, batch, height, width = values.shape
         gradient = gradients[0].contiguous()
-        kernel = weight.shape[-1]
-        rows, size_in, size_out = clients * channels, batch * height * width, batch * high * wide
-        geometry = {"K": kernel, "S": stride, "PAD": padding}
-        taps = triton.next_power_of_2(kernel * kernel)
-        block = max(16, min(_block(size_out), 4096 // taps))
-        pieces, part = _pieces(size_out, min(8, size_out // (4 * block), 4096 // rows), block)
+        rows, batch = weight.shape[0] * weight.shape[1], values.shape[2]
         with forked(ctx.branch, gradient, values):
+            size = gradient[0, 0].numel()
+            block = min(TILE, int(triton.next_power_of_2(size)))
+            together, pieces = TILE // block, triton.cdiv(size, block)
             of_weight = weight.new_empty(pieces, *weight.shape)
-            launch(_depthwise_filter_gradient, (rows, pieces))(
-                values, gradient, of_weight, rows, size_out, part, height, width, high, wide,
-                TAPS=taps, BLOCK=block, **geometry
-            )  # fmt: skip
+            launch(_depthwise_filter_gradient, (triton.cdiv(rows, together), pieces))(
+                values, gradient, of_weight, rows, batch, ROWS=together, BLOCK=block, **ctx.options
+            )
             of_weight = of_weight[0] if pieces == 1 else of_weight.sum(0)
         of_values = torch.empty_like(values)
-        block = _block(size_in)
-        launch(_depthwise_input_gradient, (rows, triton.cdiv(size_in, block)))(
-            gradient, weight, of_values, size_in, height, width, high, wide, BLOCK=block, **geometry
+        launch(_depthwise_input_gradient, (triton.cdiv(values.numel(), TILE),))(
+            gradient, weight, of_values, rows, batch, TILE=TILE, **ctx.options
         )
         return of_values, of_weight, None, None
 
 
-def _block(size: int) -> int:
-    """Return a block no wider than a row, which is short for the last maps of a network."""
-    return int(min(BLOCK, triton.next_power_of_2(size)))
+def _taps(side: int, out: int, kernel: int, stride: int, padding: int) -> tuple[int, int]:
+    """Return the first tap of a filter that meets a map somewhere, and the one after the last: others meet padding."""
+    return max(0, padding - (out - 1) * stride), min(kernel, side + padding)
+

@@ -24,6 +24,10 @@ WIDE = 2048
 
 ACTIVATIONS = {None: 0, "relu": 1, "relu6": 2, "silu": 3}
 
+# Arguments whose values, or alignment in memory, would only lead to more compiled kernels that are no faster.
+_NUMBERS = ["rows", "channels", "samples", "area"]
+_BY_ROW = ["draws", "means", "spreads", "running_mean", "running_var", "weight", "bias"]
+
 
 @triton.jit
 def activate(z, ACT: tl.constexpr):
@@ -58,7 +62,7 @@ def _kept(draws, row, at, inside, channels, samples, area, dropped):
     return tl.where(drawn < dropped, 0.0, 1.0 / (1.0 - dropped))
 
 
-@triton.jit(do_not_specialize=["rows", "channels", "samples", "area"])
+@triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_BY_ROW)
 def _forward(
     x, added, draws, y, means, spreads, running_mean, running_var, weight, bias, rows, size, momentum, eps,
     channels, samples, area, dropped, ACT: tl.constexpr, ADDED: tl.constexpr, DROPPED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
@@ -134,7 +138,10 @@ def _inner(
     return gradient, normal
 
 
-@triton.jit(do_not_specialize=["rows", "channels", "samples", "area"])
+@triton.jit(
+    do_not_specialize=_NUMBERS,
+    do_not_specialize_on_alignment=["draws", "dweight", "dbias", "means", "spreads", "weights", "biases"],
+)
 def _backward(
     g, x, y, draws, dx, dadded, dweight, dbias, means, spreads, weights, biases, rows, size,
     channels, samples, area, dropped, ACT: tl.constexpr, ADDED: tl.constexpr, DROPPED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
@@ -187,7 +194,7 @@ def _backward(
                 tl.store(dadded + place, gradient, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_BY_ROW[3:])
 def _by_running(
     x, added, y, running_mean, running_var, weight, bias, size, eps,
     ACT: tl.constexpr, ADDED: tl.constexpr, BLOCK: tl.constexpr,
