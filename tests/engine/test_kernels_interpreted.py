@@ -64,7 +64,10 @@ def assert_same(mine: Callable[..., Tensor], plain: Callable[..., Tensor], *inpu
         assert float((one - two).detach().abs().max()) <= 1e-5 * (10.0 + float(two.detach().abs().max()))
 
 
-@pytest.mark.parametrize(("kernel", "stride", "size"), [(3, 1, 1), (3, 2, 5), (5, 1, 4), (5, 2, 16), (5, 1, 1), (5, 1, 2), (3, 3, 7), (7, 2, 9)])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "size"),
+    [(3, 1, 1), (3, 2, 5), (5, 1, 4), (5, 2, 16), (5, 1, 1), (5, 1, 2), (3, 3, 7), (7, 2, 9)],
+)
 @pytest.mark.parametrize("groups", [7, 1])
 def test_convolutions(groups: int, kernel: int, stride: int, size: int) -> None:
     values, weight = drawn(3, 7, 5, size, size), drawn(3, 7 if groups > 1 else 40, 7 // groups, kernel, kernel)

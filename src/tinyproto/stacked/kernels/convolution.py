@@ -53,28 +53,20 @@ def _placed(at, H: tl.constexpr, W: tl.constexpr):
 def _product(
     x, w, y, samples, M: tl.constexpr, N: tl.constexpr, WM: tl.constexpr, WN: tl.constexpr,
     H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, S: tl.constexpr,
-    PAD: tl.constexpr, BACK: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr,
-    BN: tl.constexpr,
+    PAD: tl.constexpr, BACK: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
+    BL: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Sum products of filters (M, N) and maps (N, L) over taps, for maps of H×W to maps of P×Q.
 
-    Backwards through a stride, positions h with equal (h + PAD) mod S meet the same taps, so a program handles only
-    such positions.
+    Backwards, positions h with equal (h + PAD) mod S meet the same taps, every S-th of a filter (STEP), so a program
+    handles only such positions.
     """
     client = tl.program_id(2).to(tl.int64)
     m = tl.program_id(1) * BM + tl.arange(0, BM)
-    if BACK:
-        TALL: tl.constexpr = (P + S - 1) // S
-        LONG: tl.constexpr = (Q + S - 1) // S
-        STEP: tl.constexpr = S
-        first_i, first_j = (tl.program_id(0) % (S * S)) // S, tl.program_id(0) % S
-        at = (tl.program_id(0) // (S * S)) * BL + tl.arange(0, BL)
-    else:
-        TALL: tl.constexpr = P
-        LONG: tl.constexpr = Q
-        STEP: tl.constexpr = 1
-        first_i, first_j = 0, 0
-        at = tl.program_id(0) * BL + tl.arange(0, BL)
+    TALL: tl.constexpr = (P + STEP - 1) // STEP
+    LONG: tl.constexpr = (Q + STEP - 1) // STEP
+    first_i, first_j = (tl.program_id(0) % (STEP * STEP)) // STEP, tl.program_id(0) % STEP
+    at = (tl.program_id(0) // (STEP * STEP)) * BL + tl.arange(0, BL)
     sample, p, q = _placed(at, TALL, LONG)
     if BACK:
         up, left = (first_i + PAD * (S - 1)) % S, (first_j + PAD * (S - 1)) % S
@@ -162,7 +154,7 @@ class TritonConvolution(torch.autograd.Function):
         tile = _tile(outputs, channels, size, clients)
         launch(_product, (triton.cdiv(size, tile["BL"]), triton.cdiv(outputs, tile["BM"]), clients))(
             values, by_tap, outcome, batch, M=outputs, N=channels, WM=channels, WN=1, H=height, W=width, P=high, Q=wide,
-            BACK=False, **tile, **ctx.options
+            BACK=False, STEP=1, **tile, **ctx.options
         )  # fmt: skip
         ctx.save_for_backward(values, by_tap)
         ctx.branch = current_branch()
@@ -175,7 +167,7 @@ class TritonConvolution(torch.autograd.Function):
         gradient = gradients[0].contiguous()
         clients, channels, batch, height, width = values.shape
         outputs, (high, wide) = gradient.shape[1], gradient.shape[3:]
-        kernel, stride = ctx.options["K"], ctx.options["S"]
+        stride = ctx.options["S"]
         with forked(ctx.branch, gradient, values):
             of_weight = _of_filters(values, gradient, ctx.options)
         if not ctx.needs_input_grad[0]:
@@ -186,7 +178,7 @@ class TritonConvolution(torch.autograd.Function):
         grid = (triton.cdiv(size, tile["BL"]) * stride**2, triton.cdiv(channels, tile["BM"]), clients)
         launch(_product, grid)(
             gradient, by_tap, of_values, batch, M=channels, N=outputs, WM=1, WN=channels, H=high, W=wide, P=height,
-            Q=width, BACK=True, **tile, **ctx.options
+            Q=width, BACK=True, STEP=stride, **tile, **ctx.options
         )  # fmt: skip
         return of_values, of_weight, None, None
 
@@ -352,4 +344,3 @@ class TritonDepthwise(torch.autograd.Function):
 def _taps(side: int, out: int, kernel: int, stride: int, padding: int) -> tuple[int, int]:
     """Return the first tap of a filter that meets a map somewhere, and the one after the last: others meet padding."""
     return max(0, padding - (out - 1) * stride), min(kernel, side + padding)
-
