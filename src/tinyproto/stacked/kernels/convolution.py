@@ -24,7 +24,7 @@ from torch import Tensor
 from tinyproto.stacked.capture import current_branch, forked
 from tinyproto.stacked.kernels import launch
 
-TILE = 1024
+TILE = 512
 """Values that a program of a depthwise convolution handles."""
 
 
@@ -218,23 +218,35 @@ def _pieces(size: int, most: int, block: int) -> tuple[int, int]:
 
 
 @triton.jit
-def _element(size, TILE: tl.constexpr):
-    """Return row and place in the row of the values that this program handles, of rows with `size` values."""
-    start = tl.program_id(0).to(tl.int64) * TILE
-    first = start // size
-    at = (start - first * size).to(tl.int32) + tl.arange(0, TILE)
-    row = at // size
-    return first + row, at - row * size
+def _row(size, LONG: tl.constexpr, TILE: tl.constexpr):
+    """Return the row of this program's values, of `size` values each, and their places: one row only if LONG."""
+    if LONG:
+        return tl.program_id(0).to(tl.int64), tl.program_id(1) * TILE + tl.arange(0, TILE)
+    else:
+        start = tl.program_id(0).to(tl.int64) * TILE
+        first = start // size
+        at = (start - first * size).to(tl.int32) + tl.arange(0, TILE)
+        row = at // size
+        return first + row, at - row * size
+
+
+@triton.jit
+def _tap(w, tap: tl.constexpr, inside, LONG: tl.constexpr):
+    """Return the filters' value at a tap, one for each row."""
+    if LONG:
+        return tl.load(w + tap)
+    else:
+        return tl.load(w + tap, mask=inside, other=0.0)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _depthwise_forward(
     x, w, y, rows, samples, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
     S: tl.constexpr, PAD: tl.constexpr, UP: tl.constexpr, DOWN: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
-    TILE: tl.constexpr,
+    LONG: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    row, at = _element(samples * (P * Q), TILE)
-    inside = row < rows
+    row, at = _row(samples * (P * Q), LONG, TILE)
+    inside = (row < rows) & (at < samples * (P * Q))
     sample, p, q = _placed(at, P, Q)
     p, q = p * S - PAD, q * S - PAD
     x += row * (samples * (H * W)) + (sample * (H * W) + p * W + q)
@@ -243,7 +255,7 @@ def _depthwise_forward(
     for i in tl.static_range(UP, DOWN):
         for j in tl.static_range(LEFT, RIGHT):
             ok = inside & (p + i >= 0) & (p + i < H) & (q + j >= 0) & (q + j < W)
-            total += tl.load(x + (i * W + j), mask=ok, other=0.0) * tl.load(w + (i * K + j), mask=inside, other=0.0)
+            total += tl.load(x + (i * W + j), mask=ok, other=0.0) * _tap(w, i * K + j, inside, LONG)
     tl.store(y + row * (samples * (P * Q)) + at, total, mask=inside)
 
 
@@ -251,10 +263,10 @@ def _depthwise_forward(
 def _depthwise_input_gradient(
     g, w, dx, rows, samples, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
     S: tl.constexpr, PAD: tl.constexpr, UP: tl.constexpr, DOWN: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
-    TILE: tl.constexpr,
+    LONG: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    row, at = _element(samples * (H * W), TILE)
-    inside = row < rows
+    row, at = _row(samples * (H * W), LONG, TILE)
+    inside = (row < rows) & (at < samples * (H * W))
     sample, h, v = _placed(at, H, W)
     p, q = quotient(h + PAD, S), quotient(v + PAD, S)
     up, left = h + PAD - p * S, v + PAD - q * S  # a stride meets every S-th tap, beginning with this one
@@ -265,8 +277,7 @@ def _depthwise_input_gradient(
         for j in tl.static_range(LEFT, RIGHT):
             ok = inside & (up == i % S) & (left == j % S)
             ok = ok & (p >= i // S) & (p < P + i // S) & (q >= j // S) & (q < Q + j // S)
-            values = tl.load(g - (i // S * Q + j // S), mask=ok, other=0.0)
-            total += values * tl.load(w + (i * K + j), mask=inside, other=0.0)
+            total += tl.load(g - (i // S * Q + j // S), mask=ok, other=0.0) * _tap(w, i * K + j, inside, LONG)
     tl.store(dx + row * (samples * (H * W)) + at, total, mask=inside)
 
 
@@ -312,9 +323,8 @@ class TritonDepthwise(torch.autograd.Function):
             "H": height, "W": width, "P": high, "Q": wide, "K": kernel, "S": stride, "PAD": padding, "UP": up,
             "DOWN": down, "LEFT": left, "RIGHT": right,
         }  # fmt: skip
-        launch(_depthwise_forward, (triton.cdiv(outcome.numel(), TILE),))(
-            values, weight, outcome, clients * channels, batch, TILE=TILE, **ctx.options
-        )
+        grid, tile = _grid(clients * channels, batch * high * wide)
+        launch(_depthwise_forward, grid)(values, weight, outcome, clients * channels, batch, **ctx.options, **tile)
         ctx.save_for_backward(values, weight)
         ctx.branch = current_branch()
         return outcome
@@ -324,7 +334,8 @@ class TritonDepthwise(torch.autograd.Function):
         """Return the gradients of the inputs and of the filters."""
         values, weight = ctx.saved_tensors
         gradient = gradients[0].contiguous()
-        rows, batch = weight.shape[0] * weight.shape[1], values.shape[2]
+        clients, channels, batch, height, width = values.shape
+        rows = clients * channels
         with forked(ctx.branch, gradient, values):
             size = gradient[0, 0].numel()
             block = min(TILE, int(triton.next_power_of_2(size)))
@@ -335,12 +346,18 @@ class TritonDepthwise(torch.autograd.Function):
             )
             of_weight = of_weight[0] if pieces == 1 else of_weight.sum(0)
         of_values = torch.empty_like(values)
-        launch(_depthwise_input_gradient, (triton.cdiv(values.numel(), TILE),))(
-            gradient, weight, of_values, rows, batch, TILE=TILE, **ctx.options
-        )
+        grid, tile = _grid(rows, batch * height * width)
+        launch(_depthwise_input_gradient, grid)(gradient, weight, of_values, rows, batch, **ctx.options, **tile)
         return of_values, of_weight, None, None
 
 
 def _taps(side: int, out: int, kernel: int, stride: int, padding: int) -> tuple[int, int]:
     """Return the first tap of a filter that meets a map somewhere, and the one after the last: others meet padding."""
     return max(0, padding - (out - 1) * stride), min(kernel, side + padding)
+
+
+def _grid(rows: int, size: int) -> tuple[tuple[int, int], dict[str, Any]]:
+    """Return the number of programs, and their tile: of one row if rows are long, otherwise of several."""
+    if size >= TILE:
+        return (rows, triton.cdiv(size, TILE)), {"LONG": True, "TILE": TILE, "num_warps": 4}
+    return (triton.cdiv(rows * size, TILE), 1), {"LONG": False, "TILE": TILE, "num_warps": 4}
