@@ -2,10 +2,11 @@
 
 Map sizes are known when a kernel is compiled, so that a division by a width of 8 is a shift.
 
-A dense convolution is a sum of matrix products, one for each tap of the filter: forward multiplies a tap's filters
-(F, C) by the maps (C, L), shifted by the tap. The gradient of the inputs multiplies the filters (C, F) by the gradient's
-maps (F, L). The gradient of a tap's filters multiplies gradients (F, L) by shifted maps (C, L) transposed, in parts of
-L that are summed in a fixed order. L counts positions of all samples of a client.
+A dense convolution is matrix products of each client's filters with patches that are never written to memory. Forward
+multiplies filters (F, K) by patches (K, L). K counts the taps of a filter, channel by channel, and L the positions of
+all samples. Backward goes tap by tap: the gradient of the inputs is a sum over taps of filters (C, F) times gradients
+(F, L). The gradient of a tap's filters multiplies gradients (F, L) by maps (L, C), shifted by the tap, in parts of L
+that are summed in a fixed order.
 
 (client, channel) are the rows of the stack, and a row is B·H·W values in order. A program of a depthwise convolution
 handles so many values, of one row or of several. Maps are small (1 to 32 pixels wide), so a filter's k·k taps are
@@ -24,8 +25,8 @@ from torch import Tensor
 from tinyproto.stacked.capture import current_branch, forked
 from tinyproto.stacked.kernels import launch
 
-TILE = 512
-"""Values that a program of a depthwise convolution handles."""
+TILE = 256
+"""Values that a program of a depthwise convolution handles; with a stride, whose loads are further apart, fewer."""
 
 
 @triton.jit
@@ -50,59 +51,78 @@ def _placed(at, H: tl.constexpr, W: tl.constexpr):
 
 
 @triton.jit
-def _product(
-    x, w, y, samples, M: tl.constexpr, N: tl.constexpr, WM: tl.constexpr, WN: tl.constexpr,
-    H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, S: tl.constexpr,
-    PAD: tl.constexpr, BACK: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
-    BL: tl.constexpr, BN: tl.constexpr,
+def _forward(
+    x, w, y, C: tl.constexpr, F: tl.constexpr, size_out, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
+    K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr,
+    BO: tl.constexpr, BL: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Sum products of filters (M, N) and maps (N, L) over taps, for maps of H×W to maps of P×Q.
+    client = tl.program_id(2).to(tl.int64)
+    out = tl.program_id(1) * BO + tl.arange(0, BO)
+    at = tl.program_id(0) * BL + tl.arange(0, BL)
+    taps = C * K * K
+    sample, place = at // (P * Q), at % (P * Q)
+    top, left = (place // Q) * S - PAD, (place % Q) * S - PAD
+    size_in = (size_out // (P * Q)) * H * W
+    x += client * C * size_in
+    w += client * F * taps
+    total = tl.zeros((BO, BL), tl.float32)
+    for start in range(0, taps, BK):
+        k = start + tl.arange(0, BK)
+        channel = quotient(k, K * K)
+        tap = k - channel * K * K
+        i = quotient(tap, K)
+        h, v = top[None, :] + i[:, None], left[None, :] + (tap - i * K)[:, None]
+        ok = (k < taps)[:, None] & (at < size_out)[None, :] & (h >= 0) & (h < H) & (v >= 0) & (v < W)
+        patches = tl.load(x + channel[:, None] * size_in + (sample * H * W)[None, :] + h * W + v, mask=ok, other=0.0)
+        known = (out < F)[:, None] & (k < taps)[None, :]
+        filters = tl.load(w + out[:, None] * taps + k[None, :], mask=known, other=0.0)
+        total = tl.dot(filters, patches, total, input_precision=PRECISION)
+    inside = (out < F)[:, None] & (at < size_out)[None, :]
+    tl.store(y + client * F * size_out + out[:, None] * size_out + at[None, :], total, mask=inside)
 
-    Backwards, positions h with equal (h + PAD) mod S meet the same taps, every S-th of a filter (STEP), so a program
-    handles only such positions.
+
+@triton.jit
+def _input_gradient(
+    g, w, dx, samples, C: tl.constexpr, F: tl.constexpr, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr,
+    Q: tl.constexpr, K: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr, BC: tl.constexpr,
+    BL: tl.constexpr, BF: tl.constexpr,
+):  # fmt: skip
+    """Sum products of filters (C, F) and gradients (F, L) over taps; the filters are (k, k, F, C).
+
+    Positions h with equal (h + PAD) mod S meet the same taps, every S-th of a filter. So a program handles only such.
     """
     client = tl.program_id(2).to(tl.int64)
-    m = tl.program_id(1) * BM + tl.arange(0, BM)
-    TALL: tl.constexpr = (P + STEP - 1) // STEP
-    LONG: tl.constexpr = (Q + STEP - 1) // STEP
-    first_i, first_j = (tl.program_id(0) % (STEP * STEP)) // STEP, tl.program_id(0) % STEP
-    at = (tl.program_id(0) // (STEP * STEP)) * BL + tl.arange(0, BL)
-    sample, p, q = _placed(at, TALL, LONG)
-    if BACK:
-        up, left = (first_i + PAD * (S - 1)) % S, (first_j + PAD * (S - 1)) % S
-        top, start = p + (up + PAD - first_i) // S, q + (left + PAD - first_j) // S
-        p, q = p * S + up, q * S + left
-    else:
-        top, start = p * S - PAD, q * S - PAD
-    inside = (sample < samples) & (p < P) & (q < Q)
-    x += client * N * samples * (H * W)
-    w += client * M * N * K * K
-    tall, wide = (K - first_i + STEP - 1) // STEP, (K - first_j + STEP - 1) // STEP
-    BLOCKS: tl.constexpr = (N + BN - 1) // BN
-    total = tl.zeros((BM, BL), tl.float32)
-    for step in range(0, tall * wide * BLOCKS):
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    first_i, first_j = (tl.program_id(0) % (S * S)) // S, tl.program_id(0) % S
+    up, left = (first_i + PAD * (S - 1)) % S, (first_j + PAD * (S - 1)) % S
+    at = (tl.program_id(0) // (S * S)) * BL + tl.arange(0, BL)
+    sample, tall, wide = _placed(at, (H + S - 1) // S, (W + S - 1) // S)
+    h, v = tall * S + up, wide * S + left
+    top, start = tall + (up + PAD - first_i) // S, wide + (left + PAD - first_j) // S
+    inside = (sample < samples) & (h < H) & (v < W)
+    g += client * F * samples * (P * Q)
+    w += client * C * F * K * K
+    down, across = (K - first_i + S - 1) // S, (K - first_j + S - 1) // S
+    BLOCKS: tl.constexpr = (F + BF - 1) // BF
+    total = tl.zeros((BC, BL), tl.float32)
+    for step in range(0, down * across * BLOCKS):
         tap = step // BLOCKS
-        i = tap // wide
-        j = tap - i * wide
-        n = (step - tap * BLOCKS) * BN + tl.arange(0, BN)
-        if BACK:
-            h, v = top - i, start - j
-        else:
-            h, v = top + i, start + j
-        ok = inside & (h >= 0) & (h < H) & (v >= 0) & (v < W)
-        maps = tl.load(  # positions along the first axis, which neighbouring threads then read
-            x + (sample * (H * W) + h * W + v)[:, None] + n[None, :] * (samples * (H * W)),
-            mask=ok[:, None] & (n < N)[None, :], other=0.0,
+        i = tap // across
+        j = tap - i * across
+        f = (step - tap * BLOCKS) * BF + tl.arange(0, BF)
+        p, q = top - i, start - j
+        ok = inside & (p >= 0) & (p < P) & (q >= 0) & (q < Q)
+        gradients = tl.load(  # positions along the first axis, which neighbouring threads then read
+            g + (sample * (P * Q) + p * Q + q)[:, None] + f[None, :] * (samples * (P * Q)),
+            mask=ok[:, None] & (f < F)[None, :], other=0.0,
         )  # fmt: skip
-        place = ((first_i + i * STEP) * K + first_j + j * STEP) * (M * N)
-        filters = tl.load(
-            w + place + m[:, None] * WM + n[None, :] * WN, mask=(m < M)[:, None] & (n < N)[None, :], other=0.0
-        )
-        total = tl.dot(filters, tl.trans(maps), total, input_precision=PRECISION)
-    y += client * M * samples * (P * Q)
+        place = ((first_i + i * S) * K + first_j + j * S) * (F * C)
+        filters = tl.load(w + place + c[:, None] + f[None, :] * C, mask=(c < C)[:, None] & (f < F)[None, :], other=0.0)
+        total = tl.dot(filters, tl.trans(gradients), total, input_precision=PRECISION)
+    dx += client * C * samples * (H * W)
     tl.store(
-        y + m[:, None] * (samples * (P * Q)) + (sample * (P * Q) + p * Q + q)[None, :], total,
-        mask=(m < M)[:, None] & inside[None, :],
+        dx + c[:, None] * (samples * (H * W)) + (sample * (H * W) + h * W + v)[None, :], total,
+        mask=(c < C)[:, None] & inside[None, :],
     )  # fmt: skip
 
 
@@ -148,37 +168,34 @@ class TritonConvolution(torch.autograd.Function):
         outputs, kernel = weight.shape[1], weight.shape[-1]
         high, wide = ((side + 2 * padding - kernel) // stride + 1 for side in (height, width))
         outcome = values.new_empty(clients, outputs, batch, high, wide)
-        by_tap = weight.permute(0, 3, 4, 1, 2).contiguous()  # (n, k, k, F, C): a tap's filters side by side
-        ctx.options = {"K": kernel, "S": stride, "PAD": padding, "PRECISION": _precision()}
         size = batch * high * wide
-        tile = _tile(outputs, channels, size, clients)
-        launch(_product, (triton.cdiv(size, tile["BL"]), triton.cdiv(outputs, tile["BM"]), clients))(
-            values, by_tap, outcome, batch, M=outputs, N=channels, WM=channels, WN=1, H=height, W=width, P=high, Q=wide,
-            BACK=False, STEP=1, **tile, **ctx.options
+        ctx.options = {"K": kernel, "S": stride, "PAD": padding, "PRECISION": _precision()}
+        tile = _tile(outputs, size, clients)
+        launch(_forward, (triton.cdiv(size, tile[1]), triton.cdiv(outputs, tile[0]), clients))(
+            values, weight, outcome, channels, outputs, size, height, width, high, wide,
+            BO=tile[0], BL=tile[1], BK=tile[2], num_warps=4, num_stages=3, **ctx.options
         )  # fmt: skip
-        ctx.save_for_backward(values, by_tap)
+        ctx.save_for_backward(values, weight)
         ctx.branch = current_branch()
         return outcome
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
         """Return the gradients of the inputs, if needed, and of the filters."""
-        values, by_tap = ctx.saved_tensors
+        values, weight = ctx.saved_tensors
         gradient = gradients[0].contiguous()
-        clients, channels, batch, height, width = values.shape
-        outputs, (high, wide) = gradient.shape[1], gradient.shape[3:]
-        stride = ctx.options["S"]
         with forked(ctx.branch, gradient, values):
             of_weight = _of_filters(values, gradient, ctx.options)
         if not ctx.needs_input_grad[0]:
             return None, of_weight, None, None
+        clients, channels, batch, height, width = values.shape
+        outputs, (high, wide), stride = gradient.shape[1], gradient.shape[3:], ctx.options["S"]
         of_values = torch.empty_like(values)
+        by_tap = weight.permute(0, 3, 4, 1, 2).contiguous()  # (n, k, k, F, C): a tap's filters side by side
         size = batch * triton.cdiv(height, stride) * triton.cdiv(width, stride)  # positions that meet the same taps
-        tile = _tile(channels, outputs, size * stride**2, clients)
-        grid = (triton.cdiv(size, tile["BL"]) * stride**2, triton.cdiv(channels, tile["BM"]), clients)
-        launch(_product, grid)(
-            gradient, by_tap, of_values, batch, M=channels, N=outputs, WM=1, WN=channels, H=high, W=wide, P=height,
-            Q=width, BACK=True, STEP=stride, **tile, **ctx.options
+        launch(_input_gradient, (triton.cdiv(size, 64) * stride**2, triton.cdiv(channels, 32), clients))(
+            gradient, by_tap, of_values, batch, C=channels, F=outputs, H=height, W=width, P=high, Q=wide,
+            BC=32, BL=64, BF=32, num_warps=4, num_stages=3, **ctx.options
         )  # fmt: skip
         return of_values, of_weight, None, None
 
@@ -188,13 +205,13 @@ def _of_filters(values: Tensor, gradient: Tensor, options: dict[str, Any]) -> Te
     clients, channels, batch, height, width = values.shape
     outputs, (high, wide), kernel = gradient.shape[1], gradient.shape[3:], options["K"]
     size = batch * high * wide
-    tile = {"BF": 32 if outputs <= 32 else 64, "BC": 16 if channels <= 16 else 32, "BL": 64}
+    tile = {"BF": 64, "BC": 32, "BL": 64} if channels > 16 else {"BF": 32, "BC": 16, "BL": 128}
     grid = kernel**2 * triton.cdiv(channels, tile["BC"]), triton.cdiv(outputs, tile["BF"])
-    pieces, part = _pieces(size, min(16, 528 // (clients * grid[0] * grid[1]), size // 256), tile["BL"])
+    pieces, part = _pieces(size, min(16, 264 // (clients * grid[0] * grid[1]), size // 256), tile["BL"])
     found = values.new_empty(pieces, clients, outputs, channels, kernel, kernel)
     launch(_filter_gradient, (*grid, clients * pieces))(
         values, gradient, found, batch, clients, part, C=channels, F=outputs, H=height, W=width, P=high, Q=wide,
-        num_warps=4, num_stages=3, **tile, **options
+        num_warps=4 if channels > 16 else 2, num_stages=3, **tile, **options
     )  # fmt: skip
     return found[0] if pieces == 1 else found.sum(0)
 
@@ -203,12 +220,10 @@ def _precision() -> str:
     return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
 
 
-def _tile(rows: int, depth: int, size: int, clients: int) -> dict[str, int]:
-    """Return the tile of a program's product: large, unless most of the device would be idle."""
+def _tile(rows: int, size: int, clients: int) -> tuple[int, int, int]:
+    """Return rows, columns and depth of a program's product: large, unless most of the device would be idle."""
     programs = clients * triton.cdiv(rows, 64) * triton.cdiv(size, 64)
-    row, columns, terms = (64, 64, 32) if rows >= 64 and programs >= 264 else (32, 32, 64)
-    terms = min(terms, max(16, int(triton.next_power_of_2(depth))))
-    return {"BM": row, "BL": columns, "BN": terms, "num_warps": 4, "num_stages": 3}
+    return (64, 64, 32) if rows >= 64 and programs >= 264 else (32, 32, 64)
 
 
 def _pieces(size: int, most: int, block: int) -> tuple[int, int]:
@@ -323,7 +338,7 @@ class TritonDepthwise(torch.autograd.Function):
             "H": height, "W": width, "P": high, "Q": wide, "K": kernel, "S": stride, "PAD": padding, "UP": up,
             "DOWN": down, "LEFT": left, "RIGHT": right,
         }  # fmt: skip
-        grid, tile = _grid(clients * channels, batch * high * wide)
+        grid, tile = _grid(clients * channels, batch * high * wide, TILE if stride == 1 else TILE // 2)
         launch(_depthwise_forward, grid)(values, weight, outcome, clients * channels, batch, **ctx.options, **tile)
         ctx.save_for_backward(values, weight)
         ctx.branch = current_branch()
@@ -342,7 +357,7 @@ class TritonDepthwise(torch.autograd.Function):
             together, pieces = TILE // block, triton.cdiv(size, block)
             of_weight = weight.new_empty(pieces, *weight.shape)
             launch(_depthwise_filter_gradient, (triton.cdiv(rows, together), pieces))(
-                values, gradient, of_weight, rows, batch, ROWS=together, BLOCK=block, **ctx.options
+                values, gradient, of_weight, rows, batch, ROWS=together, BLOCK=block, num_warps=1, **ctx.options
             )
             of_weight = of_weight[0] if pieces == 1 else of_weight.sum(0)
         of_values = torch.empty_like(values)
@@ -356,8 +371,8 @@ def _taps(side: int, out: int, kernel: int, stride: int, padding: int) -> tuple[
     return max(0, padding - (out - 1) * stride), min(kernel, side + padding)
 
 
-def _grid(rows: int, size: int) -> tuple[tuple[int, int], dict[str, Any]]:
+def _grid(rows: int, size: int, tile: int = TILE) -> tuple[tuple[int, int], dict[str, Any]]:
     """Return the number of programs, and their tile: of one row if rows are long, otherwise of several."""
-    if size >= TILE:
-        return (rows, triton.cdiv(size, TILE)), {"LONG": True, "TILE": TILE, "num_warps": 4}
-    return (triton.cdiv(rows * size, TILE), 1), {"LONG": False, "TILE": TILE, "num_warps": 4}
+    long = size >= tile
+    grid = (rows, triton.cdiv(size, tile)) if long else (triton.cdiv(rows * size, tile), 1)
+    return grid, {"LONG": long, "TILE": tile, "num_warps": 4}
