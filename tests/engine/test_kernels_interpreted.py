@@ -10,6 +10,7 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import partial
 from importlib.util import find_spec
 from types import FunctionType
@@ -144,7 +145,7 @@ def moved_by_an_epoch(samples: Batch, network: nn.Module, penalty: Tensor, batch
     """Return the mean loss of an epoch at rate 1, and how far each weight moved."""
     before = {name: value.detach().clone() for name, value in network.named_parameters()}
     weights, logged = {name: value.clone() for name, value in before.items()}, torch.zeros(1).double()
-    contrast.epoch(weights, samples, batch, penalty, logged, 1.0)
+    contrast.epochs(weights, samples, batch, penalty, logged, 1.0)
     return float(logged) / len(samples.labels), {name: before[name] - weights[name] for name in before}
 
 
@@ -194,7 +195,8 @@ def test_an_upload_that_equals_a_prototype_gives_no_nan() -> None:
 class Programs:
     """Runs programs of the fit's kernel at once, a part of a step of each in random order, and notes what they touch.
 
-    `conflicts` are addresses that a program wrote in a part and another touched in the same part.
+    `conflicts` are addresses that a program wrote in a part and another touched in the same part. What a program does
+    between its arrival and its wait belongs to the part before and to the part after.
     """
 
     def __init__(self, count: int, without: int | None = None) -> None:
@@ -205,6 +207,8 @@ class Programs:
         self.current = 0
         self.waits = [0] * count
         self.touched: dict[str, dict[int, set[int]]] = {"load": defaultdict(set), "store": defaultdict(set)}
+        self.touched_later = deepcopy(self.touched)
+        self.arrived: set[int] = set()
         self.conflicts: set[int] = set()
 
     def run(self, programs: Sequence[Callable[[], None]]) -> None:
@@ -228,10 +232,14 @@ class Programs:
             thread.join(120)
         assert not errors, errors[0]
 
+    def announce(self, arrived: object) -> None:
+        self.arrived.add(self.current)
+
     def wait(self, arrived: object, target: object) -> None:
         number = self.current
+        self.arrived.discard(number)
         self.waits[number] += 1
-        if self.without is None or (self.waits[number] - 1) % 6 != self.without:
+        if self.without is None or (self.waits[number] - 1) % 5 != self.without:
             self.arrive(number)
 
     def arrive(self, number: int, *, for_good: bool = False) -> None:
@@ -245,14 +253,18 @@ class Programs:
                 self.turn.wait_for(lambda: self.current == number)
 
     def note(self, kind: str, pointers: Any, mask: Any) -> None:
-        self.touched[kind][self.current] |= set(np.broadcast_to(pointers, mask.shape)[mask].ravel().tolist())
+        addresses = set(np.broadcast_to(pointers, mask.shape)[mask].ravel().tolist())
+        self.touched[kind][self.current] |= addresses
+        if self.current in self.arrived:
+            self.touched_later[kind][self.current] |= addresses
 
     def compare(self) -> None:
         for writer, written in self.touched["store"].items():
             for kind in self.touched.values():
                 for other, addresses in kind.items():
                     self.conflicts |= written & addresses if other != writer else set()
-        for kind in self.touched.values():
+        self.touched, self.touched_later = self.touched_later, self.touched
+        for kind in self.touched_later.values():
             kind.clear()
 
 
@@ -301,6 +313,7 @@ def by_programs(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Programs]:
         monkeypatch.setattr(builder, "create_masked_load", noted_load)
         monkeypatch.setattr(builder, "create_masked_store", noted_store)
         monkeypatch.setattr(contrast, "_programs", lambda device: count)
+        monkeypatch.setattr(contrast, "_arrive", programs.announce)
         monkeypatch.setattr(contrast, "_wait", programs.wait)
         return programs
 
@@ -314,11 +327,27 @@ def test_programs_of_the_server_s_fit_touch_nothing_that_another_writes(
     programs = by_programs(5)
     samples = Batch(*make_uploads(classes, dim, count))
     assert_moved_alike(samples, make_network(classes, dim), all_but_the_last(classes), batch)
-    assert programs.waits == [6 * -(-count // batch)] * 5
+    assert programs.waits == [5 * -(-count // batch)] * 5
     assert not programs.conflicts
 
 
-@pytest.mark.parametrize("barrier", range(6))
+@pytest.mark.parametrize("count", [20, 16])
+def test_epochs_of_one_launch_of_the_server_s_fit_are_those_of_several(
+    by_programs: Callable[..., Programs], count: int
+) -> None:
+    programs = by_programs(5)
+    one, network, penalty = Batch(*make_uploads(7, 33, count)), make_network(7, 33), all_but_the_last(7)
+    together, alone = ({n: v.detach().clone() for n, v in network.named_parameters()} for _ in range(2))
+    logged, losses = torch.zeros(3).double(), torch.zeros(3).double()
+    contrast.epochs(together, Batch(*(torch.cat([each] * 3) for each in one)), 8, penalty, logged, 0.1)
+    assert not programs.conflicts
+    for mine in losses.split(1):
+        contrast.epochs(alone, one, 8, penalty, mine, 0.1)
+    assert torch.equal(logged, losses)
+    assert all(torch.equal(together[name], alone[name]) for name in alone)
+
+
+@pytest.mark.parametrize("barrier", range(5))
 def test_each_barrier_of_the_server_s_fit_is_needed(by_programs: Callable[..., Programs], barrier: int) -> None:
     programs = by_programs(5, without=barrier)
     moved_by_an_epoch(Batch(*make_uploads(7, 33, 20)), make_network(7, 33), all_but_the_last(7), 8)

@@ -1,4 +1,4 @@
-"""The server's fit by epochs of one kernel; PyTorch stands in for the GPU's."""
+"""The server's fit by a kernel of many epochs; PyTorch stands in for the GPU's."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from support_fit import again, all_but_the_last, by_autograd, make_fit, make_net
 from tinyproto.algorithms.fedtgp import contrastive_epoch
 from tinyproto.core.task import Batch, ParamGroup, State, Task
 from tinyproto.engine import graphed
+from tinyproto.engine import prototype_fit as fits
 from tinyproto.engine.eager import EagerTrainer
 from tinyproto.engine.graphed import GraphedTrainer
 from tinyproto.engine.prototype_fit import PrototypeFit, prototype_fit
@@ -25,18 +26,20 @@ class Plain:
     def __init__(self) -> None:
         self.calls = 0
 
-    def epoch(
+    def epochs(
         self, weights: State, samples: Batch, batch: int, penalty: Tensor, logged: Tensor, rate: float
     ) -> None:  # fmt: skip
         self.calls += 1
         network = make_network(*weights["embedding.weight"].shape)
-        for inputs, labels in zip(*(torch.split(each, batch) for each in samples), strict=True):
-            network.load_state_dict(weights)
-            with torch.enable_grad():
-                loss, gradients = by_autograd(network, Batch(inputs, labels), penalty)
-            for name, gradient in gradients.items():
-                weights[name].sub_(self.changed(name, gradient), alpha=rate)
-            logged += loss * len(labels)
+        count = len(samples.labels) // len(logged)
+        for sums, *epoch in zip(torch.split(logged, 1), *(torch.split(each, count) for each in samples), strict=True):
+            for inputs, labels in zip(*(torch.split(each, batch) for each in epoch), strict=True):
+                network.load_state_dict(weights)
+                with torch.enable_grad():
+                    loss, gradients = by_autograd(network, Batch(inputs, labels), penalty)
+                for name, gradient in gradients.items():
+                    weights[name].sub_(self.changed(name, gradient), alpha=rate)
+                sums += loss * len(labels)
 
     def changed(self, name: str, gradient: Tensor) -> Tensor:
         return gradient
@@ -66,11 +69,11 @@ class Empty(Plain):
 class Careless(Plain):
     """Forgets that the last batch is shorter."""
 
-    def epoch(
+    def epochs(
         self, weights: State, samples: Batch, batch: int, penalty: Tensor, logged: Tensor, rate: float
     ) -> None:  # fmt: skip
         whole = len(samples.labels) // batch * batch
-        super().epoch(weights, Batch(*(each[:whole] for each in samples)), batch, penalty, logged, rate)
+        super().epochs(weights, Batch(*(each[:whole] for each in samples)), batch, penalty, logged, rate)
 
 
 class Stalled(Plain):
@@ -80,10 +83,10 @@ class Stalled(Plain):
         super().__init__()
         self.first = first
 
-    def epoch(
+    def epochs(
         self, weights: State, samples: Batch, batch: int, penalty: Tensor, logged: Tensor, rate: float
     ) -> None:  # fmt: skip
-        super().epoch(weights, samples, batch, penalty, logged, rate)
+        super().epochs(weights, samples, batch, penalty, logged, rate)
         if self.calls >= self.first:
             logged.fill_(torch.nan)
 
@@ -95,14 +98,14 @@ class Failing(Plain):
         super().__init__()
         self.error = error
 
-    def epoch(
+    def epochs(
         self, weights: State, samples: Batch, batch: int, penalty: Tensor, logged: Tensor, rate: float
     ) -> None:  # fmt: skip
         raise self.error
 
 
 def epochs_of(network: nn.Module, kernels: Plain, rate: float) -> PrototypeFit:
-    return PrototypeFit(network, rate, kernels.epoch)
+    return PrototypeFit(network, rate, kernels.epochs)
 
 
 def epochs_by(monkeypatch: pytest.MonkeyPatch, kernels: Plain) -> None:
@@ -114,8 +117,12 @@ def epochs_by(monkeypatch: pytest.MonkeyPatch, kernels: Plain) -> None:
     monkeypatch.setattr(graphed, "prototype_fit", replaced)
 
 
+@pytest.mark.parametrize("at_once", [1, 3, 4])
 @pytest.mark.parametrize("count", [70, 64, 3])
-def test_a_fit_by_whole_epochs_ends_where_the_reference_ends(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+def test_a_fit_by_whole_epochs_ends_where_the_reference_ends(
+    monkeypatch: pytest.MonkeyPatch, count: int, at_once: int
+) -> None:
+    monkeypatch.setattr(fits, "GATHERED", at_once * count * 20 * 4)
     kernels = Plain()
     epochs_by(monkeypatch, kernels)
     task = make_fit(7, 20, count, epochs=4)
@@ -123,7 +130,7 @@ def test_a_fit_by_whole_epochs_ends_where_the_reference_ends(monkeypatch: pytest
     (expected,) = EagerTrainer().fit([reference])
     trainer = GraphedTrainer()
     (found,) = trainer.fit([mine])
-    assert kernels.calls == task.plan.epochs + 1  # one check
+    assert kernels.calls == -(-task.plan.epochs // at_once) + 1  # one check
     assert found.steps == task.plan.epochs * len(task.plan.sizes)
     assert trainer.notes == []
     torch.testing.assert_close(found.parts, expected.parts, rtol=1e-5, atol=1e-6)
@@ -163,10 +170,9 @@ def test_kernels_that_disagree_are_not_used_and_a_note_says_so(monkeypatch: pyte
         assert torch.equal(one, two)
 
 
-@pytest.mark.parametrize(("first", "calls"), [(2, 2), (4, 12), (13, 14)], ids=["at once", "later", "last"])
-def test_a_fit_whose_kernel_stalls_is_soon_done_again_without_it(
-    monkeypatch: pytest.MonkeyPatch, first: int, calls: int
-) -> None:
+@pytest.mark.parametrize("first", [2, 4, 14], ids=["at once", "later", "last"])
+def test_a_fit_whose_kernel_stalls_is_soon_done_again_without_it(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    monkeypatch.setattr(fits, "GATHERED", 1)
     task = make_fit(7, 20, 40, epochs=13)
     expected, found = again(task), again(task)
     GraphedTrainer().fit([expected])
@@ -174,7 +180,7 @@ def test_a_fit_whose_kernel_stalls_is_soon_done_again_without_it(
     epochs_by(monkeypatch, kernels)
     trainer = GraphedTrainer()
     (result,) = trainer.fit([found])
-    assert kernels.calls == calls
+    assert kernels.calls == first
     assert bool(result.parts.isfinite().all())
     (note,) = trainer.notes
     assert re.match(r"the server .*kernels: its loss is not finite", note)

@@ -33,7 +33,7 @@ def by_kernel(samples: Batch, network: nn.Module, penalty: Tensor, batch: int) -
     """Return the mean loss of an epoch at rate 1, and how far each weight moved."""
     before = {name: value.detach().clone() for name, value in network.named_parameters()}
     weights, logged = {name: value.clone() for name, value in before.items()}, torch.zeros(1, device="cuda").double()
-    fit_of(*before["embedding.weight"].shape).epoch(weights, samples, batch, penalty, logged, 1.0)
+    fit_of(*before["embedding.weight"].shape).epochs(weights, samples, batch, penalty, logged, 1.0)
     return float(logged) / len(samples.labels), {name: before[name] - weights[name] for name in before}
 
 
@@ -59,6 +59,21 @@ def test_an_epoch_does_not_depend_on_who_is_first() -> None:
         again_loss, again_moved = by_kernel(samples, network, penalty, 32)
         assert again_loss == loss
         assert all(torch.equal(moved[name], again_moved[name]) for name in moved)
+
+
+def test_epochs_of_one_launch_are_those_of_several() -> None:
+    network, penalty = make_network(100, 500).cuda(), all_but_the_last(100).cuda()
+    samples, start = uploads(100, 500, 3 * 70), dict(network.named_parameters())
+    together, alone = ({name: value.detach().clone() for name, value in start.items()} for _ in range(2))
+    logged = torch.zeros(3, device="cuda").double()
+    fit_of(100, 500).epochs(together, samples, 32, penalty, logged, 0.05)
+    for inputs, labels, mine in zip(
+        torch.split(samples.inputs, 70), torch.split(samples.labels, 70), logged, strict=True
+    ):
+        found = torch.zeros(1, device="cuda").double()
+        fit_of(100, 500).epochs(alone, Batch(inputs, labels), 32, penalty, found, 0.05)
+        assert float(found) == float(mine)
+    assert all(torch.equal(together[name], alone[name]) for name in together)
 
 
 def test_an_upload_that_equals_a_prototype_gives_no_nan() -> None:

@@ -1,7 +1,7 @@
 """The graphed trainer: the eager trainer's steps, captured once per kind of task and replayed, one task after another.
 
-It takes any network, so the stacked trainer falls back to it. It also runs the server's fit, all steps of an epoch in
-one kernel or one graph. On a CPU nothing is captured.
+It takes any network, so the stacked trainer falls back to it. It also runs the server's fit, many epochs in
+one kernel or an epoch in one graph. On a CPU nothing is captured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The server's fit of trainable prototypes on a GPU: an epoch of `contrastive_step` in one kernel.
+"""The server's fit of trainable prototypes on a GPU: many epochs of `contrastive_step` in one kernel.
 
 A fit is thousands of steps of a very small network. A step by autograd is thirty kernels, and its time is their number.
 """
@@ -21,37 +21,38 @@ from tinyproto.stacked.fallback import CannotStack, agree, still_usable
 MOST_CLASSES = 256
 """A kernel's program holds the distances of an upload from all prototypes."""
 
-LOOK_EVERY = 10
-"""Epochs between two looks at the loss: if a kernel's programs wait in vain, an epoch takes seconds."""
+GATHERED = 2**26
+"""Bytes of uploads, in the order of their batches, for which the kernel is launched once."""
 
-Epoch = Callable[[State, Batch, int, Tensor, Tensor, float], None]
+Epochs = Callable[[State, Batch, int, Tensor, Tensor, float], None]
 
 
 class PrototypeFit:
     """Epochs of one fit's network; `check` compares them with autograd before they are used.
 
-    `epoch` takes all steps of one, see `kernels/contrast.py`.
+    `epochs` takes the steps of one or more, see `kernels/contrast.py`.
     """
 
-    def __init__(self, network: nn.Module, rate: float, epoch: Epoch) -> None:
-        self.network = network  # for its structure; each epoch is given the weights
+    def __init__(self, network: nn.Module, rate: float, epochs: Epochs) -> None:
+        self.network = network  # for its structure; each call is given the weights
         self.rate = rate
-        self.epoch = epoch
+        self.epochs = epochs
         self.checked: set[Hashable] = set()
 
     @torch.no_grad()
     def run(self, weights: State, data: TensorData, order: Tensor, batch: int, penalty: Tensor) -> Tensor:
         """Take a step of SGD for each batch of each epoch, in place; return the epochs' sums of losses, float64.
 
-        Stop early, with a sum that is not finite, if the programs of a kernel wait for each other in vain.
+        It stops early if a sum is not finite: programs that wait in vain take ten seconds for each launch.
         """
-        sums = torch.zeros(len(order), 2, dtype=torch.float64, device=penalty.device)  # 16 bytes a row, for all kernels
-        for epoch, rows in enumerate(order):
-            logged = sums[epoch, :1]
-            self.epoch(weights, data.batch(rows), batch, penalty, logged, self.rate)
-            if epoch % LOOK_EVERY == 0 and not bool(logged.isfinite()):
+        size = order.shape[1] * data.pool[:1].numel() * torch.float32.itemsize
+        sums: list[Tensor] = []
+        for rows in torch.split(order, max(GATHERED // size, 1)):
+            sums.append(torch.zeros(len(rows), dtype=torch.float64, device=penalty.device))
+            self.epochs(weights, data.batch(rows.flatten()), batch, penalty, sums[-1], self.rate)
+            if not bool(sums[-1].isfinite().all()):
                 break
-        return sums[:, 0]
+        return torch.cat(sums)
 
     def check(self, weights: State, batch: int, penalty: Tensor) -> None:
         """Compare two steps on random values of these shapes with autograd's, once; raise CannotStack if they differ.
@@ -67,7 +68,7 @@ class PrototypeFit:
         moved = {name: value.clone() for name, value in weights.items()}
         logged = torch.zeros(1, dtype=torch.float64, device=device)
         try:
-            self.epoch(moved, samples, batch, penalty, logged, 1.0)  # rate 1: a weight moves by its gradient
+            self.epochs(moved, samples, batch, penalty, logged, 1.0)  # rate 1: a weight moves by its gradient
             agreed = agree([logged, *(weights[name] - moved[name] for name in weights)], expected)
         except Exception as error:  # most likely a missing compiler
             if is_out_of_memory(error) or not still_usable(device, error):
@@ -124,6 +125,6 @@ def prototype_fit(task: Task) -> PrototypeFit | None:
         or len(weight) > MOST_CLASSES
     ):
         return None
-    from tinyproto.stacked.kernels.contrast import epoch
+    from tinyproto.stacked.kernels.contrast import epochs
 
-    return PrototypeFit(network, task.groups[0].learning_rate, epoch)
+    return PrototypeFit(network, task.groups[0].learning_rate, epochs)
