@@ -341,7 +341,7 @@ def test_epochs_of_one_launch_of_the_server_s_fit_are_those_of_several(
     logged, losses = torch.zeros(3).double(), torch.zeros(3).double()
     contrast.epochs(together, Batch(*(torch.cat([each] * 3) for each in one)), 8, penalty, logged, 0.1)
     assert not programs.conflicts
-    for mine in losses.split(1):
+    for mine in torch.split(losses, 1):
         contrast.epochs(alone, one, 8, penalty, mine, 0.1)
     assert torch.equal(logged, losses)
     assert all(torch.equal(together[name], alone[name]) for name in alone)
