@@ -1,4 +1,4 @@
-"""What a round reads from a GPU at once is what a CPU computes client by client."""
+"""A round reads from a GPU at once what a CPU computes client by client, with the same values."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ MOST_TOGETHER = 1 << 22
 
 
 def portions(items: Sequence[Item], sizes: Sequence[int], most: int = MOST_TOGETHER) -> Iterator[list[Item]]:
-    """Yield items in order, as many at once as have at most so many values together, or a single one."""
+    """Yield items in order, in portions of at most `most` values; a larger item is a portion of its own."""
     portion: list[Item] = []
     held = 0
     for item, size in zip(items, sizes, strict=True):

@@ -92,7 +92,7 @@ RULES = ("head", "global", "local")
 
 
 class Scored(NamedTuple):
-    """What a client's scores are computed from."""
+    """The inputs of one client's scores."""
 
     head: nn.Module
     features: Tensor  # (N, d), of its test samples

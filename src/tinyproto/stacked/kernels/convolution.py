@@ -9,7 +9,7 @@ all samples. Backward goes tap by tap: the gradient of the inputs is a sum over 
 that are summed in a fixed order.
 
 (client, channel) are the rows of the stack, and a row is B·H·W values in order. A program of a depthwise convolution
-handles so many values, of one row or of several. Maps are small (1 to 32 pixels wide), so a filter's k·k taps are
+handles TILE values, of one row or of several. Maps are small (1 to 32 pixels wide), so a filter's k·k taps are
 unrolled; taps that only meet padding are left out.
 """
 
