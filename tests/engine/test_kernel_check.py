@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tinyproto.stacked import fallback, layers
-from tinyproto.stacked.convolution import geometry, plain_convolution
+from tinyproto.stacked.convolution import MOST_POSITIONS, geometry, plain_convolution
 from tinyproto.stacked.fallback import CannotStack, check_kernel
 from tinyproto.stacked.layers import (
     Activation,
@@ -217,3 +217,27 @@ def test_a_normalisation_that_does_not_agree_is_refused(
 )
 def test_only_regular_convolutions_have_a_kernel_of_their_own(layer: nn.Conv2d, own: bool) -> None:
     assert geometry(layer).has_kernel == own
+
+
+@pytest.mark.parametrize(
+    ("layer", "maps", "trains", "countable"),
+    [
+        (nn.Conv2d(4, 4, 3, 1, 1, groups=4), (2, 4, 1024, 64, 64), False, True),
+        (nn.Conv2d(4, 4, 3, 1, 1, groups=4), (2, 4, 1024, 112, 112), False, False),
+        (nn.Conv2d(4, 4, 3, 1, 2, groups=4), (2, 4, 1024, 64, 64), False, False),  # its results are larger
+        (nn.Conv2d(3, 8, 3, 1, 1), (2, 3, 1024, 112, 112), False, True),
+        (nn.Conv2d(3, 8, 3, 1, 1), (2, 3, 1024, 112, 112), True, False),
+        (nn.Conv2d(3, 256, 3, 1, 1), (2, 3, 1024, 112, 112), False, False),
+    ],
+)
+def test_maps_too_large_for_a_kernel_s_numbers_are_known(
+    layer: nn.Conv2d, maps: tuple[int, ...], trains: bool, countable: bool
+) -> None:
+    assert geometry(layer).is_countable(torch.Size(maps), trains=trains) == countable
+
+
+@pytest.mark.parametrize("divisor", [3, 7, 28, 49, 64, 196, 3136, 12544])
+def test_quotients_in_floats_are_exact_up_to_the_most_positions(divisor: int) -> None:
+    positions = torch.arange(MOST_POSITIONS)
+    in_floats = ((positions.float() + 0.5) * torch.tensor(1.0 / divisor)).int()  # as `quotient` of the kernels
+    assert torch.equal(in_floats.long(), positions // divisor)

@@ -8,6 +8,7 @@ most of a small network's step on the gradient of depthwise filters. Elsewhere P
 from __future__ import annotations
 
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -15,13 +16,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tinyproto.stacked.capture import branching, current_branch, forked
-from tinyproto.stacked.fallback import check_kernel
+from tinyproto.stacked.fallback import CannotStack, check_kernel
 from tinyproto.stacked.layers import apply
 
 Pair = tuple[int, ...]
 
 DENSE_KERNELS = (3, 7)
 """Filter widths that the kernel for dense convolutions supports: Triton 3.6 compiles 5 wrong at some sizes."""
+
+MOST_POSITIONS = 2**22
+"""Positions of a channel, over all samples, up to which the kernels' quotients in floats are exact."""
 
 
 class Geometry(NamedTuple):
@@ -52,6 +56,17 @@ class Geometry(NamedTuple):
         dense = self.groups == 1 and self.kernel[0] in DENSE_KERNELS
         return self.pointwise or (square and self.dilation == (1, 1) and (self.depthwise or dense))
 
+    def is_countable(self, maps: torch.Size, *, trains: bool) -> bool:
+        """Return True if the kernels' numbers hold all positions of maps (n, C, B, H, W) and of their results.
+
+        They are 32-bit integers. All kernels but the forward one for dense convolutions divide them in floats.
+        """
+        sides = zip(maps[3:], self.kernel, self.stride, self.padding, strict=True)
+        results = prod((side + 2 * padding - kernel) // stride + 1 for side, kernel, stride, padding in sides)
+        positions = maps[2] * max(prod(maps[3:]), results)
+        exact = positions <= MOST_POSITIONS or not (trains or self.depthwise)
+        return exact and positions * max(self.channels, self.filters) < 2**31
+
 
 def geometry(layer: nn.Conv2d) -> Geometry:
     """Return the geometry of a layer whose padding is given in numbers."""
@@ -68,6 +83,8 @@ def convolution(values: Tensor, weight: Tensor, bias: Tensor | None, shape: Geom
         return _add_bias(found.view(*found.shape[:2], *values.shape[2:]), bias)
     if not (values.is_cuda and values.dtype == torch.float32 and shape.has_kernel):
         return plain_convolution(values, weight, bias, shape)
+    if not shape.is_countable(values.shape, trains=torch.is_grad_enabled()):
+        raise CannotStack("its maps have more positions than our kernels can count")
     values = values.contiguous()
     kernel, plain = partial(_kernel_convolution, shape=shape), partial(plain_convolution, bias=None, shape=shape)
     with branching(None):
