@@ -121,6 +121,39 @@ def test_no_step_is_lost_where_as_many_batches_are_of_other_sizes() -> None:
 
 
 @pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_a_module_whose_weights_are_all_frozen_stays_in_the_stack(
+    monkeypatch: pytest.MonkeyPatch, clip: float | None
+) -> None:
+    def frozen(name: str, seed: int) -> SplitModel:
+        return built(name, seed).requires_grad_(False)
+
+    def clipped(task: Task) -> Task:
+        return replace(task, groups=[group._replace(clip_norm=clip) for group in task.groups])
+
+    monkeypatch.setattr("support_stacked.built", frozen)
+    side, trainer = side_of("fml", "small_cnn_a"), stacked_trainer()
+    alone, _ = trained(side, EagerTrainer(), "small_cnn_a", (20, 12), clipped)
+    together, _ = trained(side, trainer, "small_cnn_a", (20, 12), clipped)
+    assert_alike(together, alone)
+    assert trainer.notes == []
+
+
+@pytest.mark.usefixtures("exact")
+def test_clients_with_a_module_without_weights_are_trained_alone_and_a_note_says_so() -> None:
+    def with_nothing(task: Task) -> Task:
+        modules = nn.ModuleDict({**task.modules, "nothing": nn.Identity()})
+        return replace(task, modules=modules, key=("with nothing", task.key))
+
+    side, trainer = side_of("local", "small_cnn_a"), stacked_trainer()
+    alone, _ = trained(side, EagerTrainer(), "small_cnn_a", (20, 12), with_nothing)
+    together, _ = trained(side, trainer, "small_cnn_a", (20, 12), with_nothing)
+    assert_alike(together, alone, tolerance=0.0)
+    (note,) = trainer.notes
+    assert re.match(r"client 0 .*one by one: Identity has no weights", note)
+
+
+@pytest.mark.usefixtures("exact")
 def test_a_stack_takes_fewer_clients_than_it_was_built_for_and_more_make_it_grow() -> None:
     side, trainer = side_of("fedproto", "small_cnn_a"), stacked_trainer()
     alone, together = (clients_of(side, "small_cnn_a", (24, 30, 17)) for _ in range(2))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tinyproto.core.task import State
+from tinyproto.stacked.fallback import CannotStack
 
 
 class _ModuleTensors(NamedTuple):
@@ -46,13 +47,15 @@ class StackedState:
     """Parameters and float buffers of one module for n clients; what is not trained shares one piece of memory."""
 
     def __init__(self, module: nn.Module, clients: int) -> None:
-        parameters, statistics, _ = _tensors(module)
+        parameters, statistics, _ = tensors = _tensors(module)
+        if not tensors.values:
+            raise CannotStack(f"{type(module).__name__} has no weights")
         self.parameters: State = {
             name: torch.zeros(clients, *value.shape, device=value.device, dtype=value.dtype).requires_grad_()
             for name, value in parameters.items()
         }
         sizes = {name: value.shape for name, value in statistics.items()}
-        device, dtype = next((value.device, value.dtype) for value in self.parameters.values())
+        device, dtype = next((value.device, value.dtype) for value in tensors.values)
         self.flat = torch.zeros(clients * sum(size.numel() for size in sizes.values()), device=device, dtype=dtype)
         pieces = torch.split(self.flat, [clients * size.numel() for size in sizes.values()]) if sizes else ()
         self.buffers: State = {

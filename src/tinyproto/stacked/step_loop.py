@@ -280,6 +280,8 @@ def _descend(weights: list[Tensor], gradients: Mapping[int, Tensor | None], rate
     """Move the stacked weights against their gradients, clipped by each client's norm."""
     moved = [weight for weight in weights if gradients[id(weight)] is not None]
     found = [gradient for weight in weights if (gradient := gradients[id(weight)]) is not None]
+    if not found:
+        return
     if clip is None:
         torch._foreach_add_(moved, found, alpha=-rate)
         return
