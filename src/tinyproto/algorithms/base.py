@@ -125,7 +125,10 @@ class ClientSide(Protocol):
         ...
 
     def receive(self, client: Client, message: Message) -> Prototypes | None:
-        """Apply what the server sent; return the global prototypes (K, d) to classify with, if there are any."""
+        """Apply what the server sent; return the global prototypes (K, d) to classify with, if there are any.
+
+        Clients may share the message's tensors, so they must not be changed in place.
+        """
         ...
 
     def task(self, client: Client, plan: BatchPlan, seed: int) -> Task:
@@ -133,7 +136,10 @@ class ClientSide(Protocol):
         ...
 
     def update(self, client: Client, result: FitResult, round_: Round) -> Message:
-        """Return what the client sends after training."""
+        """Return what the client sends after training.
+
+        The message is encoded later, so it holds copies of tensors that may change, such as weights.
+        """
         ...
 
 
