@@ -238,27 +238,30 @@ def test_beside_other_cells_a_lack_of_memory_is_raised_since_fewer_have_to_run(m
         EagerTrainer(shared=True).features([built("small_cnn_a", 0)], [TensorData(POOL, LABELS)])
 
 
-def shares() -> list[TensorData]:
+def shares(longest: int = 60) -> list[TensorData]:
     found = []
-    for number, size in enumerate((40, 7, 60)):
-        rows = torch.arange(60 * number, 60 * number + size)
+    for number, size in enumerate((40, 7, longest)):
+        rows = (torch.arange(size) + 60 * number) % len(POOL)
         found.append(TensorData(POOL, LABELS[rows], 2 / 255, -1.0, rows))
     return found
 
 
 @pytest.mark.parametrize(
-    ("most", "width", "batch"),
-    [(3 * 512, None, 512), (3 * 128, None, 128), (3 * 32, None, 32), (32, 1, 32), (8, 0, 32)],
-)
+    ("longest", "most", "width", "batch"),
+    [
+        (400, 3 * 512, None, 512), (400, 3 * 128, None, 128), (400, 3 * 32, None, 32), (400, 32, 1, 32),
+        (60, 3 * 64, None, 512), (60, 3 * 32, None, 32), (60, 8, 0, 32),
+    ],
+)  # fmt: skip
 def test_features_are_computed_fewer_at_a_time_and_then_by_fewer_clients(
-    monkeypatch: pytest.MonkeyPatch, most: int, width: int | None, batch: int
+    monkeypatch: pytest.MonkeyPatch, longest: int, most: int, width: int | None, batch: int
 ) -> None:
     models = [built("small_cnn_d", seed).float() for seed in range(3)]
-    expected = EagerTrainer().features(models, shares())
+    expected = EagerTrainer().features(models, shares(longest))
     lack(monkeypatch, lambda rows: rows.numel() > most)
     trainer = stacked_trainer()
     for _ in range(2):
-        for mine, other in zip(trainer.features(models, shares()), expected, strict=True):
+        for mine, other in zip(trainer.features(models, shares(longest)), expected, strict=True):
             assert torch.allclose(mine, other, atol=1e-4)
     assert (trainer.width, trainer.feature_batch) == (width, batch)
     assert all(TOLD in note for note in trainer.notes)

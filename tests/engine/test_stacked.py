@@ -282,6 +282,22 @@ def test_features_of_a_stack_are_each_client_s_own(network: str) -> None:
             assert torch.allclose(mine, other, atol=1e-4)
 
 
+def test_features_are_computed_for_no_more_samples_than_clients_have_whoever_takes_part() -> None:
+    models = [built("small_cnn_a", seed).float() for seed in range(2)]
+    trainer = stacked_trainer()
+    widest = []
+    for sizes in ((20, 40), (3, 100), (100, 1), (33, 2)):
+        rows = [torch.arange(60 * number, 60 * number + size) for number, size in enumerate(sizes)]
+        data = [TensorData(POOL, LABELS[each], 2 / 255, -1.0, each) for each in rows]
+        found = trainer.features(models, data)
+        for mine, other in zip(found, EagerTrainer().features(models, data), strict=True):
+            assert torch.allclose(mine, other, atol=1e-4)
+        (stack,) = trainer.feature_stacks.values()
+        assert stack is not None
+        widest.append([batches.rows.shape[2] for batches in stack.captured.values()])
+    assert widest == [[64], [64, 128], [64, 128], [64, 128]]  # each size is captured once
+
+
 class Columns(nn.Module):
     """Averages over one axis of the map, which fails only when it is computed, if nobody tries it before."""
 

@@ -21,16 +21,13 @@ from tinyproto.memory import ROOM, is_out_of_memory, leaves_room, release_unused
 from tinyproto.models.split import SplitModel
 from tinyproto.stacked.capture import compile_first
 from tinyproto.stacked.fallback import CannotStack, fallback_note, reason_of, still_usable
-from tinyproto.stacked.features import FeatureStack
+from tinyproto.stacked.features import LEAST_FEATURES, FeatureStack
 from tinyproto.stacked.schedule import Job, run_side_by_side
 from tinyproto.stacked.signature import signature
 from tinyproto.stacked.step_loop import Stack, full_batches
 
 GROWTH = 1.25
 """Growth factor when a stack is rebuilt for more clients."""
-
-LEAST_FEATURES = 32
-"""Samples of a client that pass through a network at once; below that, stacks become narrower instead."""
 
 AnyStack = TypeVar("AnyStack", Stack, FeatureStack)
 AnyResult = TypeVar("AnyResult")
@@ -107,8 +104,10 @@ class StackedTrainer:
 
     def _make_room(self, width: int, *, features: bool) -> None:
         """Free all stacks, and compute less at once from now on than `width` clients of each network."""
-        if features and self.feature_batch > LEAST_FEATURES:
-            self.feature_batch //= 4
+        built = [stack.largest for stack in self.feature_stacks.values() if stack is not None]
+        batch = min(max(built, default=self.feature_batch), self.feature_batch)
+        if features and batch > LEAST_FEATURES:
+            self.feature_batch = max(batch // 4, LEAST_FEATURES)
             how = f"features are computed {self.feature_batch} samples at a time"
         else:
             self.width = width - width // 2 if width > 1 else 0
