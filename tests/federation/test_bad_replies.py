@@ -26,7 +26,7 @@ from tinyproto.federation.coordinator import Coordinator
 from tinyproto.federation.flower import RECORD
 from tinyproto.federation.refusals import WORDS
 from tinyproto.wire.codec import encode
-from tinyproto.wire.frame import HEADER_BYTES, Header, Kind, pack, peek, unpack
+from tinyproto.wire.frame import HEADER_BYTES, Body, Header, Kind, pack, peek, unpack
 from tinyproto.wire.validate import Expectation, open_frame
 
 pytestmark = pytest.mark.flower
@@ -180,9 +180,9 @@ def test_the_size_is_looked_at_before_anything_is_decoded(tmp_path: Path, monkey
     limit = expectation_of(coordinator).largest_frame
     seen: list[int] = []
 
-    def noted(frame: bytes, digest: bytes) -> tuple[Header, memoryview]:
+    def noted(frame: bytes, digest: bytes, known: Body | None = None) -> tuple[Header, memoryview]:
         seen.append(len(frame))
-        return unpack(frame, digest)
+        return unpack(frame, digest, known)
 
     monkeypatch.setattr("tinyproto.wire.validate.unpack", noted)
     federation.grid.changes[NODE + BAD] = in_round(
