@@ -8,8 +8,8 @@ launched so that the device starts all of its blocks or none.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from inspect import signature
@@ -47,8 +47,19 @@ def compiling_together() -> Iterator[bool]:
             ThreadPoolExecutor(min(16, _cores())) as workers,
             torch.random.fork_rng(devices=[torch.cuda.current_device()]),
             torch.autograd.set_multithreading_enabled(False),  # another thread would not know that it only compiles
-            mode(workers, ignore_errors=True),  # an error comes again, where it is handled, when the kernel first runs
         ):
-            yield True
+            with mode(workers, ignore_errors=True) as compiling:  # an error comes again when the kernel first runs
+                yield True
+            _make_launchers([each.kernel for each in compiling.future_kernels.values() if each.kernel], workers)
     finally:
         only_compile.reset(token)
+
+
+def _make_launchers(kernels: Iterable[Any], workers: Executor) -> None:
+    """Let the C compiler make what launches the kernels, side by side; it depends on the types of arguments alone.
+
+    Triton keeps them on disk. It would make each when its first kernel runs, and the device would wait.
+    """
+    different = {tuple(kernel.src.signature.values()): kernel for kernel in kernels}
+    launcher = triton.runtime.driver.active.launcher_cls
+    list(workers.map(lambda kernel: launcher(kernel.src, kernel.metadata), different.values()))
