@@ -199,6 +199,7 @@ def list_plan(records: Path, output: Output) -> None:
         words = f"{one['job']:2}. {one['what']}: {one['to_do']} of {counted(one['cells'], 'cell')} to do"
         output.console.print(words, markup=False)
         output.console.print(f"    {one['command']}", markup=False, soft_wrap=True)
+    output.console.print("All jobs without --results, several cells at once: python -m paper planned", markup=False)
 
 
 def _records_of(job: Job, records: Path) -> Path:

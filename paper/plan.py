@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paper.experiments import DATASETS, NEURON_METHODS, READING_ROUNDS, SEEDS, PaperConfig, experiments
@@ -113,6 +113,7 @@ TARGETS: Mapping[str, Target] = {
         (Share("published"),),
     ),
     "partitions": Target("not in the paper: other seeds of the partition on CIFAR-100", (Share("partitions"),)),
+    "planned": Target("the jobs of --plan, several at once in their order; not those with folders of their own", ()),
 }  # fmt: skip
 
 
@@ -212,20 +213,39 @@ def plan(target: str, selection: Selection, overrides: Sequence[str] = ()) -> li
     if selection.preset is not None and selection.preset not in PRESETS:
         raise ConfigError(f"--preset: {unknown('preset', selection.preset, PRESETS)}")
     _check_free(overrides)
+    if target == "planned":
+        return _planned(selection, overrides)
     wanted = TARGETS[target]
-    known = experiments()
-    papers = [paper for paper in known if any(share.takes_config(paper) for share in wanted.shares)]
-    stems = [paper.stem for paper in papers]
-    datasets = [paper.values["data"]["name"] for paper in papers]
-    _check_known("--dataset", target, selection.datasets, datasets, DATASETS)
-    _check_known("--configs", target, selection.configs, stems, [paper.stem for paper in known])
+    papers = [paper for paper in experiments() if any(share.takes_config(paper) for share in wanted.shares)]
     found = [cell for paper in papers for cell in _cells(paper, wanted, selection, overrides)]
-    names = [cell.entry["name"] for cell in found]
-    _check_known("--algorithms", target, selection.algorithms, [*names, *(cell.label for cell in found)], ALGORITHMS)
-    kept = [cell for cell in found if _is_selected(cell, selection)]
-    if papers and not kept:
-        raise ConfigError(f"no cell of {target} matches all of the given datasets, configs and algorithms")
+    stems = [paper.stem for paper in papers]
+    kept = _selected(target, found, selection)
     return sorted(kept, key=lambda cell: _order(cell, stems))  # stable: within an algorithm, as in its config
+
+
+def _planned(selection: Selection, overrides: Sequence[str]) -> list[PaperCell]:
+    """Return the cells of all jobs with the usual records, each once, in the order of the jobs."""
+    found: dict[tuple[str, int, int], PaperCell] = {}
+    for job in JOBS:
+        if job.results is None:
+            rounds = selection.rounds or job.selection.rounds
+            changed = replace(job.selection, rounds=rounds, preset=selection.preset, root=selection.root)
+            for cell in plan(job.target, changed, overrides):
+                found.setdefault(cell.identity, cell)
+    return _selected("planned", list(found.values()), selection)
+
+
+def _selected(target: str, cells: Sequence[PaperCell], selection: Selection) -> list[PaperCell]:
+    """Return the selected cells of a target; raise a ConfigError that names what it does not have."""
+    names = [name for cell in cells for name in (cell.entry["name"], cell.label)]
+    _check_known("--dataset", target, selection.datasets, [cell.config["data"]["name"] for cell in cells], DATASETS)
+    stems = [paper.stem for paper in experiments()]
+    _check_known("--configs", target, selection.configs, [cell.stem for cell in cells], stems)
+    _check_known("--algorithms", target, selection.algorithms, names, ALGORITHMS)
+    kept = [cell for cell in cells if _is_selected(cell, selection)]
+    if cells and not kept:
+        raise ConfigError(f"no cell of {target} matches all of the given datasets, configs, algorithms and seeds")
+    return kept
 
 
 def resolve(paper: PaperConfig, selection: Selection, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -254,6 +274,7 @@ def _is_selected(cell: PaperCell, selection: Selection) -> bool:
         (selection.datasets, {cell.config["data"]["name"]}),
         (selection.configs, {cell.stem}),
         (selection.algorithms, {cell.entry["name"], cell.label}),
+        (selection.seeds, {cell.seed}),
     )
     return all(not wanted or not has.isdisjoint(wanted) for wanted, has in asked)
 

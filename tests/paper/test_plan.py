@@ -196,6 +196,25 @@ def test_the_session_has_all_cells_of_a_seed_before_other_seeds() -> None:
     assert {place.partition("/")[0] for place in missing} == {"appendix_tiny_imagenet", *recorded}
 
 
+def test_all_jobs_run_as_one_target_in_their_order_and_each_cell_once() -> None:
+    jobs = [[cell.identity for cell in job.cells()] for job in JOBS if job.results is None]
+    found = [cell.identity for cell in plan("planned", Selection())]
+    assert len(set(found)) == len(found)
+    assert found == list(dict.fromkeys(identity for cells in jobs for identity in cells))
+    assert found[: len(jobs[0])] == jobs[0]
+
+
+def test_a_part_of_all_jobs_is_chosen_as_of_a_table() -> None:
+    part = Selection(datasets=["cifar10"], algorithms=["fedproto"], seeds=[1, 2], rounds=3, root="there")
+    found = plan("planned", part)
+    assert [(cell.stem, cell.seed) for cell in found] == [
+        ("published_cifar10", 1), ("published_cifar10", 2), ("table1_cifar10", 1), ("table1_cifar10", 2),
+    ]  # fmt: skip
+    assert {(cell.rounds, cell.config["data"]["root"], cell.label) for cell in found} == {(3, "there", "fedproto")}
+    with pytest.raises(ConfigError, match="no cell of planned matches"):
+        plan("planned", Selection(seeds=[9]))
+
+
 def test_a_cell_is_repeated_at_one_commit_into_two_folders() -> None:
     first, second = (job for job in JOBS if "same commit" in job.words)
     assert [cell.identity for cell in first.cells()] == [cell.identity for cell in second.cells()]
