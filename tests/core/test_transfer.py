@@ -18,6 +18,13 @@ def test_tensors_of_all_types_and_shapes_come_back_as_they_were() -> None:
         assert torch.equal(copy, tensor)
 
 
-def test_messages_on_the_host_stay_as_they_are() -> None:
-    message = Message(Prototypes.absent(3, 2), {"weight": torch.rand(2)}, {"loss": 1.0})
-    assert on_host([message, Message()])[0] is message
+def test_messages_on_the_host_have_tensors_of_their_own() -> None:
+    message = Message(Prototypes.absent(3, 2), {"weight": torch.rand(2), "alone": torch.rand(1, 3)}, {"loss": 1.0})
+    message.tensors["weight"].requires_grad_()
+    found, nothing = on_host([message, Message()])
+    assert nothing == Message()
+    assert (found.metrics, list(found.tensors)) == (message.metrics, list(message.tensors))
+    for tensor, copy in zip(message.all_tensors(), found.all_tensors(), strict=True):
+        assert torch.equal(copy, tensor)
+        assert copy.data_ptr() != tensor.data_ptr()
+        assert not copy.requires_grad

@@ -164,11 +164,24 @@ def test_an_upload_of_nothing_takes_no_part_in_the_mean(quarters: FederatedData,
     assert same_tensors(silent.server.state, refused.server.state)
 
 
-def first_answer(played: InProcess) -> bytes:
-    """What client 1 says in round 1."""
+def answers(played: InProcess) -> Mapping[int, bytes]:
+    """What client 1 says in round 1, encoded when it is read."""
     clients = played.loopback.clients
     header = Header(Kind.TRAIN, 1, 1, clients.expectation.digest)
-    return clients.handle({1: encode(header, Message(tensors=played.server.state))})[1]
+    return clients.handle({1: encode(header, Message(tensors=played.server.state))})
+
+
+def first_answer(played: InProcess) -> bytes:
+    return answers(played)[1]
+
+
+@pytest.mark.parametrize("name", EXCHANGING)
+def test_an_answer_that_is_read_late_has_the_weights_as_they_were(quarters: FederatedData, name: str) -> None:
+    played = simulation(quarters, name)
+    late, client = answers(played), played.clients[1]
+    for tensor in [*client.model.state_dict().values(), *client.modules.state_dict().values()]:
+        tensor.zero_()
+    assert late[1] == first_answer(simulation(quarters, name))
 
 
 @pytest.mark.parametrize("name", EXCHANGING)

@@ -15,7 +15,7 @@ from tinyproto.engine.round import play_round
 from tinyproto.engine.server import RoundPlan
 
 ROOT = Path(tinyproto.__file__).parent
-MOST_FILES = 22
+MOST_FILES = 23
 
 
 def files_of_a_round(data: FederatedData) -> list[str]:

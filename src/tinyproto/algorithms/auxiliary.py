@@ -130,9 +130,9 @@ class AuxiliaryClient(LossClient):
         return None
 
     def update(self, client: Client, result: FitResult, round_: Round) -> Message:  # noqa: ARG002
-        """Return a copy of the client's trained shared network; the runtime moves those of all clients together."""
+        """Return the client's trained shared network."""
         encoded = self.coder.encode(self.trained(client), round_)
-        return Message(tensors={name: value.to(torch.float32, copy=True) for name, value in encoded.items()})
+        return Message(tensors={name: value.float() for name, value in encoded.items()})
 
     def trained(self, client: Client) -> State:
         """Return the tensors of the client's shared network that travel, in place."""

@@ -136,10 +136,7 @@ class ClientSide(Protocol):
         ...
 
     def update(self, client: Client, result: FitResult, round_: Round) -> Message:
-        """Return what the client sends after training.
-
-        The message is encoded later, so it holds copies of tensors that may change, such as weights.
-        """
+        """Return what the client sends after training; its tensors are copied before anything changes them."""
         ...
 
 

@@ -35,8 +35,8 @@ def exchanged(module: nn.Module, *, buffers: bool) -> dict[str, Tensor]:
 def overwrite(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copy received tensors into a module; all others stay."""
     present = dict(module.named_parameters()) | dict(module.named_buffers())
-    for name, value in tensors.items():
-        present[name].copy_(value)
+    if tensors:
+        torch._foreach_copy_([present[name] for name in tensors], list(tensors.values()))
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
@@ -112,7 +112,7 @@ class PartClient(LocalClient):
     def update(self, client: Client, result: FitResult, round_: Round) -> Message:  # noqa: ARG002
         """Return the client's trained part."""
         part = exchanged(self.part(client.model), buffers=self.buffers)
-        return Message(tensors={name: value.to(torch.float32, copy=True) for name, value in part.items()})
+        return Message(tensors={name: value.float() for name, value in part.items()})
 
 
 class MeanServer:

@@ -136,16 +136,14 @@ class Message:
 
 
 def on_host(messages: Sequence[Message]) -> list[Message]:
-    """Return messages with all tensors on the host; a GPU is waited for once for all of a type, not for each."""
-    tensors = [tensor for message in messages for tensor in message.all_tensors() if tensor.device.type != "cpu"]
-    if not tensors:
-        return list(messages)
-    host = {id(tensor): copy for tensor, copy in zip(tensors, fetched(tensors), strict=True)}
+    """Return messages with copies of all tensors on the host; a GPU is waited for once for many, not for each."""
+    tensors = [tensor for message in messages for tensor in message.all_tensors()]
+    copies = {id(tensor): copy for tensor, copy in zip(tensors, fetched(tensors), strict=True)}
     return [
         replace(
             message,
-            rows=message.rows and Prototypes(*(host.get(id(tensor), tensor) for tensor in message.rows)),
-            tensors={name: host.get(id(tensor), tensor) for name, tensor in message.tensors.items()},
+            rows=message.rows and Prototypes(*(copies[id(tensor)] for tensor in message.rows)),
+            tensors={name: copies[id(tensor)] for name, tensor in message.tensors.items()},
         )
         for message in messages
     ]

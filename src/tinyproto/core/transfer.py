@@ -31,8 +31,8 @@ def portions(items: Sequence[Item], sizes: Sequence[int], most: int = MOST_TOGET
 def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return copies of tensors on the host: one transfer for all of a type, or few if they are large."""
     found = list(tensors)
-    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-        alike = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
+    for device, dtype in dict.fromkeys((tensor.device, tensor.dtype) for tensor in tensors):
+        alike = [index for index, tensor in enumerate(tensors) if (tensor.device, tensor.dtype) == (device, dtype)]
         for indices in portions(alike, [tensors[index].numel() for index in alike]):
             joined = torch.cat([tensors[index].detach().flatten() for index in indices])
             if joined.is_cuda:  # pinned memory is used again; any other is new to the host, page by page
