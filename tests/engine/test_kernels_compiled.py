@@ -87,19 +87,34 @@ def test_an_error_while_kernels_are_compiled_together_is_left_to_their_first_use
     assert not mode.get()
 
 
-def test_no_more_kernels_are_compiled_at_once_than_this_process_has_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def compiled(*types: str) -> SimpleNamespace:
+    """A kernel after its compilation."""
+    source = SimpleNamespace(signature=dict(enumerate(types)))
+    return SimpleNamespace(kernel=SimpleNamespace(src=source, metadata="of " + types[0]))
+
+
+def test_as_many_kernels_as_there_are_cores_are_compiled_at_once_and_launchers_once_for_equal_types(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Mode:
         def __init__(self, executor: ThreadPoolExecutor, *, ignore_errors: bool) -> None:
             assert executor._max_workers == 3
+            self.future_kernels = {
+                "one": compiled("*fp32", "i32"), "other": compiled("*fp32", "i32"), "third": compiled("i32", "*fp32"),
+                "failed": SimpleNamespace(kernel=None),
+            }  # fmt: skip
 
-        def __enter__(self) -> None:
-            pass
+        def __enter__(self) -> Mode:
+            return self
 
         def __exit__(self, *_: object) -> None:
             pass
 
+    made: list[str] = []
+    active = SimpleNamespace(launcher_cls=lambda source, metadata: made.append(metadata))
+    modules = {"AsyncCompileMode": Mode, "runtime": SimpleNamespace(driver=SimpleNamespace(active=active))}
     monkeypatch.delitem(sys.modules, "tinyproto.stacked.kernels", raising=False)
-    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(AsyncCompileMode=Mode))
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(**modules))
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1, 5, 6}, raising=False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.random, "fork_rng", lambda devices: nullcontext())
@@ -107,6 +122,8 @@ def test_no_more_kernels_are_compiled_at_once_than_this_process_has_cores(monkey
 
     with compiling_together() as possible:
         assert possible
+        assert not made
+    assert sorted(made) == ["of *fp32", "of i32"]
     monkeypatch.delitem(sys.modules, "tinyproto.stacked.kernels")
 
 
