@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -50,6 +50,18 @@ def test_the_global_generators_are_given_back_as_they_were(draw: Callable[[], fl
         assert draw() == undisturbed
 
 
+@pytest.fixture(params=[None, np.random.PCG64, np.random.Philox, np.random.SFC64])
+def numpys(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Another generator behind NumPy's global functions."""
+    before = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    if request.param is not None:
+        np.random.set_bit_generator(request.param(1))  # type: ignore[attr-defined]
+    yield
+    np.random.set_bit_generator(before)  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("numpys")
+@pytest.mark.filterwarnings("ignore:get_state and legacy")
 def test_each_draw_changes_the_state_of_its_own_generator_only() -> None:
     draws: dict[str, Callable[[], object]] = {
         "Python's random": random.random,

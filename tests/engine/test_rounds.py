@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from support import NUM_CLASSES, PROTO_DIM, InProcess, SimulationSettings, head_weight, tiny_net
 from support_rounds import build, simulation
 from tinyproto.algorithms import ALGORITHMS
-from tinyproto.algorithms.base import Derived, Round, expected_frames
-from tinyproto.core.prototypes import Message, Prototypes, class_means
+from tinyproto.algorithms.base import ClientInfo, Derived, Round, expected_frames
+from tinyproto.core.prototypes import Message, Prototypes, class_means, on_host
+from tinyproto.core.task import FitResult, State, Task
 from tinyproto.data.dataset import FederatedData
 from tinyproto.engine import round as round_module
 from tinyproto.engine.checks import check_scores, read_hello
 from tinyproto.engine.client import LocalTraining
+from tinyproto.engine.eager import EagerTrainer
 from tinyproto.engine.measure import Cost, Meter, Stopwatch
 from tinyproto.engine.round import RoundRecord, play_round
 from tinyproto.engine.server import Reply, RoundPlan
@@ -209,6 +212,58 @@ def test_one_frame_at_a_time_gives_the_same_answers_as_all_at_once(quarters: Fed
     }
     assert at_once == one_by_one
     assert decode(at_once[0], digest).message.metrics["test_samples"] == 10.0
+
+
+def test_a_server_may_write_what_each_client_is_sent_into_the_same_tensor(quarters: FederatedData) -> None:
+    played = simulation(quarters, build("fedproto"))
+    server, side, buffer = played.server, played.server.side, torch.zeros(NUM_CLASSES, PROTO_DIM)
+    present = torch.ones(NUM_CLASSES, dtype=torch.bool)
+
+    def broadcast(state: State, client: ClientInfo) -> Message:
+        return Message(Prototypes(buffer.fill_(client.id), present))
+
+    side.broadcast = broadcast  # type: ignore[method-assign]
+    played.server.greet(played.host, list(range(5)), Meter())
+    play_round(server, played.host, RoundPlan(Round(1, 2), participants=[0, 1, 2], evaluated=frozenset()), Meter())
+    found = [played.clients[client].received for client in range(3)]
+    assert [rows and rows.values[:, 0].tolist() for rows in found] == [
+        [number] * NUM_CLASSES for number in (0.0, 1.0, 2.0)
+    ]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedproto"])
+def test_nothing_of_an_exchange_stays_once_it_is_over(
+    quarters: FederatedData, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither what was sent, nor a client's copy of it while clients train, nor an upload while the next ones do."""
+    made: list[weakref.ref[Message] | weakref.ref[Tensor]] = []
+    alive: list[int] = []
+    on, fit = Message.on, EagerTrainer.fit
+
+    def copied(message: Message, device: torch.device) -> Message:
+        found = on(message, device)
+        made.append(weakref.ref(found))
+        return found
+
+    def uploaded(messages: Sequence[Message]) -> list[Message]:
+        found = on_host(messages)
+        made.extend(weakref.ref(tensor) for message in found for tensor in message.all_tensors())
+        return found
+
+    def fitted(trainer: EagerTrainer, tasks: Sequence[Task]) -> list[FitResult]:
+        alive.append(sum(each() is not None for each in made))
+        return fit(trainer, tasks)
+
+    monkeypatch.setattr(Message, "on", copied)
+    monkeypatch.setattr("tinyproto.engine.client.on_host", uploaded)
+    monkeypatch.setattr(EagerTrainer, "fit", fitted)
+    played = simulation(quarters, build(name))
+    played.loopback.most_bytes = 1  # one client after the other
+    list(played.rounds())
+    assert len(alive) >= 10
+    assert made
+    assert not any(alive)
+    assert played.server._sent is None
 
 
 def test_a_round_leaves_a_refused_client_out_and_says_why(quarters: FederatedData) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tinyproto.errors import ModelError
 from tinyproto.models import CNNS_1D, NETWORKS, TEXT, ModelEntry, ModelShape, SplitModel, build_model, entry_name
@@ -185,6 +185,31 @@ def test_features_of_another_width_are_an_error_that_names_the_setting(entry: Mo
 def test_logits_over_other_classes_are_an_error_with_both_shapes() -> None:
     with pytest.raises(ModelError, match=r"logits of shape \(2, 9\).*number of classes needs \(2, 5\)"):
         build_model(SplitModel(extractor(), nn.Linear(12, 9)), SHAPE, seed=0)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+def test_layers_may_compute_in_another_type_but_features_and_logits_may_not(kind: torch.dtype) -> None:
+    class Inside(nn.Module):
+        def __init__(self, layer: nn.Module) -> None:
+            super().__init__()
+            self.layer = layer.to(kind)
+
+        def forward(self, values: Tensor) -> Tensor:
+            found: Tensor = self.layer(values.to(kind))
+            return found
+
+    class Whole(Inside):
+        def forward(self, values: Tensor) -> Tensor:
+            return super().forward(values).float()
+
+    head = nn.Linear(12, 5)
+    whole = build_model(SplitModel(Whole(extractor()), Whole(head)), SHAPE, seed=0)
+    assert {parameter.dtype for parameter in whole.parameters()} == {kind}
+    words = rf"model SplitModel gives (features|logits) of type {kind}, but they must be torch\.float32"
+    with pytest.raises(ModelError, match=words):
+        build_model(SplitModel(Inside(extractor()), head), SHAPE, seed=0)
+    with pytest.raises(ModelError, match=words):
+        build_model(SplitModel(extractor(), Inside(head)), SHAPE, seed=0)
 
 
 def test_a_network_for_other_images_is_an_error_with_the_shape_of_ours() -> None:

@@ -141,6 +141,53 @@ def test_weights_are_ill_if_they_are_not_finite_however_large_they_are(
     assert LastGood().diverged([well, other]) == ({1} if ill else set())
 
 
+class Remembering(nn.Module):
+    """Has a buffer only once it has seen values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", None)
+
+    def forward(self, values: Tensor) -> Tensor:
+        if self.training:
+            self.mean = values.detach().mean(0)
+        return values
+
+
+def test_a_buffer_that_training_makes_or_removes_is_looked_at_and_put_back(quarters: FederatedData) -> None:
+    client = diverging(quarters, "local", {}).clients[0]
+    layer = Remembering()
+    client.model.extractor.append(layer)  # type: ignore[operator]
+    good = LastGood()
+    good.keep([client])
+    layer.mean = torch.tensor([1.0, math.nan])
+    assert good.diverged([client]) == {client.id}
+    good.put_back(client)
+    assert layer.mean is None
+    layer.mean = torch.ones(2)
+    good.keep([client])
+    layer.mean = torch.tensor([math.inf, 0.0])
+    assert good.diverged([client]) == {client.id}
+    layer.mean = None
+    assert good.diverged([client]) == set()
+    good.put_back(client)
+    assert torch.equal(layer.mean, torch.ones(2))
+
+
+def test_a_network_that_training_replaces_is_looked_at_and_put_back(quarters: FederatedData) -> None:
+    client = diverging(quarters, "local", {}).clients[0]
+    good, first = LastGood(), client.model
+    before = {name: value.clone() for name, value in first.state_dict().items()}
+    good.keep([client])
+    client.model = SplitModel(nn.Linear(2, 2), nn.Linear(2, 2))
+    with torch.no_grad():
+        client.model.head.weight[0, 0] = math.nan  # type: ignore[operator]
+    assert good.diverged([client]) == {client.id}
+    good.put_back(client)
+    assert client.model is first
+    assert same_tensors(client.model.state_dict(), before)
+
+
 @pytest.mark.parametrize("value", [1e30, math.inf, -math.inf, math.nan])
 def test_the_check_of_a_gpu_finds_what_is_not_finite_and_changes_no_bit(value: float) -> None:
     weights = [torch.randn(5, 3), torch.randn(4).bfloat16(), torch.randn(2).double()]

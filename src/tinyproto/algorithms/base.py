@@ -127,7 +127,8 @@ class ClientSide(Protocol):
     def receive(self, client: Client, message: Message) -> Prototypes | None:
         """Apply what the server sent; return the global prototypes (K, d) to classify with, if there are any.
 
-        Clients may share the message's tensors, so they must not be changed in place.
+        Clients may share the message and all it holds, so it must not be changed, nor what `client.state` keeps of it.
+        Its rows are on the client's device, its tensors on the host.
         """
         ...
 
@@ -136,7 +137,7 @@ class ClientSide(Protocol):
         ...
 
     def update(self, client: Client, result: FitResult, round_: Round) -> Message:
-        """Return what the client sends after training; its tensors are copied before anything changes them."""
+        """Return what the client sends after training; they are copied once all clients' are made."""
         ...
 
 

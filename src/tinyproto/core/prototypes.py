@@ -112,7 +112,7 @@ class Message:
         present = self.rows.present & classes
         return replace(self, rows=self.rows._replace(present=present) if bool(present.any()) else None)
 
-    def equals(self, other: Message) -> bool:
+    def shares_all_with(self, other: Message) -> bool:
         """Return True if metrics are equal and rows and tensors are the same ones in memory."""
         ours, theirs = (() if rows is None else tuple(rows) for rows in (self.rows, other.rows))
         return (

@@ -6,6 +6,7 @@ Every draw is a function of (seed, role, client, round, purpose) and of nothing 
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
@@ -36,10 +37,9 @@ class Streams:
 
 def random_states() -> dict[str, Hashable]:
     """Return the states of the host's global generators by library, to be compared."""
-    kind, keys, *rest = np.random.get_state(legacy=True)
     return {
         "Python's random": random.getstate(),
-        "numpy": (kind, np.asarray(keys).tobytes(), *rest),
+        "numpy": json.dumps(np.random.get_state(legacy=False), default=lambda value: value.tolist()),
         "torch": torch.get_rng_state().numpy().tobytes(),
     }
 

@@ -105,6 +105,7 @@ class ClientRuntime:
                 [self.clients[frame.header.client] for frame in asked if frame.header.kind is Kind.TRAIN]
             )
         jobs = [self._receive(decoded) for decoded in asked]  # only once all frames are valid
+        del opened, asked  # messages and their copies on the device, which are not needed while clients train
         if self.side.prototype_source == "received":
             evaluated = [job for job in jobs if job.asked.evaluate]
             self._refresh_prototypes(evaluated, [self._plan(job) for job in evaluated])
@@ -221,6 +222,10 @@ class ClientRuntime:
                 client.local = class_means(rows, samples.labels, client.num_classes)
 
 
+_Place = tuple[MutableMapping[str, Tensor | None], str]
+"""The parameters or buffers of a module, and a name in them."""
+
+
 class _Weights:
     """A client's parameters and buffers, and a copy of them: first floats, then counters."""
 
@@ -228,22 +233,41 @@ class _Weights:
         self.model = client.model  # whose weights they are
         # Places rather than tensors, since a network may replace a buffer; walking it costs more than copying it.
         self._places: tuple[list[_Place], list[_Place]] = ([], [])
+        self._empty: list[_Place] = []  # buffers without a value, which training may fill
         for root in (client.model, client.modules):
             for module in root.modules():
                 for owner in (module._parameters, module._buffers):
+                    place = cast(MutableMapping[str, Tensor | None], owner)
                     for name, tensor in owner.items():  # of a TorchScript module these are no dicts
-                        if tensor is not None:
-                            self._places[not tensor.is_floating_point()].append((owner, name))
+                        fitting = self._empty if tensor is None else self._places[not tensor.is_floating_point()]
+                        fitting.append((place, name))
         self.copies = tuple([torch.empty_like(tensor) for tensor in kind] for kind in self.tensors())
 
     def tensors(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the current tensors."""
+        """Return the current tensors of the places that had one."""
         floats, counters = ([cast(Tensor, owner[name]) for owner, name in places] for places in self._places)
         return floats, counters
 
+    def floats(self) -> list[Tensor]:
+        """Return all current floats, also those at places that were empty."""
+        found = (owner[name] for owner, name in (*self._places[0], *self._empty))
+        return [tensor for tensor in found if tensor is not None and tensor.is_floating_point()]
 
-_Place = tuple[Mapping[str, Tensor | None], str]
-"""The parameters or buffers of a module, and a name in them."""
+    @property
+    def covers_all(self) -> bool:
+        """Return True if the same places have a tensor as when this was made."""
+        filled = any(owner[name] is not None for owner, name in self._empty)
+        return not filled and not any(owner[name] is None for places in self._places for owner, name in places)
+
+    def restore_places(self) -> None:
+        """Let the same places have a tensor as when this was made; the values of new ones mean nothing."""
+        for owner, name in self._empty:
+            owner[name] = None
+        for places, copies in zip(self._places, self.copies, strict=True):
+            for (owner, name), kept in zip(places, copies, strict=True):
+                if owner[name] is None:
+                    owner[name] = torch.empty_like(kept)
+
 
 _Rest = tuple[State, Prototypes, Prototypes | None]
 """The rest of a client's memory: `state`, `local`, `received`. What is replaced rather than changed needs no copy."""
@@ -266,6 +290,7 @@ class LastGood:
         if not clients:
             return
         weights = [self._of(client) for client in clients]
+        self._weights |= {client.id: one for client, one in zip(clients, weights, strict=True)}
         _copy_all([one.tensors() for one in weights], [one.copies for one in weights])
         self._rest = {
             client.id: ({name: tensor.clone() for name, tensor in client.state.items()}, client.local, client.received)
@@ -275,7 +300,9 @@ class LastGood:
     @torch.no_grad()
     def put_back(self, client: Client) -> None:
         """Put a client back to the state kept last."""
-        weights = self._of(client)
+        weights = self._weights[client.id]
+        client.model = weights.model
+        weights.restore_places()
         _copy_all([weights.copies], [weights.tensors()])
         state, client.local, client.received = self._rest[client.id]
         client.state = dict(state)
@@ -287,7 +314,7 @@ class LastGood:
         Only tensors whose norm is not finite are looked at, as one of large weights may be, too. The host waits for the
         device once.
         """
-        floats = [(client.id, tensor) for client in clients for tensor in self._of(client).tensors()[0]]
+        floats = [(client.id, tensor) for client in clients for tensor in self._of(client).floats()]
         if not floats or _surely_finite([tensor for _, tensor in floats]):
             return set()
         norms = torch.stack(torch._foreach_norm([tensor for _, tensor in floats])).isfinite().tolist()
@@ -301,9 +328,7 @@ class LastGood:
 
     def _of(self, client: Client) -> _Weights:
         known = self._weights.get(client.id)
-        if known is None or known.model is not client.model:
-            known = self._weights[client.id] = _Weights(client)
-        return known
+        return known if known is not None and known.model is client.model and known.covers_all else _Weights(client)
 
 
 def _copy_all(given: Sequence[Sequence[list[Tensor]]], held: Sequence[Sequence[list[Tensor]]]) -> None:
@@ -314,13 +339,17 @@ def _copy_all(given: Sequence[Sequence[list[Tensor]]], held: Sequence[Sequence[l
             torch._foreach_copy_([tensor for client in held for tensor in client[kind]], sources)
 
 
+_UNSCALED = (torch.float16, torch.float32, torch.float64)
+"""The types that the check of gradient scalers knows on a GPU."""
+
+
 def _surely_finite(tensors: Sequence[Tensor]) -> bool:
     """Return True if a GPU finds no NaN and no infinity; False decides nothing.
 
     Norms are thousands of small tensors, which the host has to make. This check of gradient scalers has one result. It
     multiplies the weights by 1, which changes no bit, but writes, which an expanded tensor does not allow.
     """
-    if not all(tensor.is_cuda and tensor.is_contiguous() for tensor in tensors):
+    if not all(tensor.is_cuda and tensor.is_contiguous() and tensor.dtype in _UNSCALED for tensor in tensors):
         return False
     return _finite_by_scaling(tensors)
 

@@ -76,9 +76,25 @@ class _Sent(NamedTuple):
     """The message sent last, which the next client may be sent, too."""
 
     message: Message
+    versions: Sequence[object]  # of its tensors, which a method may change in place for the next client
     coding: Coding
     body: Body
     cost: Cost
+
+    def is_good_for(self, message: Message, coding: Coding) -> bool:
+        """Return True if a message would have the same body."""
+        drawn = coding.rounding is not None
+        return (
+            not drawn
+            and coding == self.coding
+            and message.shares_all_with(self.message)
+            and (_versions(message) == self.versions)
+        )
+
+
+def _versions(message: Message) -> list[object]:
+    """Return what differs after a tensor was changed in place; tensors of inference mode do not tell."""
+    return [object() if tensor.is_inference() else tensor._version for tensor in message.all_tensors()]
 
 
 class Answers(NamedTuple):
@@ -281,6 +297,7 @@ class ServerRuntime:
                 if rows is not None and is_suspect(rows):
                     aside[client], rows = sections.message(), None
                 uploads.add(client, rows)
+        self._sent = None
         return Answers(
             messages=dict(sorted(messages.items())),
             refused=refused,
@@ -297,9 +314,9 @@ class ServerRuntime:
         # A new generator for the rounding of each download, so that a frame that is made twice is equal.
         draws = partial(self.streams.generator, f"rounding/{client}", round_number=round_number)
         coding, sent = self.expectation.coding(kind, draws), self._sent
-        if sent is None or coding.rounding is not None or coding != sent.coding or not message.equals(sent.message):
+        if sent is None or not sent.is_good_for(message, coding):
             cost = Cost(message.parameters, payload_bytes(message, coding.values))
-            self._sent = sent = _Sent(message, coding, encode_body(message, coding), cost)
+            self._sent = sent = _Sent(message, _versions(message), coding, encode_body(message, coding), cost)
         frame = encode(header, sent.body)
         return frame, sent.cost._replace(wire=len(frame))
 

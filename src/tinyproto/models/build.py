@@ -184,7 +184,7 @@ def _call(factory: ModelFactory, name: str, shape: ModelShape) -> nn.Module:
 
 
 def _probe(model: SplitModel, name: str, shape: ModelShape) -> None:
-    """Run one batch of two and compare the shapes of features and logits with those of the federation."""
+    """Run one batch of two; features and logits need the federation's shapes, and the type in which all compute."""
     was_training = model.training
     model.eval()
     values = shape.pair()
@@ -207,6 +207,11 @@ def _probe(model: SplitModel, name: str, shape: ModelShape) -> None:
                 f"model {name} gives {what} of shape {found} for a batch of 2, but {setting} needs {needed}; "
                 "the output of a plain module is its features; for a network that has a head return "
                 "tinyproto.SplitModel(extractor, head)"
+            )
+        if outcome.dtype != torch.float32:
+            raise ModelError(
+                f"model {name} gives {what} of type {outcome.dtype}, but they must be torch.float32, since prototypes "
+                "are; layers inside may compute in other types"
             )
         values = outcome
     model.train(was_training)

@@ -138,6 +138,7 @@ class Loopback:
                     self.clients.last_good.forget()
                 for client, frame in replies.items():
                     yield Reply(client, frame, left_out.get(client))
+                del replies  # uploads would stay while the next clients train
 
     def save(self) -> Mapping[int, Stored]:
         """Write all that changed; return the places of the clients that ever changed."""
