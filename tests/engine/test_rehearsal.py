@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import random
 import re
 from collections.abc import Callable
@@ -486,6 +487,14 @@ def test_networks_of_the_same_shapes_that_compute_something_else_are_not_trained
     assert len(trainer.captured if isinstance(trainer, GraphedTrainer) else trainer.stacks) == 2
 
 
+class Noting(Base):
+    """Keeps a value that equals no other, or is no plain tensor."""
+
+    def __init__(self, noted: object) -> None:
+        super().__init__()
+        self.noted = noted
+
+
 def local() -> nn.Module:
     class Local(Base):
         def after(self, features: Tensor) -> Tensor:
@@ -495,8 +504,13 @@ def local() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    "make", [local, Shared, Tied, lambda: Activated(times(2.0)), lambda: Scaled(np.ones(DIM, np.float32))]
-)
+    "make",
+    [
+        local, Shared, Tied, lambda: Activated(times(2.0)), lambda: Scaled(np.ones(DIM, np.float32)),
+        lambda: Noting(math.nan), lambda: Noting(torch.tensor([math.nan])), lambda: Noting(torch.eye(3).to_sparse()),
+        lambda: Noting(torch.tensor([1j]).conj()),
+    ],
+)  # fmt: skip
 def test_networks_that_differ_in_their_weights_only_are_trained_as_one(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -576,3 +590,4 @@ def test_only_networks_of_the_package_are_taken_without_a_trial() -> None:
     named = build_model("small_cnn_a", ModelShape((3, SIZE, SIZE), DIM, CLASSES, 0.0), 0)
     assert named.registered
     assert not as_built(lambda: copy.deepcopy(named.extractor), 0).registered
+    assert not as_built(lambda: copy.deepcopy(named), 0).registered  # whatever was changed in it

@@ -214,6 +214,30 @@ def test_one_frame_at_a_time_gives_the_same_answers_as_all_at_once(quarters: Fed
     assert decode(at_once[0], digest).message.metrics["test_samples"] == 10.0
 
 
+@pytest.mark.parametrize("source", ["fresh", "running", "stale"])
+def test_nothing_passes_through_the_network_of_a_client_without_training_samples(
+    quarters: FederatedData, source: str
+) -> None:
+    """Many networks flatten with `view(len(images), -1)`, which fails on a batch of none."""
+
+    class Viewing(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return images.view(len(images), -1)
+
+    def net(input_shape: Sequence[int], proto_dim: int, num_classes: int) -> SplitModel:
+        model = tiny_net(input_shape, proto_dim, num_classes)
+        return SplitModel(nn.Sequential(Viewing(), model.extractor), model.head)
+
+    shares = [*quarters.shares[:2], replace(quarters.shares[2], train=quarters.shares[2].train[:0])]
+    data = FederatedData(quarters.images, shares)
+    settings = SimulationSettings(LocalTraining(rounds=2, batch_size=8), PROTO_DIM)
+    played = InProcess(data, [net], build("fedproto", prototype_source=source), settings, seed=0)
+    records = [one.record for one in played.rounds()]
+    assert [record.refused for record in records] == [{}] * 3
+    assert not played.clients[2].local.present.any()
+    assert played.clients[1].local.present.any()
+
+
 def test_a_server_may_write_what_each_client_is_sent_into_the_same_tensor(quarters: FederatedData) -> None:
     played = simulation(quarters, build("fedproto"))
     server, side, buffer = played.server, played.server.side, torch.zeros(NUM_CLASSES, PROTO_DIM)

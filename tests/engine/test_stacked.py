@@ -30,8 +30,11 @@ from tinyproto.core.task import Batch, Step, Task, TensorData, Trainer, batch_pl
 from tinyproto.engine.eager import EagerTrainer
 from tinyproto.engine.graphed import GraphedTrainer
 from tinyproto.models import SplitModel
+from tinyproto.stacked import step_loop
+from tinyproto.stacked.features import FeatureStack
 from tinyproto.stacked.network import StackedModel
 from tinyproto.stacked.state import StackedState
+from tinyproto.stacked.trainer import StackedTrainer
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -121,12 +124,15 @@ def test_no_step_is_lost_where_as_many_batches_are_of_other_sizes() -> None:
 
 
 @pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("registered", [True, False])
 @pytest.mark.parametrize("clip", [None, 0.1])
 def test_a_module_whose_weights_are_all_frozen_stays_in_the_stack(
-    monkeypatch: pytest.MonkeyPatch, clip: float | None
+    monkeypatch: pytest.MonkeyPatch, clip: float | None, registered: bool
 ) -> None:
     def frozen(name: str, seed: int) -> SplitModel:
-        return built(name, seed).requires_grad_(False)
+        model = built(name, seed).requires_grad_(False)
+        model.registered = registered
+        return model
 
     def clipped(task: Task) -> Task:
         return replace(task, groups=[group._replace(clip_norm=clip) for group in task.groups])
@@ -137,6 +143,78 @@ def test_a_module_whose_weights_are_all_frozen_stays_in_the_stack(
     together, _ = trained(side, trainer, "small_cnn_a", (20, 12), clipped)
     assert_alike(together, alone)
     assert trainer.notes == []
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("make", [stacked_trainer, GraphedTrainer])
+def test_layers_that_are_frozen_in_some_rounds_only_stay_as_they_are_in_these(make: Callable[[], Trainer]) -> None:
+    side = side_of("local", "small_cnn_a")
+    found = []
+    for trainer in (EagerTrainer(), make()):
+        clients = clients_of(side, "small_cnn_a", (20, 12))
+        for frozen in (False, True, False, True):
+            for client in clients:
+                client.model.extractor.requires_grad_(not frozen)
+            before = [client.model.extractor[0].weight.clone() for client in clients]  # type: ignore[index]
+            plans = [batch_plan(len(client.train), 8, 1, last="join", shuffle=None) for client in clients]
+            trainer.fit([side.task(client, plan, seed=0) for client, plan in zip(clients, plans, strict=True)])
+            for client, weight in zip(clients, before, strict=True):
+                assert torch.equal(client.model.extractor[0].weight, weight) == frozen  # type: ignore[index]
+        found.append(clients)
+    assert_alike(found[0], found[1])
+
+
+@pytest.mark.usefixtures("exact")
+def test_batches_of_one_sample_are_not_counted_by_normalisation() -> None:
+    side = side_of("local", "resnet8")
+    sizes = (1, 20)
+    alone, _ = trained(side, EagerTrainer(), "resnet8", sizes)
+    together, _ = trained(side, stacked_trainer(), "resnet8", sizes)
+    assert_alike(together, alone)
+    counters = [value for name, value in together[0].model.state_dict().items() if name.endswith("batches_tracked")]
+    assert counters
+    assert not any(counters)
+
+
+def test_steps_are_kept_even_if_every_client_has_a_remaining_batch_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_loop, "MOST_CAPTURED", 2)
+    built_steps: list[tuple[int, int, int]] = []
+    make = step_loop._Steps.__init__
+
+    def noted(steps: step_loop._Steps, stack: step_loop.Stack, first: int, last: int, batch: int, most: int) -> None:
+        built_steps.append((first, last, batch))
+        make(steps, stack, first, last, batch, most)
+
+    monkeypatch.setattr(step_loop._Steps, "__init__", noted)
+    trained(side_of("local", "small_cnn_a"), stacked_trainer(), "small_cnn_a", (9, 10, 11))
+    assert len(built_steps) == len(set(built_steps)) == 3
+    stack = step_loop.Stack(clients_task(), 1)
+    for size in range(1, 6):
+        stack._steps(0, 1, size, 1)
+    stack._steps(0, 2, 8, 1)
+    for size in range(6, 9):
+        stack._steps(0, 1, size, 1)
+    assert list(stack.captured) == [(0, 2, 8), (0, 1, 7), (0, 1, 8)]  # those of several clients go last
+
+
+def clients_task() -> Task:
+    side = side_of("local", "small_cnn_a")
+    (client,) = clients_of(side, "small_cnn_a", (16,))
+    return side.task(client, batch_plan(16, 8, 1, last="join", shuffle=None), seed=0)
+
+
+def test_a_stack_that_grows_keeps_to_its_limit() -> None:
+    side = side_of("local", "small_cnn_a")
+    trainer = StackedTrainer(GraphedTrainer(), 4)
+    clients = clients_of(side, "small_cnn_a", (8, 8, 8, 8))
+    for client in clients:
+        client.model.float()
+    for count in (2, 4):
+        plan = batch_plan(8, 8, 1, last="join", shuffle=None)
+        trainer.fit([side.task(client, plan, seed=0) for client in clients[:count]])
+        trainer.features([client.model for client in clients[:count]], [client.train for client in clients[:count]])
+    for stacks in (trainer.stacks, trainer.feature_stacks):
+        assert [stack and stack.clients for stack in stacks.values()] == [4]
 
 
 @pytest.mark.usefixtures("exact")
@@ -294,8 +372,18 @@ def test_features_are_computed_for_no_more_samples_than_clients_have_whoever_tak
             assert torch.allclose(mine, other, atol=1e-4)
         (stack,) = trainer.feature_stacks.values()
         assert stack is not None
-        widest.append([batches.rows.shape[2] for batches in stack.captured.values()])
-    assert widest == [[64], [64, 128], [64, 128], [64, 128]]  # each size is captured once
+        widest.append([size for _, size in stack.captured])
+        assert len(stack.rows) == 2 * max(widest[-1])  # however many sizes there are
+        assert len(stack.found) == len(stack.rows)
+    assert widest == [[64], [128], [128], [128, 64]]  # larger memory is captured anew, each size once
+
+
+@pytest.mark.parametrize(("side", "most"), [(32, 512), (96, 455), (224, 83), (400, 32)])
+def test_features_are_computed_for_as_many_samples_as_our_kernels_can_count(side: int, most: int) -> None:
+    model = SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(3 * side * side, DIM)), nn.Linear(DIM, CLASSES))
+    pool = torch.zeros(2, 3, side, side, dtype=torch.uint8)
+    stack = FeatureStack(model, TensorData(pool, LABELS[:2], 1.0, 0.0, torch.arange(2)), 512, 1)
+    assert stack.batch == most
 
 
 class Columns(nn.Module):

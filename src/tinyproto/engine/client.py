@@ -211,14 +211,14 @@ class ClientRuntime:
         )
 
     def _refresh_prototypes(self, jobs: Sequence[_Job], plans: Sequence[BatchPlan]) -> None:
-        """Compute local prototypes, eq. (3), of each client with its current network."""
+        """Compute local prototypes, eq. (3), of each client with its current network, if it has samples."""
         with self.stopwatch.phase("prototypes"):
-            clients = [job.client for job in jobs]
-            data = [client.train for client in clients]
+            data = [job.client.train for job in jobs]
             if self.training.prototype_samples == "seen":
                 data = [samples.subset(plan.order[-1]) for samples, plan in zip(data, plans, strict=True)]
-            features = self.trainer.features([client.model for client in clients], data)
-            for client, samples, rows in zip(clients, data, features, strict=True):
+            used = [(job.client, samples) for job, samples in zip(jobs, data, strict=True) if len(samples)]
+            features = self.trainer.features([client.model for client, _ in used], [samples for _, samples in used])
+            for (client, samples), rows in zip(used, features, strict=True):
                 client.local = class_means(rows, samples.labels, client.num_classes)
 
 

@@ -130,8 +130,8 @@ def build_model(entry: ModelEntry, shape: ModelShape, seed: int, *, check: bool 
             module = SplitModel(module, nn.Linear(shape.proto_dim, shape.num_classes))
         if check or any(is_lazy(tensor) for tensor in chain(module.parameters(), module.buffers())):
             _probe(module, name, shape)  # where lazy layers draw their weights
-    if isinstance(entry, str) and entry in NETWORKS:
-        module.any_layout = module.registered = True
+    module.registered = isinstance(entry, str) and entry in NETWORKS  # not one that was changed since it was built
+    module.any_layout = module.any_layout or module.registered
     return module
 
 

@@ -1,8 +1,9 @@
-"""Eval-mode features of a stack of clients, in large batches."""
+"""Eval-mode features of a stack of clients, in batches as large as they need, up to a limit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -10,19 +11,21 @@ from torch import Tensor
 from tinyproto.core.task import TensorData
 from tinyproto.models.split import SplitModel
 from tinyproto.stacked.capture import GraphStream, capture
+from tinyproto.stacked.convolution import MOST_POSITIONS
 from tinyproto.stacked.rehearsal import stacked_form
 from tinyproto.stacked.state import StackedState
-from tinyproto.stacked.step_loop import gather
+from tinyproto.stacked.step_loop import MOST_CAPTURED, gather
 
 LEAST_FEATURES = 32
-"""Samples of a client that pass through a network at once; if memory lacks for them, stacks become narrower."""
+"""The fewest samples of a client that pass through a network at once; if memory lacks for them, stacks get narrower."""
 
 
 class FeatureStack:
     """Up to n networks of one architecture over parts of one pool; built once, used every round."""
 
     def __init__(self, model: SplitModel, data: TensorData, batch: int, clients: int) -> None:
-        self.batch = batch  # most samples of each client that pass through the network at once
+        most = MOST_POSITIONS // prod(data.pool.shape[2:])  # that our kernels can count in a map of the input's size
+        self.batch = min(batch, max(most, LEAST_FEATURES))  # most samples of each client at once
         self.network = stacked_form(model, data)
         self.alone = self.network.alone
         self.clients = clients
@@ -30,6 +33,8 @@ class FeatureStack:
         self.data = data
         self.device = data.labels.device
         self.graphs = GraphStream.on(self.device)
+        self.rows = torch.zeros(0, dtype=torch.int64, device=self.device)  # of the pool, in the order of all batches
+        self.found = torch.zeros(0, 0, device=self.device)  # their features
         self.captured: dict[tuple[int, int], _Batches] = {}  # by number of clients and batch size
 
     @property
@@ -39,9 +44,9 @@ class FeatureStack:
 
     def new_steps(self, data: Sequence[TensorData]) -> list[Callable[[], None]]:
         """Return the step for this number of clients and samples if it never ran."""
-        before = len(self.captured)
+        known = set(self.captured)
         batches = self._batches(data)
-        return [batches.step] if len(self.captured) > before else []
+        return [] if batches.key in known else [batches.step]
 
     def features(self, models: Sequence[SplitModel], data: Sequence[TensorData]) -> Generator[None, None, list[Tensor]]:
         """Compute (N_i, d) of each client batch by batch; shorter clients are padded with samples that are cut off."""
@@ -61,30 +66,40 @@ class FeatureStack:
         longest = max(map(len, data))
         size = min(self.batch, max(LEAST_FEATURES, 1 << (longest - 1).bit_length()))
         steps = -(-longest // size)
+        if len(data) * steps * size > len(self.rows):  # what was captured uses the memory that is too small
+            self.captured.clear()
+            self.rows, self.found = self.rows.new_zeros(len(data) * steps * size), self.found.new_zeros(0, 0)
         key = (len(data), size)
         if key not in self.captured or self.captured[key].rows.shape[1] < steps:
-            self.captured[key] = _Batches(self, len(data), steps, size)
+            if len(self.captured) >= MOST_CAPTURED:
+                del self.captured[next(iter(self.captured))]
+            self.captured[key] = _Batches(self, key, steps)
         return self.captured[key]
 
 
 class _Batches:
-    """Batches of the first `width` clients; sample rows and features lie on the device."""
+    """Batches of the first clients; sample rows and features lie on the device, in memory of the stack."""
 
-    def __init__(self, stack: FeatureStack, width: int, steps: int, size: int) -> None:
+    def __init__(self, stack: FeatureStack, key: tuple[int, int], steps: int) -> None:
         self.stack = stack
+        self.key = key
+        width, self.size = key
         self.state = stack.state.slice(0, width)
-        self.size = size
-        self.rows = torch.zeros(width, steps, size, dtype=torch.int64, device=stack.device)
+        self.rows = stack.rows[: width * steps * self.size].view(width, steps, self.size)
         self.next = torch.zeros(1, dtype=torch.int64, device=stack.device)
-        self.found = torch.zeros(0, device=stack.device)
         self.run = capture(self.step, stack.graphs)
+
+    @property
+    def found(self) -> Tensor:
+        """Return the features of all batches, (n, steps, size, d)."""
+        return self.stack.found[: self.rows.numel()].view(*self.rows.shape, -1)
 
     @torch.no_grad()
     def step(self) -> None:
         """Compute the next batch of all clients."""
         inputs = gather(self.stack.data, self.rows.index_select(1, self.next).squeeze(1))
         features = self.stack.network.features(inputs, self.state.tensors, normalise=False, training=False)
-        if not self.found.numel():
-            self.found = torch.zeros(*self.rows.shape, features.shape[2], device=self.stack.device)
+        if len(self.stack.found) < len(self.stack.rows):
+            self.stack.found = features.new_zeros(len(self.stack.rows), features.shape[2])
         self.found.index_copy_(1, self.next, features.unsqueeze(1))
         self.next += 1

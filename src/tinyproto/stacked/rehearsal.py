@@ -125,9 +125,9 @@ def _compare(model: SplitModel, stacked: StackedModel, data: TensorData) -> None
 
 @contextmanager
 def _trying(words: str) -> Iterator[None]:
-    """Leave the run's random draws alone, and turn any error but a lack of memory into CannotStack."""
+    """Turn any error but a lack of memory into CannotStack. The run's random draws and gradient mode stay."""
     try:
-        with global_randomness(0):
+        with global_randomness(0), torch.enable_grad():
             yield
     except CannotStack:
         raise
@@ -170,7 +170,8 @@ def _results(output: Output, *weights: Sequence[Tensor]) -> list[Tensor]:
     factors = (torch.linspace(-1, 1, part.numel(), dtype=part.dtype).view_as(part) for part in output)
     total = torch.stack([(part * factor).sum() for part, factor in zip(output, factors, strict=True)]).sum()
     flat = [weight for each in weights for weight in each if weight.requires_grad]
-    gradients = dict(zip(map(id, flat), torch.autograd.grad(total, flat, allow_unused=True), strict=True))
+    slopes = torch.autograd.grad(total, flat, allow_unused=True) if flat else ()
+    gradients = dict(zip(map(id, flat), slopes, strict=True))
     found = [
         [torch.zeros_like(weight) if gradients.get(id(weight)) is None else gradients[id(weight)] for weight in each]
         for each in weights

@@ -22,7 +22,8 @@ _SIMPLE = (bool, int, float, complex, str, torch.dtype, torch.device, type(None)
 _OWN = frozenset(vars(nn.Module()))  # what every module has
 _LIBRARIES = ("torch", "tinyproto", "builtins")  # whose classes hold no state
 _KINDS: dict[Hashable, int] = {}
-_SIGNATURES: WeakKeyDictionary[nn.Module, Hashable] = WeakKeyDictionary()
+_SIGNATURES: WeakKeyDictionary[nn.Module, tuple[list[nn.Parameter], list[bool], Hashable]] = WeakKeyDictionary()
+"""Parameters, which of them are trained, and the signature: a network may freeze other layers in each round."""
 
 
 def signature(module: nn.Module) -> Hashable:
@@ -30,13 +31,17 @@ def signature(module: nn.Module) -> Hashable:
 
     Of an object that cannot be looked into, only its class counts. A module that cannot be described equals no other.
     """
-    if module not in _SIGNATURES:
+    known = _SIGNATURES.get(module)
+    if known is None or [each.requires_grad for each in known[0]] != known[1]:
+        found: Hashable
         try:
             described = tuple(Description(module, _content).attributes.items())
-            _SIGNATURES[module] = _KINDS.setdefault(described, len(_KINDS))
+            found = _KINDS.setdefault(described, len(_KINDS))
         except Exception:  # the code of any object may run here
-            _SIGNATURES[module] = object()
-    return _SIGNATURES[module]
+            found = object()
+        parameters = list(module.parameters())
+        known = _SIGNATURES[module] = parameters, [each.requires_grad for each in parameters], found
+    return known[2]
 
 
 def state(module: nn.Module) -> Description:
@@ -85,7 +90,7 @@ class Description:
         """Return the content of a value, or its class where that cannot be looked into."""
         kind = type(value)
         if isinstance(value, _SIMPLE):
-            return kind, value
+            return kind, repr(value)  # NaN equals itself then
         if isinstance(value, bytes | bytearray):
             return kind, hashlib.blake2b(value).digest()
         if isinstance(value, type):
@@ -152,8 +157,10 @@ class _Same:
 
 
 def _content(tensor: Tensor) -> Hashable:
-    values = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-    return tuple(tensor.shape), tensor.dtype, hashlib.blake2b(values.tobytes()).digest()
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
+    values = dense.contiguous().flatten().view(torch.uint8).numpy()
+    return tuple(tensor.shape), tensor.dtype, tensor.layout, hashlib.blake2b(values.tobytes()).digest()
 
 
 def _is_library(thing: type | FunctionType) -> bool:

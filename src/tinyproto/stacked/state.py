@@ -17,13 +17,19 @@ class _ModuleTensors(NamedTuple):
     """A module's tensors by name."""
 
     parameters: State  # that are trained
-    statistics: State  # float buffers, and parameters that are frozen
+    fixed: State  # float buffers, and parameters that are frozen
     counters: list[Tensor]  # of batches, in normalisation layers
 
     @property
     def values(self) -> list[Tensor]:
         """Return the tensors that a stack copies."""
-        return [*self.parameters.values(), *self.statistics.values()]
+        return [*self.parameters.values(), *self.fixed.values()]
+
+    @property
+    def is_current(self) -> bool:
+        """Return True if the same parameters are trained now."""
+        trained = all(value.requires_grad for value in self.parameters.values())
+        return trained and not any(value.requires_grad for value in self.fixed.values())
 
 
 _TENSORS: WeakKeyDictionary[nn.Module, _ModuleTensors] = WeakKeyDictionary()
@@ -32,7 +38,7 @@ _TENSORS: WeakKeyDictionary[nn.Module, _ModuleTensors] = WeakKeyDictionary()
 
 def _tensors(module: nn.Module) -> _ModuleTensors:
     known = _TENSORS.get(module)
-    if known is None:
+    if known is None or not known.is_current:
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
         frozen = {name: value for name, value in parameters.items() if not value.requires_grad}
         known = _TENSORS[module] = _ModuleTensors(
@@ -47,15 +53,15 @@ class StackedState:
     """Parameters and float buffers of one module for n clients; what is not trained shares one piece of memory."""
 
     def __init__(self, module: nn.Module, clients: int) -> None:
-        parameters, statistics, _ = tensors = _tensors(module)
-        if not tensors.values:
+        held = _tensors(module)
+        if not held.values:
             raise CannotStack(f"{type(module).__name__} has no weights")
         self.parameters: State = {
             name: torch.zeros(clients, *value.shape, device=value.device, dtype=value.dtype).requires_grad_()
-            for name, value in parameters.items()
+            for name, value in held.parameters.items()
         }
-        sizes = {name: value.shape for name, value in statistics.items()}
-        device, dtype = next((value.device, value.dtype) for value in tensors.values)
+        sizes = {name: value.shape for name, value in held.fixed.items()}
+        device, dtype = next((value.device, value.dtype) for value in held.values)
         self.flat = torch.zeros(clients * sum(size.numel() for size in sizes.values()), device=device, dtype=dtype)
         pieces = torch.split(self.flat, [clients * size.numel() for size in sizes.values()]) if sizes else ()
         self.buffers: State = {
@@ -75,11 +81,11 @@ class StackedState:
         with torch.no_grad():
             torch._foreach_copy_(self._stacked(len(modules)), _values(modules))
 
-    def store(self, modules: Sequence[nn.Module], steps: Sequence[int]) -> None:
-        """Copy the weights back, and add each client's steps to the counters of its normalisation layers."""
+    def store(self, modules: Sequence[nn.Module], batches: Sequence[int]) -> None:
+        """Copy the weights back, and add each client's batches to the counters of its normalisation layers."""
         with torch.no_grad():
             torch._foreach_copy_(_values(modules), self._stacked(len(modules)))
-            for module, count in zip(modules, steps, strict=True):
+            for module, count in zip(modules, batches, strict=True):
                 counters = _tensors(module).counters
                 if counters:
                     torch._foreach_add_(counters, count)

@@ -28,7 +28,10 @@ Samples = tuple[Tensor, Tensor]
 """Rows of the pool and labels, (epochs, N) each, in the order of a client's plan."""
 
 MOST_CAPTURED = 64
-"""Widths and batch sizes a stack keeps captured; beyond that it discards the oldest."""
+"""Widths and batch sizes a stack keeps captured besides a remaining batch of each client; then it discards the oldest.
+
+First it discards steps of single clients, which are taken once an epoch.
+"""
 
 
 class Stack:
@@ -92,8 +95,9 @@ class Stack:
             for client in range(len(tasks))
         ]
         taken = [epochs * len(task.plan.sizes) for task in tasks]
+        normalised = [epochs * sum(size > 1 for size in task.plan.sizes) for task in tasks]  # by a batch's statistics
         for name, state in self.states.items():
-            state.store([task.modules[name] for task in tasks], taken)
+            state.store([task.modules[name] for task in tasks], normalised)
         yield
         counts = torch.tensor([max(sum(task.plan.sizes), 1) for task in tasks], dtype=torch.float64)
         means = history.cpu()[:, : len(tasks)] / counts[None, :, None]
@@ -128,8 +132,8 @@ class Stack:
     def _steps(self, first: int, last: int, batch: int, steps: int) -> _Steps:
         key = (first, last, batch)
         if key not in self.captured or self.captured[key].rows.shape[1] < steps:
-            if len(self.captured) >= MOST_CAPTURED:
-                del self.captured[next(iter(self.captured))]
+            if len(self.captured) >= MOST_CAPTURED + self.clients:
+                del self.captured[min(self.captured, key=lambda known: known[1] - known[0] > 1)]
             self.captured[key] = _Steps(self, first, last, batch, steps)
         return self.captured[key]
 

@@ -104,9 +104,9 @@ class StackedTrainer:
 
     def _make_room(self, width: int, *, features: bool) -> None:
         """Free all stacks, and compute less at once from now on than `width` clients of each network."""
-        built = [stack.largest for stack in self.feature_stacks.values() if stack is not None]
-        batch = min(max(built, default=self.feature_batch), self.feature_batch)
-        if features and batch > LEAST_FEATURES:
+        built = (stack.largest for stack in self.feature_stacks.values() if stack is not None)
+        batch = max(built, default=self.feature_batch) if features else 0
+        if batch > LEAST_FEATURES:
             self.feature_batch = max(batch // 4, LEAST_FEATURES)
             how = f"features are computed {self.feature_batch} samples at a time"
         else:
@@ -186,7 +186,7 @@ class StackedTrainer:
         if self.width == 0 or not any(isinstance(module, SplitModel) for module in tasks[0].modules.values()):
             return None
         try:
-            return _get(self.stacks, key, len(tasks), partial(Stack, tasks[0], urgent=urgent))
+            return _get(self.stacks, key, len(tasks), self.width, partial(Stack, tasks[0], urgent=urgent))
         except CannotStack as reason:
             self.notes.append(fallback_note(tasks[0], "one by one", reason))
             return None
@@ -196,9 +196,8 @@ class StackedTrainer:
         if self.width == 0 or data.rows is None or not len(data):
             return None
         try:
-            return _get(
-                self.feature_stacks, key, len(models), partial(FeatureStack, models[0], data, self.feature_batch)
-            )
+            build = partial(FeatureStack, models[0], data, self.feature_batch)
+            return _get(self.feature_stacks, key, len(models), self.width, build)
         except CannotStack:  # training has reported it
             return None
 
@@ -233,17 +232,20 @@ def _length(task: Task) -> int:
 
 
 def _get(
-    stacks: dict[Hashable, AnyStack | None], key: Hashable, clients: int, build: Callable[[int], AnyStack]
-) -> AnyStack | None:
+    stacks: dict[Hashable, AnyStack | None], key: Hashable, clients: int, most: int | None,
+    build: Callable[[int], AnyStack],
+) -> AnyStack | None:  # fmt: skip
     """Return the stack for this number of clients; build it if there is none or only a smaller one.
 
+    A stack that grows becomes larger than needed, but has at most `most` clients.
     Raise CannotStack if it cannot be built, and return None from then on.
     """
     known = stacks.get(key)
     if key in stacks and (known is None or known.clients >= clients):
         return known
     try:
-        built = stacks[key] = build(clients if known is None else int(GROWTH * clients))
+        grown = clients if known is None else int(GROWTH * clients)
+        built = stacks[key] = build(min(grown, most or grown))
     except CannotStack:
         stacks[key] = None
         raise
