@@ -11,7 +11,7 @@ from torch import Tensor
 Item = TypeVar("Item")
 
 MOST_TOGETHER = 1 << 22
-"""Values of many clients that are put together: 16 MB, so that a small GPU has room for them."""
+"""Values of many clients that are put together: 16 MB of float32, so that a small GPU has room for them."""
 
 
 def portions(items: Sequence[Item], sizes: Sequence[int], most: int = MOST_TOGETHER) -> Iterator[list[Item]]:

@@ -142,7 +142,7 @@ class ClientRuntime:
     def _receive(self, decoded: Decoded) -> _Job:
         client = self.clients[decoded.header.client]
         message = decoded.message
-        if message.rows is not None:  # moved once for all clients, and whatever the method keeps them for
+        if message.rows is not None:  # one copy on the device for all clients
             message = replace(message, rows=message.on(client.device).rows)
         client.received = self.side.receive(client, message)
         return _Job(client, decoded.header)
@@ -346,7 +346,7 @@ _UNSCALED = (torch.float16, torch.float32, torch.float64)
 def _surely_finite(tensors: Sequence[Tensor]) -> bool:
     """Return True if a GPU finds no NaN and no infinity; False decides nothing.
 
-    Norms are thousands of small tensors, which the host has to make. This check of gradient scalers has one result. It
+    Norms are thousands of small tensors, which the host has to make. The check that gradient scalers use has one result. It
     multiplies the weights by 1, which changes no bit, but writes, which an expanded tensor does not allow.
     """
     if not all(tensor.is_cuda and tensor.is_contiguous() and tensor.dtype in _UNSCALED for tensor in tensors):

@@ -143,12 +143,12 @@ def scores_together(clients: Sequence[Scored]) -> list[dict[str, float]]:
             guesses = torch.cat([by_head, CentredSets(*(part[own] for part in sets)).nearest(client.features)])
             found += [(guesses == client.labels).sum(1), applies[own]]
             at = own.stop
-    fetched = iter(torch.cat(found).tolist() if found else ())
+    numbers = iter(torch.cat(found).tolist() if found else ())
     results = []
     for client in clients:
-        correct = {f"correct_{rule}": float(next(fetched)) for rule in ("head", *client.prototypes)}
+        correct = {f"correct_{rule}": float(next(numbers)) for rule in ("head", *client.prototypes)}
         for rule in client.prototypes:
-            if not next(fetched):
+            if not next(numbers):
                 del correct[f"correct_{rule}"]
         results.append({"test_samples": float(len(client.labels)), **correct})
     return results

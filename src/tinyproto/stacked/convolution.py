@@ -64,8 +64,8 @@ class Geometry(NamedTuple):
         sides = zip(maps[3:], self.kernel, self.stride, self.padding, strict=True)
         results = prod((side + 2 * padding - kernel) // stride + 1 for side, kernel, stride, padding in sides)
         positions = maps[2] * max(prod(maps[3:]), results)
-        exact = positions <= MOST_POSITIONS or not (trains or self.depthwise)
-        return exact and positions * max(self.channels, self.filters) < 2**31
+        in_floats = trains or self.depthwise
+        return (positions <= MOST_POSITIONS or not in_floats) and positions * max(self.channels, self.filters) < 2**31
 
 
 def geometry(layer: nn.Conv2d) -> Geometry:

@@ -115,8 +115,8 @@ class Body:
         return _times(zlib.crc32(start), _power(self.size)) ^ self.checksum
 
     def is_in(self, frame: bytes) -> bool:
-        """Return True if this body, in one piece, is that of the frame."""
-        return len(frame) == HEADER_BYTES + self.size and frame.endswith(self.pieces[0])
+        """Return True if this body is that of the frame, and in one piece."""
+        return len(self.pieces) == 1 and len(frame) == HEADER_BYTES + self.size and frame.endswith(self.pieces[0])
 
 
 def pack(header: Header, body: Body | bytes | memoryview) -> bytes:

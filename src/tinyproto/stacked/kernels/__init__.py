@@ -60,6 +60,6 @@ def _make_launchers(kernels: Iterable[Any], workers: Executor) -> None:
 
     Triton keeps them on disk. It would make each when its first kernel runs, and the device would wait.
     """
-    different = {tuple(kernel.src.signature.values()): kernel for kernel in kernels}
+    by_types = {tuple(kernel.src.signature.values()): kernel for kernel in kernels}
     launcher = triton.runtime.driver.active.launcher_cls
-    list(workers.map(lambda kernel: launcher(kernel.src, kernel.metadata), different.values()))
+    list(workers.map(lambda kernel: launcher(kernel.src, kernel.metadata), by_types.values()))
