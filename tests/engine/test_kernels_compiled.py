@@ -181,3 +181,14 @@ def test_the_server_s_fit_sees_what_other_programs_wrote(capability: int, dim: i
     assert contrast.PER_MULTIPROCESSOR * 256 * 32 * contrast.WARPS <= 65536  # a thread has at most 255 registers
     assert "cp.async" not in code  # for less than 16 bytes it would read a multiprocessor's stale cache
     assert dim % 4 != 0 or "ld.global.cg.v4" in code
+
+
+@pytest.mark.parametrize(("shared", "programs"), [(False, 264), (True, 132)])
+@pytest.mark.usefixtures("capability")
+def test_the_server_s_fit_leaves_room_to_other_cells(
+    shared: bool, programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tinyproto.stacked.kernels import contrast
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
+    assert contrast._programs(torch.device("cuda"), shared) == programs

@@ -312,7 +312,7 @@ def by_programs(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Programs]:
         monkeypatch.setattr(interpreter, "GridExecutor", Grid)
         monkeypatch.setattr(builder, "create_masked_load", noted_load)
         monkeypatch.setattr(builder, "create_masked_store", noted_store)
-        monkeypatch.setattr(contrast, "_programs", lambda device: count)
+        monkeypatch.setattr(contrast, "_programs", lambda device, shared: count)
         monkeypatch.setattr(contrast, "_arrive", programs.announce)
         monkeypatch.setattr(contrast, "_wait", programs.wait)
         return programs
@@ -355,7 +355,7 @@ def test_each_barrier_of_the_server_s_fit_is_needed(by_programs: Callable[..., P
 
 
 def test_programs_that_wait_in_vain_go_on_and_the_loss_is_not_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contrast, "_programs", lambda device: 2)  # the interpreter runs them one after another
+    monkeypatch.setattr(contrast, "_programs", lambda device, shared: 2)  # the interpreter runs them one after another
     monkeypatch.setattr(contrast, "PATIENCE", 3)
     samples = Batch(*make_uploads(3, 16, 4))
     loss, _ = moved_by_an_epoch(samples, make_network(3, 16), all_but_the_last(3), 4)

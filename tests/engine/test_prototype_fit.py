@@ -25,6 +25,7 @@ class Plain:
 
     def __init__(self) -> None:
         self.calls = 0
+        self.shared: bool | None = None  # whether they were told that other cells run on the device
 
     def epochs(
         self, weights: State, samples: Batch, batch: int, penalty: Tensor, logged: Tensor, rate: float
@@ -111,7 +112,8 @@ def epochs_of(network: nn.Module, kernels: Plain, rate: float) -> PrototypeFit:
 def epochs_by(monkeypatch: pytest.MonkeyPatch, kernels: Plain) -> None:
     """Let every fit take its steps with these kernels."""
 
-    def replaced(task: Task) -> PrototypeFit:
+    def replaced(task: Task, *, shared: bool) -> PrototypeFit:
+        kernels.shared = shared
         return epochs_of(task.modules["prototypes"], kernels, task.groups[0].learning_rate)
 
     monkeypatch.setattr(graphed, "prototype_fit", replaced)
@@ -136,6 +138,14 @@ def test_a_fit_by_whole_epochs_ends_where_the_reference_ends(
     torch.testing.assert_close(found.parts, expected.parts, rtol=1e-5, atol=1e-6)
     for one, two in zip(mine.modules.parameters(), reference.modules.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_kernels_are_told_whether_other_cells_share_the_device(monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
+    kernels = Plain()
+    epochs_by(monkeypatch, kernels)
+    GraphedTrainer(shared=shared).fit([make_fit(5, 8, 20)])
+    assert kernels.shared is shared
 
 
 def test_a_fit_with_another_batch_size_is_checked_anew(monkeypatch: pytest.MonkeyPatch) -> None:

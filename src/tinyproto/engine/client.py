@@ -346,8 +346,8 @@ _UNSCALED = (torch.float16, torch.float32, torch.float64)
 def _surely_finite(tensors: Sequence[Tensor]) -> bool:
     """Return True if a GPU finds no NaN and no infinity; False decides nothing.
 
-    Norms are thousands of small tensors, which the host has to make. The check that gradient scalers use has one result. It
-    multiplies the weights by 1, which changes no bit, but writes, which an expanded tensor does not allow.
+    Norms are thousands of small tensors, which the host has to make. The check that gradient scalers use has one
+    result. It multiplies the weights by 1, which changes no bit, but writes, which an expanded tensor does not allow.
     """
     if not all(tensor.is_cuda and tensor.is_contiguous() and tensor.dtype in _UNSCALED for tensor in tensors):
         return False

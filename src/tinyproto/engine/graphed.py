@@ -51,7 +51,7 @@ class GraphedTrainer(EagerTrainer):
             return super().fit([task])[0]
         captured = None
         try:
-            captured = self.captured[key] = self.captured.get(key) or CapturedTask(task)
+            captured = self.captured[key] = self.captured.get(key) or CapturedTask(task, shared=self.shared)
             with global_randomness(task.seed):
                 result = captured.fit(task)
         except Exception as error:  # an unfinished fit has changed nothing yet, so the eager trainer can take over
@@ -80,14 +80,14 @@ class CapturedTask:
     A task of this kind is copied in, trained, and copied back.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, *, shared: bool = False) -> None:
         for module in task.modules.values():
             check_repeats(module, task.data)
         self.loss, self.num_classes = task.loss, task.num_classes
         self.modules = copy.deepcopy(task.modules).train()
         self.context = {name: torch.empty_like(value) for name, value in task.context.items()}
         self.sgd = Sgd(self.modules, task.groups)
-        self.kernels = prototype_fit(task)
+        self.kernels = prototype_fit(task, shared=shared)
         self.kernel_error: CannotStack | None = None  # why the kernels are no longer used
         self.epoch_at_once = not any(isinstance(module, SplitModel) for module in task.modules.values())
         self.parts = torch.zeros(len(task.part_names), dtype=torch.float64, device=task.data.labels.device)

@@ -6,6 +6,7 @@ A fit is thousands of steps of a very small network. A step by autograd is thirt
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -110,8 +111,11 @@ def _drawn(weights: State, count: int, device: torch.device) -> tuple[State, Bat
     return drawn, Batch(torch.randn(count, dim, device=device, generator=generator), labels), penalty
 
 
-def prototype_fit(task: Task) -> PrototypeFit | None:
-    """Return the epochs for a task that is such a fit, on a GPU for which kernels can be compiled; None otherwise."""
+def prototype_fit(task: Task, *, shared: bool = False) -> PrototypeFit | None:
+    """Return the epochs for a task that is such a fit, on a GPU for which kernels can be compiled; None otherwise.
+
+    With `shared`, other cells run on the GPU.
+    """
     if task.loss is not contrastive_step or len(task.groups) != 1 or task.groups[0].clip_norm is not None:
         return None
     network = task.modules["prototypes"]
@@ -127,4 +131,4 @@ def prototype_fit(task: Task) -> PrototypeFit | None:
         return None
     from tinyproto.stacked.kernels.contrast import epochs
 
-    return PrototypeFit(network, task.groups[0].learning_rate, epochs)
+    return PrototypeFit(network, task.groups[0].learning_rate, partial(epochs, shared=shared))

@@ -366,11 +366,16 @@ def _epochs(
         tl.store(logged + epoch, tl.where(stalled, float("nan"), tl.load(logged + epoch) + tl.sum(total, 0)))
 
 
-def epochs(weights: State, samples: Batch, batch: int, penalty: Tensor, logged: Tensor, rate: float) -> None:
-    """Take the steps of consecutive epochs, on `batch` uploads each; add their sums of losses to `logged`, float64."""
+def epochs(
+    weights: State, samples: Batch, batch: int, penalty: Tensor, logged: Tensor, rate: float, *, shared: bool = False
+) -> None:
+    """Take the steps of consecutive epochs, on `batch` uploads each; add their sums of losses to `logged`, float64.
+
+    With `shared`, half of each multiprocessor is left to others: all programs start at once, so they wait for room.
+    """
     embedding, hidden_weight = weights["embedding.weight"], weights["hidden.weight"]
     (classes, dim), count, device = embedding.shape, len(samples.labels) // len(logged), embedding.device
-    tiles, programs = _tiles(classes, dim), _programs(device)
+    tiles, programs = _tiles(classes, dim), _programs(device, shared)
     moved_embedding, hidden, old_hidden, learned, returned, of_learned, of_hidden = (
         torch.empty_like(embedding) for _ in range(7)
     )
@@ -401,7 +406,7 @@ def _tiles(classes: int, dim: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _programs(device: torch.device) -> int:
+def _programs(device: torch.device, shared: bool) -> int:
     if device.type != "cuda":
         return 1
-    return PER_MULTIPROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
+    return (1 if shared else PER_MULTIPROCESSOR) * torch.cuda.get_device_properties(device).multi_processor_count
