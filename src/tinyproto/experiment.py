@@ -26,7 +26,7 @@ from tinyproto.engine.participation import participant_count, read_trace
 from tinyproto.engine.training import Choice, choose, fitted, make_trainer
 from tinyproto.errors import ConfigError
 from tinyproto.memory import PeakMemory, client_budget, gpu_room, scratch_memory
-from tinyproto.models import ModelShape, build_model, entry_name, rehearse_training
+from tinyproto.models import ModelShape, build_model, check_apart, entry_name, rehearse_training
 from tinyproto.models.count import StepSize, count_parameters, step_size
 from tinyproto.models.split import SplitModel
 from tinyproto.simulation.client_store import WHILE_TRAINING, ClientBuilder
@@ -74,6 +74,8 @@ class Experiment:
             for entry in model.models:
                 network = build_model(entry, self.shape, seed=0)
                 rehearse_training(network, entry_name(entry), self.shape)
+                if not network.registered:
+                    check_apart(network, build_model(entry, self.shape, seed=0), entry_name(entry))
                 self._parameters.append(count_parameters(network))
         self.shares_device = self.cells_at_once > 1  # a process that runs a cell for others is told
         participants = participant_count(self.data.num_clients, model.train.participation)

@@ -311,7 +311,57 @@ def images_net(*layers: nn.Module) -> nn.Module:
 ALL = None
 """Any note or none: the numbers count."""
 
+
 # what it is: the network, words of the note of the stacked and of the graphed trainer; "" without a note
+class FrozenNorm(Base):
+    """Keeps its normalisation in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(DIM)
+        nn.init.constant_(self.norm.running_mean, 0.3)  # type: ignore[arg-type]
+
+    def train(self, mode: bool = True) -> FrozenNorm:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def after(self, features: Tensor) -> Tensor:
+        normal: Tensor = self.norm(features)
+        return normal
+
+
+class Thawing(Base):
+    """Trains another layer from its third round on."""
+
+    rounds = 0
+
+    def train(self, mode: bool = True) -> Thawing:
+        self.rounds += mode
+        self.body.requires_grad_(self.rounds > 2)
+        super().train(mode)
+        return self
+
+
+class Clearing(Base):
+    """Starts each round with a buffer of zeros."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def train(self, mode: bool = True) -> Clearing:
+        self.seen.zero_()
+        super().train(mode)
+        return self
+
+    def after(self, features: Tensor) -> Tensor:
+        self.seen += 0.1
+        return features * self.seen
+
+
 ODD: dict[str, tuple[Make, str | None, str | None]] = {
     "counter": (Counting, r"changes extractor.steps in each", r"changes extractor.steps in each"),
     "iterator": (CountingByIterator, r"changes extractor.steps in each", r"changes extractor.steps in each"),
@@ -337,6 +387,9 @@ ODD: dict[str, tuple[Make, str | None, str | None]] = {
     "own forward": (lambda: Scaling(plain(), nn.Linear(DIM, CLASSES)), "disagrees with its network", ""),
     "frozen": (frozen, "", ""),
     "frozen extractor": (frozen_entirely, "", ""),
+    "frozen norm": (FrozenNorm, "disagrees with its network in training", ""),
+    "thaws": (Thawing, "its network changes", "its network changes"),
+    "clears": (Clearing, "changes tensors when it is set", "changes tensors when it is set"),
     "script": (scripted, "TorchScript", "TorchScript"),
     "lazy": (lazy, "", ""),
     "weight norm": (normalised_weight, "ParametrizedLinear has no stacked form", ""),

@@ -360,6 +360,25 @@ def test_features_of_a_stack_are_each_client_s_own(network: str) -> None:
             assert torch.allclose(mine, other, atol=1e-4)
 
 
+def test_dropout_that_a_network_calls_in_training_only_is_traced_whatever_mode_it_was_left_in() -> None:
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop = nn.Dropout(0.5)
+
+        def forward(self, values: Tensor) -> Tensor:
+            return self.drop(values) if self.training else values
+
+    stacked = StackedModel(SplitModel(Dropping(), Dropping()).eval())
+    ones = torch.ones(2, 50, 20)
+    dropped = stacked(ones, {}, normalise=True, training=True)
+    assert 0.4 < float((dropped.features == 0).float().mean()) < 0.6
+    assert float((dropped.logits == 0).float().mean()) > 0.6
+    kept = stacked(ones, {}, normalise=False, training=False)
+    assert torch.equal(kept.features, ones)
+    assert torch.equal(kept.logits, ones)
+
+
 def test_features_are_computed_for_no_more_samples_than_clients_have_whoever_takes_part() -> None:
     models = [built("small_cnn_a", seed).float() for seed in range(2)]
     trainer = stacked_trainer()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from support import same_tensors
 from tinyproto.errors import ModelError
-from tinyproto.models import CNNS_1D, NETWORKS, TEXT, ModelEntry, ModelShape, SplitModel, build_model, entry_name
+from tinyproto.models import (
+    CNNS_1D,
+    NETWORKS,
+    TEXT,
+    ModelEntry,
+    ModelShape,
+    SplitModel,
+    build_model,
+    check_apart,
+    entry_name,
+    rehearse_training,
+)
+from tinyproto.models.build import load_weights
 
 SHAPE = ModelShape(input_shape=(1, 8, 8), proto_dim=12, num_classes=5)
 IMAGES = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -223,3 +237,87 @@ def test_a_network_for_other_images_is_an_error_with_the_shape_of_ours() -> None
 )
 def test_an_entry_is_called_by_what_a_user_would_call_it(entry: ModelEntry, name: str) -> None:
     assert entry_name(entry) == name
+
+
+@pytest.mark.parametrize("layer", [nn.ReLU(inplace=True), nn.Dropout(0.5, inplace=True)])
+def test_a_head_that_changes_the_features_is_refused(layer: nn.Module) -> None:
+    """Prototypes are means of features as they were, so classes would be compared with others."""
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(64, 12))
+    model = SplitModel(linear, nn.Sequential(layer, nn.Linear(12, 5)))
+    with pytest.raises(ModelError, match="model mine: its head changes the features in place"):
+        rehearse_training(model, "mine", SHAPE)
+    rehearse_training(model, "mine", replace(SHAPE, head_dropout_in_place=True))
+    rehearse_training(SplitModel(linear, nn.Sequential(nn.ReLU(), nn.Linear(12, 5))), "mine", SHAPE)
+
+
+class Keeping(nn.Linear):
+    def __init__(self, kept: object) -> None:
+        super().__init__(12, 5)
+        self.kept = kept
+
+    def get_extra_state(self) -> object:
+        return self.kept
+
+    def set_extra_state(self, state: object) -> None:
+        self.kept = state
+
+
+def test_state_that_cannot_be_stored_is_refused_before_the_run() -> None:
+    rehearse_training(SplitModel(extractor(), Keeping(torch.zeros(1))), "mine", SHAPE)
+    with pytest.raises(ModelError, match=r"model mine keeps head\._extra_state as dict"):
+        rehearse_training(SplitModel(extractor(), Keeping({"steps": 1})), "mine", SHAPE)
+
+
+class Squeezing(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs).squeeze()
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [
+        (Squeezing(12, 5), r"\(1, 12\) and \(5,\) for one sample"),
+        (nn.Sequential(nn.BatchNorm1d(12, track_running_stats=False), nn.Linear(12, 5)), "fails on a single sample"),
+    ],
+)
+def test_a_network_that_cannot_classify_a_single_sample_is_refused(head: nn.Module, words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        rehearse_training(SplitModel(extractor(), head), "mine", SHAPE)
+
+
+def test_networks_of_a_factory_may_share_only_what_no_client_trains() -> None:
+    trunk, frozen = nn.Linear(64, 12), nn.Linear(64, 12).requires_grad_(False)
+
+    def around(layer: nn.Module) -> SplitModel:
+        return SplitModel(nn.Sequential(nn.Flatten(), layer), nn.Linear(12, 5))
+
+    check_apart(around(frozen), around(frozen), "mine")
+    check_apart(around(trunk), around(copy.deepcopy(trunk)), "mine")
+    with pytest.raises(ModelError, match="model mine returns networks that share tensors"):
+        check_apart(around(trunk), around(trunk), "mine")
+    norm = nn.BatchNorm1d(64).requires_grad_(False)  # training changes its statistics
+    with pytest.raises(ModelError, match="share tensors"):
+        check_apart(around(nn.Sequential(norm, frozen)), around(nn.Sequential(norm, frozen)), "mine")
+
+
+def test_buffers_that_training_made_or_resized_are_loaded() -> None:
+    class Buffers(nn.Module):
+        made: Tensor
+
+        def __init__(self, made: Tensor | None, grown: Tensor) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+            self.register_buffer("made", made)
+            self.register_buffer("grown", grown)
+            self.register_buffer("spread", torch.ones(1).expand(3))
+
+    trained = Buffers(torch.arange(3.0), torch.ones(4, 2))
+    trained.spread = torch.tensor([1.0, 2.0, 3.0])
+    fresh = Buffers(None, torch.zeros(0, 2))
+    kept = trained.state_dict()
+    load_weights(fresh, kept)
+    assert same_tensors(fresh.state_dict(), kept)
+    fresh.made.zero_()
+    assert kept["made"].any()  # which is a tensor of its own
+    with pytest.raises(RuntimeError, match="size mismatch for layer"):
+        load_weights(fresh, kept | {"layer.weight": torch.zeros(3, 2)})

@@ -188,6 +188,31 @@ def test_a_network_that_training_replaces_is_looked_at_and_put_back(quarters: Fe
     assert same_tensors(client.model.state_dict(), before)
 
 
+def test_what_was_never_finite_such_as_a_mask_does_not_make_a_client_ill(quarters: FederatedData) -> None:
+    client = diverging(quarters, "local", {}).clients[0]
+    client.model.register_buffer("mask", torch.full((3, 3), -math.inf).triu(1))
+    good = LastGood()
+    good.keep([client])
+    assert good.diverged([client]) == set()
+    client.model.mask[0, 0] = math.nan  # type: ignore[operator]
+    assert good.diverged([client]) == {client.id}
+    good.put_back(client)
+    assert good.diverged([client]) == set()
+
+
+def test_a_buffer_that_grows_is_put_back_in_its_size(quarters: FederatedData) -> None:
+    client = diverging(quarters, "local", {}).clients[0]
+    client.model.register_buffer("seen", torch.zeros(0, 2))
+    good = LastGood()
+    for size in (0, 3, 5):
+        client.model.seen = torch.full((size, 2), float(size))
+        good.keep([client])
+        client.model.seen = torch.full((size + 1, 2), math.nan)
+        assert good.diverged([client]) == {client.id}
+        good.put_back(client)
+        assert torch.equal(client.model.seen, torch.full((size, 2), float(size)))
+
+
 @pytest.mark.parametrize("value", [1e30, math.inf, -math.inf, math.nan])
 def test_the_check_of_a_gpu_finds_what_is_not_finite_and_changes_no_bit(value: float) -> None:
     weights = [torch.randn(5, 3), torch.randn(4).bfloat16(), torch.randn(2).double()]

@@ -19,6 +19,7 @@ from support import make_patterns
 from support_grid import make_experiment
 from tinyproto import grid
 from tinyproto.errors import ConfigError, DataError, RunFolderError
+from tinyproto.storage.network_files import read_network, write_network
 from tinyproto.trained.inputs import InputFormat
 
 CONFIG = """\
@@ -208,3 +209,16 @@ def test_of_several_seeds_one_has_to_be_chosen(tmp_path: Path, run: Path) -> Non
     with pytest.raises(RunFolderError, match=r"several seeds; choose one with --seed \(seed= in Python\): 0, 1"):
         tp.load_client(copied, 0)
     assert tp.load_client(copied, 0, seed=1).facts["seed"] == 1
+
+
+def test_names_of_layers_may_have_slashes(tmp_path: Path) -> None:
+    parts = {
+        "model": {"extractor.a/b.weight": torch.ones(2), "head.weight": torch.zeros(1)},
+        "local": {"values": torch.rand(2, 2), "present": torch.ones(2, dtype=torch.bool)},
+        "received": {},
+    }
+    write_network(tmp_path / "kept", {"label": "fedproto"}, parts)
+    _, found = read_network(tmp_path / "kept")
+    assert {part: sorted(tensors) for part, tensors in found.items()} == {
+        part: sorted(tensors) for part, tensors in parts.items()
+    }

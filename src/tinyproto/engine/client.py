@@ -7,9 +7,10 @@ last good state (`LastGood`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 from typing import Literal, NamedTuple, Protocol, cast
 
 import torch
@@ -248,25 +249,32 @@ class _Weights:
         floats, counters = ([cast(Tensor, owner[name]) for owner, name in places] for places in self._places)
         return floats, counters
 
-    def floats(self) -> list[Tensor]:
-        """Return all current floats, also those at places that were empty."""
-        found = (owner[name] for owner, name in (*self._places[0], *self._empty))
-        return [tensor for tensor in found if tensor is not None and tensor.is_floating_point()]
+    def floats(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Yield all current floats, also those at empty places, and their copies if these have their shapes."""
+        for (owner, name), kept in zip_longest((*self._places[0], *self._empty), self.copies[0]):
+            tensor = owner[name]
+            if tensor is not None and tensor.is_floating_point():
+                yield tensor, kept if kept is not None and kept.shape == tensor.shape else None
 
     @property
     def covers_all(self) -> bool:
-        """Return True if the same places have a tensor as when this was made."""
-        filled = any(owner[name] is not None for owner, name in self._empty)
-        return not filled and not any(owner[name] is None for places in self._places for owner, name in places)
+        """Return True if the same places have a tensor, of the same shape, as when this was made."""
+        return not any(owner[name] is not None for owner, name in self._empty) and not any(self._lost())
 
     def restore_places(self) -> None:
-        """Let the same places have a tensor as when this was made; the values of new ones mean nothing."""
+        """Let the same places have such tensors as when this was made; the values of new ones mean nothing."""
         for owner, name in self._empty:
             owner[name] = None
+        for (owner, name), kept in list(self._lost()):
+            owner[name] = torch.empty_like(kept)
+
+    def _lost(self) -> Iterator[tuple[_Place, Tensor]]:
+        """Yield the places that have no tensor any more, or one of another shape, and their copies."""
         for places, copies in zip(self._places, self.copies, strict=True):
             for (owner, name), kept in zip(places, copies, strict=True):
-                if owner[name] is None:
-                    owner[name] = torch.empty_like(kept)
+                tensor = owner[name]
+                if tensor is None or tensor.shape != kept.shape:
+                    yield (owner, name), kept
 
 
 _Rest = tuple[State, Prototypes, Prototypes | None]
@@ -309,17 +317,24 @@ class LastGood:
 
     @torch.no_grad()
     def diverged(self, clients: Sequence[Client]) -> set[int]:
-        """Return the clients with a weight that is NaN or infinite.
+        """Return the clients with a weight that is NaN or infinite and was not before, as in a mask of -∞.
 
         Only tensors whose norm is not finite are looked at, as one of large weights may be, too. The host waits for the
         device once.
         """
-        floats = [(client.id, tensor) for client in clients for tensor in self._of(client).floats()]
-        if not floats or _surely_finite([tensor for _, tensor in floats]):
+        floats = [(client.id, *pair) for client in clients for pair in self._floats(client)]
+        tensors = [tensor for _, tensor, _ in floats]
+        if not floats or _surely_finite(tensors):
             return set()
-        norms = torch.stack(torch._foreach_norm([tensor for _, tensor in floats])).isfinite().tolist()
+        norms = torch.stack(torch._foreach_norm(tensors)).isfinite().tolist()
         suspects = [one for one, finite in zip(floats, norms, strict=True) if not finite]
-        return {client for client, tensor in suspects if not tensor.isfinite().all()}
+        return {client for client, tensor, kept in suspects if _is_broken(tensor, kept)}
+
+    def _floats(self, client: Client) -> Iterable[tuple[Tensor, Tensor | None]]:
+        known = self._weights.get(client.id)
+        if known is not None and known.model is client.model:
+            return known.floats()
+        return [(tensor, None) for tensor, _ in _Weights(client).floats()]
 
     def forget(self) -> None:
         """Free the memory."""
@@ -337,6 +352,11 @@ def _copy_all(given: Sequence[Sequence[list[Tensor]]], held: Sequence[Sequence[l
         sources = [tensor for client in given for tensor in client[kind]]
         if sources:
             torch._foreach_copy_([tensor for client in held for tensor in client[kind]], sources)
+
+
+def _is_broken(tensor: Tensor, before: Tensor | None) -> bool:
+    broken = ~tensor.isfinite()
+    return bool((broken if before is None else broken & before.isfinite()).any())
 
 
 _UNSCALED = (torch.float16, torch.float32, torch.float64)

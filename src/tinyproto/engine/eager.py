@@ -115,7 +115,8 @@ class Sgd:
     def __init__(self, modules: nn.ModuleDict, groups: Sequence[ParamGroup]) -> None:
         self.modules = modules
         self.groups = [(group, list(modules[group.module].parameters())) for group in groups]
-        self.normalisation = [layer for layer in modules.modules() if isinstance(layer, _NORMALISATION)]
+        layers = (layer for layer in modules.modules() if isinstance(layer, _NORMALISATION))
+        self.normalisation = [layer for layer in layers if layer.training]  # some networks keep theirs in evaluation
 
     def step(self, loss: Loss, batch: Batch, context: Mapping[str, Tensor]) -> Step:
         """Take one step on a batch and return the loss's outcome."""

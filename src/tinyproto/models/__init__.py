@@ -12,6 +12,7 @@ from tinyproto.models.build import (
     ModelEntry,
     ModelShape,
     build_model,
+    check_apart,
     entry_name,
     find_model,
     load_torchvision,
@@ -22,6 +23,6 @@ from tinyproto.models.split import Output, SplitModel
 
 __all__ = [
     "CNNS_1D", "MLPS", "NETWORKS", "PUBLISHED", "SMALL_CNNS", "TEXT", "ModelEntry", "ModelShape", "Output",
-    "SplitModel", "build_model", "entry_name", "find_model", "load_torchvision", "rehearse_training",
+    "SplitModel", "build_model", "check_apart", "entry_name", "find_model", "load_torchvision", "rehearse_training",
     "small_networks",
 ]  # fmt: skip

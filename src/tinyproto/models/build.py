@@ -218,12 +218,61 @@ def _probe(model: SplitModel, name: str, shape: ModelShape) -> None:
 
 
 def rehearse_training(model: SplitModel, name: str, shape: ModelShape) -> None:
-    """Run one forward and backward step in training mode; raise ModelError if the network works in eval mode only."""
+    """Run one forward and backward step in training mode; raise ModelError if a run would fail, or see other features.
+
+    Prototypes are means of the features that the head is given, so it must not change them. What dropout in place does
+    in the released code is an option of its own.
+    """
     model.train()
     try:
-        model(shape.pair()).logits.sum().backward()
+        features = model.extractor(shape.pair())
+        version = features._version
+        model.head(features).sum().backward()
     except Exception as error:
         raise ModelError(f"model {name} cannot be trained on a batch of two: {one_line(error)}") from error
+    if features._version != version and not shape.head_dropout_in_place:
+        raise ModelError(f"model {name}: its head changes the features in place; use layers without inplace=True there")
+    for key, value in model.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise ModelError(
+                f"model {name} keeps {key} as {type(value).__name__}, which cannot be stored; return a tensor from "
+                "get_extra_state"
+            )
+    model.eval()
+    try:
+        with torch.no_grad():
+            alone = model(shape.pair()[:1])
+        found = tuple(alone.features.shape), tuple(alone.logits.shape)
+    except Exception as error:
+        raise ModelError(f"model {name} fails on a single sample: {one_line(error)}") from error
+    if found != ((1, shape.proto_dim), (1, shape.num_classes)):
+        raise ModelError(f"model {name} gives features and logits of shape {found[0]} and {found[1]} for one sample")
+
+
+def check_apart(first: SplitModel, second: SplitModel, name: str) -> None:
+    """Raise ModelError if two networks of one factory would train the same tensors."""
+    trained, of_second = (
+        {id(tensor) for tensor in chain((each for each in model.parameters() if each.requires_grad), model.buffers())}
+        for model in (first, second)
+    )
+    if not trained.isdisjoint(of_second):
+        raise ModelError(
+            f"model {name} returns networks that share tensors, so its clients would train the same; let it return a "
+            "copy.deepcopy, or pass the network itself, which is copied for each client"
+        )
+
+
+def load_weights(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Load a state_dict, and make the buffers that training made, or gave another size."""
+    device = next((parameter.device for parameter in module.parameters()), None)
+    for path, child in module.named_modules():
+        if isinstance(child, torch.jit.ScriptModule):
+            continue
+        for name, held in child._buffers.items():
+            given = tensors.get(f"{path}.{name}".lstrip("."))
+            if given is not None and (held is None or held.shape != given.shape or not held.is_contiguous()):
+                child._buffers[name] = given.detach().clone().to(given.device if device is None else device)
+    module.load_state_dict(dict(tensors))
 
 
 CLASSIFIERS = ("classifier.", "fc.")

@@ -78,8 +78,10 @@ class StackedModule:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        try:  # a copy, since tracing runs the network's own code, and without weights, which the caller passes
-            wrapped = nn.Sequential(copy.deepcopy(module)).to("meta")  # so that a single layer is one of the graph, too
+        # A copy, since tracing runs the network's own code; in training, where all layers are used; without weights,
+        # which the caller passes; and in a Sequential, so that a single layer is one of the graph, too.
+        try:
+            wrapped = nn.Sequential(copy.deepcopy(module)).train().to("meta")
             self.graph = _Tracer().trace(wrapped)
         except Exception as error:
             raise CannotStack(f"its network cannot be traced ({type(error).__name__})") from error

@@ -62,6 +62,10 @@ def check_repeats(model: nn.Module, data: TensorData) -> None:
             before, drawn = state(trial), random_states()
             if any(id(each) in before.met for each in chain(model.modules(), model.parameters(), model.buffers())):
                 raise CannotStack("a function in its network refers to layers, and a copy of it to the same ones")
+            held = [(each, each._version, each.requires_grad) for each in chain(trial.parameters(), trial.buffers())]
+            trial.train(training)  # as before every round
+            if any((each._version, each.requires_grad) != (version, trained) for each, version, trained in held):
+                raise CannotStack("its network changes tensors when it is set to training or evaluation")
             trial(inputs)
             for name, value in state(trial).attributes.items():
                 if name not in before.attributes or before.attributes[name] != value:

@@ -17,6 +17,7 @@ from torch import Tensor
 from tinyproto.algorithms.base import Client
 from tinyproto.core.prototypes import Prototypes
 from tinyproto.errors import ClientStateError, one_line
+from tinyproto.models.build import load_weights
 from tinyproto.storage.tensor_files import digest, disk_words, host_copy, save_tensors
 
 Tensors = Mapping[str, Tensor]
@@ -40,9 +41,9 @@ def parts_of(client: Client) -> dict[str, Tensors]:
 def put_back(client: Client, parts: Mapping[str, Tensors]) -> None:
     """Set these parts of a client to the values given; leave its other parts as they are."""
     if "model" in parts:
-        client.model.load_state_dict(dict(parts["model"]))
+        load_weights(client.model, parts["model"])
     if "modules" in parts:
-        client.modules.load_state_dict(dict(parts["modules"]))
+        load_weights(client.modules, parts["modules"])
     if "state" in parts:
         client.state = {name: tensor.to(client.device) for name, tensor in parts["state"].items()}
     if "local" in parts:

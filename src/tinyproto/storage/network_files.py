@@ -73,7 +73,7 @@ def read_network(file: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor
         _, tensors = load_sealed(file)
     for full_name, tensor in tensors.items():
         part, slash, name = full_name.partition("/")
-        if not slash:
+        if not slash or part.startswith(("extractor.", "head.")):  # names of layers may have slashes
             parts["model"][full_name] = tensor
         elif part in parts:
             parts[part][name] = tensor

@@ -19,7 +19,7 @@ from tinyproto.engine.measure import RULES
 from tinyproto.engine.rules import HeadRule, PrototypeRule
 from tinyproto.errors import ConfigError, ModelError, one_line
 from tinyproto.imports import unknown
-from tinyproto.models.build import ModelShape, build_model
+from tinyproto.models.build import ModelShape, build_model, load_weights
 from tinyproto.models.split import SplitModel
 from tinyproto.storage.network_files import read_network
 from tinyproto.trained.inputs import InputFormat
@@ -124,7 +124,7 @@ def read_client(file: Path) -> TrainedClient:
     with one_thread():
         model = build_model(facts["network"], shape, seed=0)
     try:
-        model.load_state_dict(parts["model"])
+        load_weights(model, parts["model"])
     except RuntimeError as error:
         raise ModelError(
             f"{file} does not fit the network {facts['network']!r}, which has changed since: {one_line(error)}"
