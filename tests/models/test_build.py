@@ -295,6 +295,11 @@ def test_networks_of_a_factory_may_share_only_what_no_client_trains() -> None:
     check_apart(around(trunk), around(copy.deepcopy(trunk)), "mine")
     with pytest.raises(ModelError, match="model mine returns networks that share tensors"):
         check_apart(around(trunk), around(trunk), "mine")
+    constant = torch.ones(64)
+    first, second = around(frozen), around(frozen)
+    for model in (first, second):
+        model.extractor.register_buffer("constant", constant)
+    check_apart(first, second, "mine")
     norm = nn.BatchNorm1d(64).requires_grad_(False)  # training changes its statistics
     with pytest.raises(ModelError, match="share tensors"):
         check_apart(around(nn.Sequential(norm, frozen)), around(nn.Sequential(norm, frozen)), "mine")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
@@ -250,16 +250,21 @@ def rehearse_training(model: SplitModel, name: str, shape: ModelShape) -> None:
 
 
 def check_apart(first: SplitModel, second: SplitModel, name: str) -> None:
-    """Raise ModelError if two networks of one factory would train the same tensors."""
-    trained, of_second = (
-        {id(tensor) for tensor in chain((each for each in model.parameters() if each.requires_grad), model.buffers())}
-        for model in (first, second)
-    )
+    """Raise ModelError if two networks of one factory would train the same tensors; constants may be shared."""
+    trained, of_second = ({id(tensor) for tensor in _trained(model)} for model in (first, second))
     if not trained.isdisjoint(of_second):
         raise ModelError(
             f"model {name} returns networks that share tensors, so its clients would train the same; let it return a "
             "copy.deepcopy, or pass the network itself, which is copied for each client"
         )
+
+
+def _trained(model: SplitModel) -> Iterator[Tensor]:
+    """Yield what training changes: parameters, and statistics of normalisation."""
+    yield from (parameter for parameter in model.parameters() if parameter.requires_grad)
+    for module in model.modules():
+        if getattr(module, "track_running_stats", False):
+            yield from module.buffers()
 
 
 def load_weights(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
