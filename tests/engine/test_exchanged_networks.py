@@ -165,7 +165,7 @@ def test_an_upload_of_nothing_takes_no_part_in_the_mean(quarters: FederatedData,
 
 
 def answers(played: InProcess) -> Mapping[int, bytes]:
-    """What client 1 says in round 1, encoded when it is read."""
+    """Return what client 1 says in round 1, encoded when it is read."""
     clients = played.loopback.clients
     header = Header(Kind.TRAIN, 1, 1, clients.expectation.digest)
     return clients.handle({1: encode(header, Message(tensors=played.server.state))})

@@ -232,18 +232,20 @@ class HidingALayer(Base):
         return found
 
 
-class KeepingDropout(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.dropout = nn.Dropout(0.5)
+class Resting(Base):
+    """Keeps a layer behind the others in evaluation."""
 
-    def train(self, mode: bool = True) -> KeepingDropout:
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def train(self, mode: bool = True) -> Resting:
         super().train(mode)
-        self.dropout.eval()
+        self.layer.eval()
         return self
 
     def after(self, features: Tensor) -> Tensor:
-        found: Tensor = self.dropout(features)
+        found: Tensor = self.layer(features)
         return found
 
 
@@ -312,23 +314,10 @@ ALL = None
 """Any note or none: the numbers count."""
 
 
-# what it is: the network, words of the note of the stacked and of the graphed trainer; "" without a note
-class FrozenNorm(Base):
-    """Keeps its normalisation in evaluation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(DIM)
-        nn.init.constant_(self.norm.running_mean, 0.3)  # type: ignore[arg-type]
-
-    def train(self, mode: bool = True) -> FrozenNorm:
-        super().train(mode)
-        self.norm.eval()
-        return self
-
-    def after(self, features: Tensor) -> Tensor:
-        normal: Tensor = self.norm(features)
-        return normal
+def resting_norm() -> nn.Module:
+    norm = nn.BatchNorm1d(DIM)
+    nn.init.constant_(norm.running_mean, 0.3)  # type: ignore[arg-type]
+    return Resting(norm)
 
 
 class Thawing(Base):
@@ -362,6 +351,7 @@ class Clearing(Base):
         return features * self.seen
 
 
+# what it is: the network, words of the note of the stacked and of the graphed trainer; "" without a note
 ODD: dict[str, tuple[Make, str | None, str | None]] = {
     "counter": (Counting, r"changes extractor.steps in each", r"changes extractor.steps in each"),
     "iterator": (CountingByIterator, r"changes extractor.steps in each", r"changes extractor.steps in each"),
@@ -382,12 +372,12 @@ ODD: dict[str, tuple[Make, str | None, str | None]] = {
     "shared memory": (SharedMemory, "share memory", "share memory"),
     "keeps itself": (KeepingItself, "a function in its network", "a function in its network"),
     "hidden layer": (HidingALayer, "cannot be traced", ""),
-    "keeps dropout": (KeepingDropout, "mode of its dropout", ""),
+    "keeps dropout": (lambda: Resting(nn.Dropout(0.5)), "mode of its dropout", ""),
     "idle norm": (IdleNorm, "disagrees with its network in training", ""),
     "own forward": (lambda: Scaling(plain(), nn.Linear(DIM, CLASSES)), "disagrees with its network", ""),
     "frozen": (frozen, "", ""),
     "frozen extractor": (frozen_entirely, "", ""),
-    "frozen norm": (FrozenNorm, "disagrees with its network in training", ""),
+    "frozen norm": (resting_norm, "disagrees with its network in training", ""),
     "thaws": (Thawing, "its network changes", "its network changes"),
     "clears": (Clearing, "changes tensors when it is set", "changes tensors when it is set"),
     "script": (scripted, "TorchScript", "TorchScript"),

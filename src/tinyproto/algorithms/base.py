@@ -137,7 +137,7 @@ class ClientSide(Protocol):
         ...
 
     def update(self, client: Client, result: FitResult, round_: Round) -> Message:
-        """Return what the client sends after training; they are copied once all clients' are made."""
+        """Return what the client sends after training. Its tensors are copied once all clients' updates are made."""
         ...
 
 

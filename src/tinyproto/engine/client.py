@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Literal, NamedTuple, Protocol, cast
 
 import torch
@@ -243,6 +243,7 @@ class _Weights:
                         fitting = self._empty if tensor is None else self._places[not tensor.is_floating_point()]
                         fitting.append((place, name))
         self.copies = tuple([torch.empty_like(tensor) for tensor in kind] for kind in self.tensors())
+        self._shapes = [copy.shape for copy in chain(*self.copies)]
 
     def tensors(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the current tensors of the places that had one."""
@@ -250,31 +251,28 @@ class _Weights:
         return floats, counters
 
     def floats(self) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Yield all current floats, also those at empty places, and their copies if these have their shapes."""
+        """Yield all current floats, also those at empty places, and the copies of the others."""
         for (owner, name), kept in zip_longest((*self._places[0], *self._empty), self.copies[0]):
             tensor = owner[name]
             if tensor is not None and tensor.is_floating_point():
-                yield tensor, kept if kept is not None and kept.shape == tensor.shape else None
+                yield tensor, kept
 
     @property
     def covers_all(self) -> bool:
         """Return True if the same places have a tensor, of the same shape, as when this was made."""
-        return not any(owner[name] is not None for owner, name in self._empty) and not any(self._lost())
+        if any(owner[name] is not None for owner, name in self._empty):
+            return False
+        held = (owner[name] for owner, name in chain(*self._places))
+        return [None if tensor is None else tensor.shape for tensor in held] == self._shapes
 
     def restore_places(self) -> None:
         """Let the same places have such tensors as when this was made; the values of new ones mean nothing."""
         for owner, name in self._empty:
             owner[name] = None
-        for (owner, name), kept in list(self._lost()):
-            owner[name] = torch.empty_like(kept)
-
-    def _lost(self) -> Iterator[tuple[_Place, Tensor]]:
-        """Yield the places that have no tensor any more, or one of another shape, and their copies."""
-        for places, copies in zip(self._places, self.copies, strict=True):
-            for (owner, name), kept in zip(places, copies, strict=True):
-                tensor = owner[name]
-                if tensor is None or tensor.shape != kept.shape:
-                    yield (owner, name), kept
+        for (owner, name), kept in zip(chain(*self._places), chain(*self.copies), strict=True):
+            tensor = owner[name]
+            if tensor is None or tensor.shape != kept.shape:
+                owner[name] = torch.empty_like(kept)
 
 
 _Rest = tuple[State, Prototypes, Prototypes | None]
@@ -356,7 +354,9 @@ def _copy_all(given: Sequence[Sequence[list[Tensor]]], held: Sequence[Sequence[l
 
 def _is_broken(tensor: Tensor, before: Tensor | None) -> bool:
     broken = ~tensor.isfinite()
-    return bool((broken if before is None else broken & before.isfinite()).any())
+    if before is not None and before.shape == tensor.shape:
+        broken &= before.isfinite()
+    return bool(broken.any())
 
 
 _UNSCALED = (torch.float16, torch.float32, torch.float64)

@@ -116,8 +116,9 @@ class CapturedTask:
         if kernels is not None and not bool(means.isfinite().all()):  # the task's modules are still as they were
             self.kernels, self.kernel_error = None, CannotStack("its loss is not finite with them")
             return self._fit(task)
-        observed = self.observed if plan.sizes else None  # of another task of this kind
-        observed = observed and ClassSums(*(sums.clone() for sums in observed))
+        observed = None
+        if self.observed is not None and plan.sizes:  # without a step they are those of another task of this kind
+            observed = ClassSums(*(sums.clone() for sums in self.observed))
         _copy(self.modules, task.modules)  # the last thing that could fail: until then the task is as it was
         self.completed = True
         steps = plan.epochs * len(plan.sizes)

@@ -83,13 +83,9 @@ class _Sent(NamedTuple):
 
     def is_good_for(self, message: Message, coding: Coding) -> bool:
         """Return True if a message would have the same body."""
-        drawn = coding.rounding is not None
-        return (
-            not drawn
-            and coding == self.coding
-            and message.shares_all_with(self.message)
-            and (_versions(message) == self.versions)
-        )
+        if coding.rounding is not None or coding != self.coding:
+            return False
+        return message.shares_all_with(self.message) and _versions(message) == self.versions
 
 
 def _versions(message: Message) -> list[object]:

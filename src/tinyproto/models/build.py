@@ -276,7 +276,7 @@ def load_weights(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         for name, held in child._buffers.items():
             given = tensors.get(f"{path}.{name}".lstrip("."))
             if given is not None and (held is None or held.shape != given.shape or not held.is_contiguous()):
-                child._buffers[name] = given.detach().clone().to(given.device if device is None else device)
+                child._buffers[name] = given.detach().to(given.device if device is None else device, copy=True)
     module.load_state_dict(dict(tensors))
 
 
